@@ -1,0 +1,113 @@
+"""Realizing layouts: types with splits, and `reshard`s on the edges where a use wants a value placed otherwise.
+
+One function serves two passes. Given which pending sums may pass through which equations, it re-types a function in order of
+definition: an operand is brought to where the equation's layout needs it, the cheapest way from any version of the value
+that exists already, and the result's type follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from mtfc.compiler.analysis.resharding import plan
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.place import result_types
+from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+
+Passing = Mapping[str, Mapping[int, Axes]]
+"""Name of an equation's result -> operand number -> axes over which a pending sum passes through."""
+
+
+@attrs.frozen
+class Made:
+    """One version of a value, with the equation that makes it (None for an argument)."""
+
+    value: Value
+    by: Equation | None
+
+
+class Realization:
+    """Re-types one function; `body` grows as equations and the reshards before them are made."""
+
+    def __init__(self, function: Function, mesh: Mesh, passing: Passing) -> None:
+        self.mesh, self.passing, self.names = mesh, passing, names_of(function)
+        self.body: list[Equation] = []
+        self.versions: dict[Value, list[Made]] = {}
+        self.source = function
+
+    def run(self) -> Function:
+        arguments = tuple(self._argument(argument) for argument in self.source.arguments)
+        for eqn in self.source.body:
+            self._equation(eqn)
+        outputs = tuple(self._output(output) for output in self.source.outputs)
+        return attrs.evolve(self.source, arguments=arguments, body=tuple(self.body), outputs=outputs)
+
+    def _argument(self, argument: Argument) -> Argument:
+        old = argument.value
+        value = Value(old.name, old.type.split_by(argument.layout or {}))
+        self.versions[old] = [Made(value, None)]
+        return attrs.evolve(argument, value=value)
+
+    def _output(self, output: Output) -> Output:
+        wanted = output.value.type.split_by(output.layout or {})
+        return attrs.evolve(output, value=self._version(output.value, wanted, None))
+
+    def _equation(self, eqn: Equation) -> None:
+        rule, layout = OPS[eqn.op].layout_rule(eqn), eqn.layout or {}
+        passing = self.passing.get(eqn.results[0].name, {})
+        operands = tuple(
+            self._version(value, _needed(value, rule, layout, passing.get(i, ())), eqn)
+            for i, value in enumerate(eqn.operands)
+        )
+        passed = self.mesh.ordered(axis for value in operands for axis in value.type.pending)
+        types = result_types(eqn, rule, passed, self.mesh)
+        results = tuple(Value(v.name, type) for v, type in zip(eqn.results, types, strict=True))
+        placed = attrs.evolve(eqn, operands=operands, results=results)
+        self.body.append(placed)
+        for old, new in zip(eqn.results, results, strict=True):
+            self.versions[old] = [Made(new, placed)]
+
+    def _version(self, old: Value, wanted: TensorType, user: Equation | None) -> Value:
+        """The value placed as `wanted`, resharded from its cheapest version unless there is one."""
+        versions = self.versions[old]
+        for made in versions:
+            if made.value.type == wanted:
+                return made.value
+        origin = min(
+            (made for made in versions if set(wanted.pending) <= set(made.value.type.pending)),
+            key=lambda made: plan(made.value.type, wanted, self.mesh)[0],
+        )
+        eqn = self._reshard(origin, wanted, user)
+        versions.append(Made(eqn.result, eqn))
+        return eqn.result
+
+    def _reshard(self, origin: Made, wanted: TensorType, user: Equation | None) -> Equation:
+        """A sum is completed on behalf of the line that left it pending; data is moved on behalf of the line that needs it."""
+        pending = origin.value.type.pending != wanted.pending
+        blamed = origin.by if pending or user is None else user
+        value = Value(self.names.fresh(origin.value.name), wanted)
+        eqn = Equation(
+            "reshard",
+            (origin.value,),
+            (value,),
+            span=blamed.span if blamed else None,
+            stage=blamed.stage if blamed else "forward",
+            layout={},
+        )
+        self.body.append(eqn)
+        return eqn
+
+
+def _needed(value: Value, rule: LayoutRule, layout: Mapping[str, Axes], pending: Axes) -> TensorType:
+    axes = {dim.name: rule.operand_axes(dim.name, layout) for dim in value.type.dims}
+    return value.type.split_by(axes, pending)
+
+
+def realize(function: Function, mesh: Mesh, passing: Passing) -> Function:
+    """The function with placed types and reshards, for equations that have layouts."""
+    return Realization(function, mesh, passing).run()

@@ -1,0 +1,96 @@
+"""Diagnostics as data.
+
+Every phase of the compiler reports problems as `Diagnostic` values that point into the user's text; nothing here knows
+how they are shown (`render.py` does). A phase that can go on after an error appends to a `Diagnostics` collector; one
+that cannot raises `CompileError`. Either way the command shows all of them, sorted by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import attrs
+
+Severity = Literal["error", "warning"]
+
+
+@attrs.frozen(order=True)
+class Span:
+    """A stretch of a source file; lines and columns count from 1, the end is exclusive."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@attrs.frozen
+class Label:
+    """A second place that matters to a diagnostic, with what there is to say about it."""
+
+    span: Span
+    message: str
+
+
+@attrs.frozen
+class Diagnostic:
+    """One problem: a stable code, the place, what was found and expected, and what to do about it."""
+
+    code: str
+    message: str
+    span: Span
+    labels: tuple[Label, ...] = ()
+    help: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        return "warning" if self.code.startswith("W") else "error"
+
+
+class CompileError(Exception):
+    """Raised where compilation cannot go on; carries the diagnostics that say why."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__("; ".join(f"{d.span}: {d.code}: {d.message}" for d in self.diagnostics))
+
+
+class Diagnostics:
+    """Collects diagnostics in the order found; a repeated one is kept once."""
+
+    def __init__(self) -> None:
+        self._found: dict[Diagnostic, None] = {}
+
+    def add(
+        self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
+    ) -> None:
+        self._found[Diagnostic(code, message, span, tuple(labels), help)] = None
+
+    def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self._found.update(dict.fromkeys(diagnostics))
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        """In source order: by file, line and column, then code."""
+        return iter(sorted(self._found, key=lambda d: (d.span, d.code, d.message)))
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(d for d in self if d.severity == "error")
+
+    def raise_if_errors(self) -> None:
+        """Raise `CompileError` with everything found when at least one of it is an error."""
+        if self.errors:
+            raise CompileError(self)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `name` most likely meant, or None when none is close."""
+    from difflib import get_close_matches
+
+    matches = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None

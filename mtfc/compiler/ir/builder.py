@@ -1,0 +1,75 @@
+"""Builds equations: types from the ops' own rules, fresh names, and the span and stage that they are built under."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Attr, Equation, Stage, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import Dim, TensorType
+
+
+class Names:
+    """Hands out names that are unique within one function: `h`, `h_2`, `h_3` ..."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def fresh(self, wanted: str) -> str:
+        name, number = wanted, self._next.get(wanted, 2)
+        while name in self._taken:
+            name, number = f"{wanted}_{number}", number + 1
+        self._next[wanted] = number
+        self._taken.add(name)
+        return name
+
+
+class Builder:
+    """Appends equations to `body`. `span` and `stage` mark those that follow."""
+
+    def __init__(self, names: Names, span: Span | None = None, stage: Stage = "forward") -> None:
+        self.names, self.span, self.stage = names, span, stage
+        self.body: list[Equation] = []
+        self._constants: dict[tuple[str, float | int | bool], Value] = {}
+
+    def __call__(self, op: str, *operands: Value, name: str = "", **attributes: Attr) -> Value:
+        """Append one equation and give its only result. Raises `OpError` where the op refuses the operands."""
+        (type,) = OPS[op].infer([v.type.unsplit() for v in operands], attributes)
+        result = Value(self.names.fresh(name or op), type)
+        self.append(Equation(op, operands, (result,), attributes, span=self.span, stage=self.stage))
+        return result
+
+    def append(self, eqn: Equation) -> None:
+        self.body.append(eqn)
+
+    def constant(self, value: float | int | bool, dtype: str) -> Value:
+        """The scalar `value`; one equation for each different constant."""
+        key = (dtype, value)
+        if key not in self._constants:
+            self._constants[key] = self("constant", name="c", value=value, dtype=dtype)
+        return self._constants[key]
+
+    def like(self, value: float | int | bool, other: Value) -> Value:
+        """The scalar `value` in the dtype of `other`."""
+        return self.constant(value, other.type.dtype)
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        return x if x.type.dtype == dtype else self("cast", x, dtype=dtype)
+
+    def sum_to(self, x: Value, dims: Sequence[Dim]) -> Value:
+        """`x` summed over the dimensions that `dims` lacks: how a broadcast is transposed."""
+        over = tuple(dim for dim in x.type.dims if dim not in dims)
+        return self("sum", x, over=over) if over else x
+
+    def einsum(self, *operands: Value, dims: Sequence[Dim]) -> Value:
+        return self("einsum", *operands, dims=tuple(dims))
+
+    def ordered(self, x: Value, dims: Sequence[Dim]) -> Value:
+        """`x` with its dimensions in the given order."""
+        return x if x.type.dims == tuple(dims) else self("transpose", x, dims=tuple(dims))
+
+    def broadcast(self, x: Value, type: TensorType) -> Value:
+        """`x` with all dimensions of `type`."""
+        return x if set(type.dims) == set(x.type.dims) else self("broadcast", x, dims=type.dims)

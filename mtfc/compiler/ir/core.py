@@ -1,0 +1,171 @@
+"""The IR: immutable equations in A-normal form, inside functions, inside a program.
+
+Nothing here is mutated and nothing knows who uses it: a pass builds new equations and leaves the old ones be. A value is
+identified by its object, printed by its name, and defined once. Every equation carries the span of the user's line that it
+comes from, through differentiation and partitioning, so that a cost or an error can always point at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, TensorType
+
+Attr = int | float | bool | str | Dim | tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim], ...]
+"""Dimensions stand as `Dim`s, mesh axes as strings, `length -> memory` as a pair of `Dim`s."""
+
+Stage = Literal["forward", "backward", "update"]
+Role = Literal["input", "parameter", "state", "step", "carried"]
+
+
+@attrs.frozen(eq=False)
+class Value:
+    """One result or argument. Compared by identity; `name` is unique within its function."""
+
+    name: str
+    type: TensorType
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@attrs.frozen(eq=False)
+class Equation:
+    """`results = op operands {attrs}`, with the layout of its iteration space once one is assigned.
+
+    `layout` maps iteration dimensions to mesh axes; None means that no layout is assigned yet (global level).
+    `path` is the user's dotted name for the result, where it has one: what a `value` rule refers to.
+    """
+
+    op: str
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    attrs: Mapping[str, Attr] = attrs.field(factory=dict)
+    regions: tuple[Region, ...] = ()
+    span: Span | None = None
+    stage: Stage = "forward"
+    path: str | None = None
+    layout: Mapping[str, Axes] | None = None
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+
+@attrs.frozen(eq=False)
+class Region:
+    """A body nested in an equation: a loop's, for example."""
+
+    arguments: tuple[Value, ...]
+    body: tuple[Equation, ...]
+    results: tuple[Value, ...]
+
+
+@attrs.frozen(eq=False)
+class Argument:
+    """A function's argument, what it is for, and (once assigned) the layout it arrives in."""
+
+    value: Value
+    role: Role
+    span: Span | None = None
+    layout: Mapping[str, Axes] | None = None
+
+
+@attrs.frozen(eq=False)
+class Output:
+    """A named result, and (once assigned) the layout it leaves in.
+
+    `updates` is the name of the argument that it replaces in the next step, if any.
+    """
+
+    name: str
+    value: Value
+    updates: str | None = None
+    layout: Mapping[str, Axes] | None = None
+
+
+@attrs.frozen(eq=False)
+class Function:
+    """Arguments, equations in order of definition, and named outputs."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    body: tuple[Equation, ...]
+    outputs: tuple[Output, ...]
+
+
+@attrs.frozen
+class Initializer:
+    """How a parameter starts: the name of a distribution and its numbers, e.g. `normal`, {stddev: 0.05}."""
+
+    name: str
+    args: tuple[tuple[str, float], ...] = ()
+
+
+@attrs.frozen
+class Parameter:
+    """A model's parameter: full name, global type, initial value, and where it is declared."""
+
+    name: str
+    type: TensorType
+    init: Initializer
+    span: Span | None = None
+
+
+@attrs.frozen
+class OptimizerCall:
+    """An optimizer by name, with every hyperparameter given or defaulted."""
+
+    name: str
+    hyper: tuple[tuple[str, float], ...]
+    span: Span | None = None
+
+
+@attrs.frozen
+class Training:
+    """What a `train` block asks for: the output of `forward` to minimize, and how."""
+
+    minimize: str
+    optimizer: OptimizerCall
+    precision: tuple[str, str] | None = None  # (parameters' dtype, computation's dtype)
+    clip: float | None = None
+    span: Span | None = None
+
+
+@attrs.frozen(eq=False)
+class Program:
+    """One model, compiled for one mesh and layout (or for none yet).
+
+    `dims` are the declared dimensions by name. `functions` holds `forward` and, once differentiated, `step` or `gradients`.
+    """
+
+    name: str
+    dims: Mapping[str, Dim]
+    parameters: tuple[Parameter, ...]
+    functions: tuple[Function, ...]
+    training: Training | None = None
+    mesh: Mesh | None = None
+    layout: Layout | None = None
+
+    def function(self, name: str) -> Function:
+        return next(f for f in self.functions if f.name == name)
+
+    def has_function(self, name: str) -> bool:
+        return any(f.name == name for f in self.functions)
+
+    def map_functions(self, change: Callable[[Function], Function]) -> Program:
+        return attrs.evolve(self, functions=tuple(change(f) for f in self.functions))
+
+
+def walk(body: tuple[Equation, ...]) -> Iterator[Equation]:
+    """Every equation, nested ones after the equation that holds them."""
+    for eqn in body:
+        yield eqn
+        for region in eqn.regions:
+            yield from walk(region.body)

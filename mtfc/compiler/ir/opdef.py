@@ -1,0 +1,173 @@
+"""`OpDef`: everything the compiler knows about one op, in one frozen record without defaults.
+
+No pass, backend or analysis asks which op it looks at; each reads one column. A forgotten column fails at import. The
+columns speak of *global* types; how a split or pending operand behaves follows from `layout_rule` and `linear`, which reduce
+an op to facts about its dimensions, so that one algorithm lays out all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from mtfc.compiler.ir.core import Attr, Equation, Value
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.builder import Builder
+
+Attrs = Mapping[str, Attr]
+
+
+class OpError(Exception):
+    """An op's type rule refuses its operands: what is wrong, and what to do about it."""
+
+    def __init__(self, message: str, help: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.help = message, help
+
+
+@attrs.frozen
+class LayoutRule:
+    """How an op's dimensions behave when they are split; the rest follows from their names.
+
+    The iteration space of an equation has the dimensions of its result and those reduced away.
+
+    index: dimension of an operand -> dimension of the iteration space that runs along it, where the names differ; None where
+        every processor needs all of it (an op that mixes positions).
+    whole: dimensions of the result that cannot be computed in parts.
+    reduced: dimensions summed (or maximised ...) away: splitting one leaves a reduction pending over its axes.
+    """
+
+    index: Mapping[str, str | None] = attrs.field(factory=dict)
+    whole: frozenset[str] = frozenset()
+    reduced: tuple[Dim, ...] = ()
+    reduction: str = "sum"
+
+    def operand_axes(self, dim: str, layout: Mapping[str, Axes]) -> Axes:
+        """The axes that must split dimension `dim` of an operand for the equation to run under `layout`."""
+        iteration = self.index.get(dim, dim)
+        return () if iteration is None else layout.get(iteration, ())
+
+
+BY_NAME = LayoutRule()
+"""The rule of ops whose dimensions all keep their names: component-wise ones, for example."""
+
+
+class Sizes(Protocol):
+    """How large things are on one processor: integers, or formulas in the file's own names."""
+
+    def dim(self, dim: Dim, axes: Axes) -> Any:
+        """Size of a shard of `dim` split over `axes`."""
+
+    def elements(self, type: TensorType) -> Any:
+        """Elements of one processor's array."""
+
+
+@attrs.frozen
+class Shard:
+    """What an op sees when it is evaluated on one processor.
+
+    shape: the shape of this processor's part of the (first) result. offset: dimension of the result -> first index here.
+    """
+
+    np: Any
+    eqn: Equation
+    shape: tuple[int, ...]
+    offset: Callable[[str], int]
+
+
+@attrs.frozen
+class Code:
+    """What an op's text is made from, in either backend.
+
+    args: the operands as expressions, each a name or a literal. aligned: the same, transposed and with axes inserted so that
+    they broadcast in the result's dimension order. sizes: this processor's shape of the result. shape: the same as text,
+    with what the backend puts in front of it, e.g. `(1, 1, 8, 256)`. axis: (operand number, dimension) -> the array axis,
+    counted from the end (negative). offset: dimension of the result -> expression for its first index here, which
+    broadcasts against the result; empty where that is 0. dtype: the result's element type, e.g. `np.float32`.
+    """
+
+    eqn: Equation
+    args: tuple[str, ...]
+    aligned: tuple[str, ...]
+    sizes: tuple[int, ...]
+    shape: str
+    axis: Callable[[int, str], int]
+    offset: Callable[[str], str]
+    dtype: str
+
+
+Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
+Gradient = Callable[["Builder", Equation, Sequence[Value]], tuple[Value | None, ...]]
+Text = str | Callable[[Code], str]
+
+
+@attrs.frozen(kw_only=True)
+class OpDef:
+    """One op.
+
+    infer: type rule on global types; raises `OpError`.
+    place: type rule on split types: (this record, equation, mesh) -> the results' types.
+    layout_rule: its dimensions' roles.
+    linear: groups of operands; a pending sum in all operands of one group passes through to the result.
+    gradient: cotangents of the operands from those of the results, in terms of other ops; None where there is none.
+    flops: floating-point operations of one execution on one processor.
+    evaluate: the meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
+    numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
+    doc: one sentence for the language reference.
+    """
+
+    name: str
+    infer: Infer
+    place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
+    layout_rule: Callable[[Equation], LayoutRule]
+    linear: Callable[[Equation], tuple[tuple[int, ...], ...]]
+    gradient: Gradient
+    flops: Callable[[Equation, Sizes], Any]
+    evaluate: Callable[..., Any]
+    numpy: Text
+    jax: Text
+    doc: str
+
+
+def no_gradient(builder: Builder, eqn: Equation, cotangents: Sequence[Value]) -> tuple[None, ...]:
+    """Gradient rule of ops that are constant almost everywhere."""
+    return (None,) * len(eqn.operands)
+
+
+def not_linear(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    return ()
+
+
+def linear_in_first(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    return ((0,),)
+
+
+def linear_in_each(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Multilinear: a product, for example."""
+    return tuple((i,) for i in range(len(eqn.operands)))
+
+
+def linear_in_all(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Linear in all operands jointly: a sum, for example."""
+    return (tuple(range(len(eqn.operands))),)
+
+
+def rule_by_name(eqn: Equation) -> LayoutRule:
+    return BY_NAME
+
+
+def no_flops(eqn: Equation, sizes: Sizes) -> int:
+    """FLOPs of ops that only move or make data."""
+    return 0
+
+
+def flops_per_result(eqn: Equation, sizes: Sizes) -> Any:
+    return sizes.elements(eqn.result.type)
+
+
+def flops_per_operand(eqn: Equation, sizes: Sizes) -> Any:
+    return sizes.elements(eqn.operands[0].type)

@@ -1,0 +1,94 @@
+"""`einsum`: broadcast all operands to the union of their dims, multiply, sum what the result lacks (paper, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+from string import ascii_letters
+from typing import Any
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpDef, OpError, Shard, Sizes, linear_in_each
+from mtfc.compiler.ir.ops.componentwise import NUMBERS, check_dtypes, dims_text
+from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.types import Dim, TensorType
+
+
+def iteration_dims(eqn: Equation) -> tuple[Dim, ...]:
+    """All dimensions of the operands, each once."""
+    return tuple(dict.fromkeys(dim for value in eqn.operands for dim in value.type.dims))
+
+
+def reduced_dims(eqn: Equation) -> tuple[Dim, ...]:
+    return tuple(dim for dim in iteration_dims(eqn) if dim not in eqn.result.type.dims)
+
+
+def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    dtype = check_dtypes(types, NUMBERS)
+    dims: tuple[Dim, ...] = attributes["dims"]  # type: ignore[assignment]
+    known = {dim for type in types for dim in type.dims}
+    for dim in dims:
+        if dim not in known:
+            found = ", ".join(dims_text(type.dims) for type in types)
+            raise OpError(f"no operand of the einsum has dimension `{dim.name}`; they have {found}")
+    return (TensorType(dtype, dims),)
+
+
+def subscripts(eqn: Equation) -> str:
+    """The einsum in letters, each dimension by the first free letter of its name: `bi,ih->bh`."""
+    letters: dict[Dim, str] = {}
+    for dim in iteration_dims(eqn):
+        candidates = (c for c in dim.name + ascii_letters if c in ascii_letters)
+        letters[dim] = next(c for c in candidates if c not in letters.values())
+    terms = ["".join(letters[dim] for dim in value.type.dims) for value in (*eqn.operands, eqn.result)]
+    return ",".join(terms[:-1]) + "->" + terms[-1]
+
+
+def _evaluate(shard: Shard, *arrays: Any) -> Any:
+    return shard.np.einsum(subscripts(shard.eqn), *arrays, optimize=True).astype(arrays[0].dtype)
+
+
+def _gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    """Each operand's cotangent is the einsum of the others with g; dims that only it has are broadcast."""
+
+    def of_operand(i: int) -> Value:
+        others = (g[0], *e.operands[:i], *e.operands[i + 1 :])
+        dims = e.operands[i].type.dims
+        known = {dim for value in others for dim in value.type.dims}
+        inner = b.einsum(*others, dims=[dim for dim in dims if dim in known])
+        return b.broadcast(inner, e.operands[i].type)  # type: ignore[no-any-return]
+
+    return tuple(of_operand(i) for i in range(len(e.operands)))
+
+
+def _flops(eqn: Equation, sizes: Sizes) -> Any:
+    """One multiplication less than operands, and one addition where something is summed, per iteration point."""
+    layout = eqn.layout or {}
+    dims = iteration_dims(eqn)
+    points = reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)
+    return points * (len(eqn.operands) - 1 + bool(reduced_dims(eqn)))
+
+
+def _text(function: str) -> Any:
+    def text(code: Code) -> str:
+        return f'{function}("{subscripts(code.eqn)}", {", ".join(code.args)})'
+
+    return text
+
+
+EINSUM = OpDef(
+    name="einsum",
+    infer=_infer,
+    place=place_by_layout,
+    layout_rule=lambda eqn: LayoutRule(reduced=reduced_dims(eqn)),
+    linear=linear_in_each,
+    gradient=_gradient,
+    flops=_flops,
+    evaluate=_evaluate,
+    numpy=_text("einsum"),
+    jax=_text("jnp.einsum"),
+    doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
+)
+
+OPS = (EINSUM,)

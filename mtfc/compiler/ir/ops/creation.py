@@ -1,0 +1,139 @@
+"""Ops that make tensors from nothing but their attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mtfc.compiler.ir.opdef import (
+    Attrs,
+    Code,
+    OpDef,
+    OpError,
+    Shard,
+    flops_per_result,
+    no_flops,
+    no_gradient,
+    not_linear,
+    rule_by_name,
+)
+from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
+from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.types import Dim, TensorType
+
+
+def creation(
+    name: str,
+    infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]],
+    evaluate: Callable[..., Any],
+    text: Callable[[str], Callable[[Code], str]],
+    doc: str,
+    flops: Callable[..., Any] = no_flops,
+) -> OpDef:
+    return OpDef(
+        name=name,
+        infer=infer,
+        place=place_by_layout,
+        layout_rule=rule_by_name,
+        linear=not_linear,
+        gradient=no_gradient,
+        flops=flops,
+        evaluate=evaluate,
+        numpy=text("np"),
+        jax=text("jnp"),
+        doc=doc,
+    )
+
+
+def literal(value: object) -> str:
+    """A number or truth value as Python text, in parentheses where a sign would bind wrongly."""
+    text = {float("inf"): 'float("inf")', float("-inf"): 'float("-inf")'}.get(value, repr(value))  # type: ignore[call-overload]
+    if value != value:
+        text = 'float("nan")'
+    return f"({text})" if text.startswith("-") else str(text)
+
+
+def _dims(attributes: Attrs) -> tuple[Dim, ...]:
+    return attributes["dims"]  # type: ignore[return-value]
+
+
+def _full(shard: Shard) -> Any:
+    eqn = shard.eqn
+    return shard.np.full(shard.shape, eqn.attrs["value"], numpy_dtype(shard.np, eqn.result.type.dtype))
+
+
+def _full_text(module: str) -> Callable[[Code], str]:
+    return lambda code: f"{module}.full({code.shape}, {literal(code.eqn.attrs['value'])}, {code.dtype})"
+
+
+def _range_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    return (TensorType("i32", (attributes["dim"],)),)  # type: ignore[arg-type]
+
+
+def _range(shard: Shard) -> Any:
+    (dim,) = shard.eqn.result.type.names
+    return shard.offset(dim) + shard.np.arange(shard.shape[0], dtype=shard.np.int32)
+
+
+def _indices(code: Code, module: str, dim: str) -> str:
+    """The global indices that this processor holds of the result's last dimension, along that array axis."""
+    offset = code.offset(dim)
+    numbers = f"{module}.arange({code.sizes[-1]}, dtype={module}.int32)"
+    return f"{offset} + {numbers}" if offset else numbers
+
+
+def _range_text(module: str) -> Callable[[Code], str]:
+    def text(code: Code) -> str:
+        indices = _indices(code, module, code.eqn.result.type.names[0])
+        return f"({indices}).reshape({code.shape})"
+
+    return text
+
+
+def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    check_dtypes(types, frozenset({"i32", "u32"}))
+    dim: Dim = attributes["dim"]  # type: ignore[assignment]
+    if dim in types[0].dims:
+        raise OpError(f"the indices already have dimension `{dim.name}`")
+    return (TensorType(str(attributes["dtype"]), (*types[0].dims, dim)),)
+
+
+def _one_hot(shard: Shard, ids: Any) -> Any:
+    np, type = shard.np, shard.eqn.result.type
+    indices = shard.offset(type.names[-1]) + np.arange(shard.shape[-1])
+    return (ids[..., None] == indices).astype(numpy_dtype(np, type.dtype))
+
+
+def _one_hot_text(module: str) -> Callable[[Code], str]:
+    def text(code: Code) -> str:
+        indices = _indices(code, module, code.eqn.result.type.names[-1])
+        return f"({code.aligned[0]} == {indices}).astype({code.dtype})"
+
+    return text
+
+
+OPS = (
+    creation(
+        "constant",
+        lambda types, attributes: (TensorType(str(attributes["dtype"]), ()),),
+        _full,
+        _full_text,
+        "A scalar.",
+    ),
+    creation(
+        "full",
+        lambda types, attributes: (TensorType(str(attributes["dtype"]), _dims(attributes)),),
+        _full,
+        _full_text,
+        "A tensor of equal elements.",
+    ),
+    creation("range", _range_infer, _range, _range_text, "0, 1, 2, ... along a dimension."),
+    creation(
+        "one_hot",
+        _one_hot_infer,
+        _one_hot,
+        _one_hot_text,
+        "1 at each index along a new dimension, else 0.",
+        flops_per_result,
+    ),
+)

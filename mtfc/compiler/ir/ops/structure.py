@@ -1,0 +1,200 @@
+"""Ops that give data other dimensions: broadcast, transpose, rename, reshape.
+
+`rename` and `reshape` keep the data and change names, and so perhaps the layout (paper, section 6.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import (
+    Attrs,
+    Code,
+    Gradient,
+    LayoutRule,
+    OpDef,
+    OpError,
+    Shard,
+    Text,
+    linear_in_first,
+    no_flops,
+    rule_by_name,
+)
+from mtfc.compiler.ir.ops.componentwise import align, dims_text
+from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.types import Dim, TensorType
+
+Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
+
+
+def structural(
+    name: str,
+    infer: Infer,
+    rule: Callable[[Equation], LayoutRule],
+    gradient: Gradient,
+    evaluate: Callable[..., Any],
+    numpy: Text,
+    jax: Text,
+    doc: str,
+    linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = linear_in_first,
+) -> OpDef:
+    return OpDef(
+        name=name,
+        infer=infer,
+        place=place_by_layout,
+        layout_rule=rule,
+        linear=linear,
+        gradient=gradient,
+        flops=no_flops,
+        evaluate=evaluate,
+        numpy=numpy,
+        jax=jax,
+        doc=doc,
+    )
+
+
+def _dims(attributes: Attrs) -> tuple[Dim, ...]:
+    return attributes["dims"]  # type: ignore[return-value]
+
+
+def need(type: TensorType, dim: Dim) -> None:
+    if dim not in type.dims:
+        raise OpError(f"no dimension `{dim.name}`: the operand has {dims_text(type.dims)}")
+
+
+def replaced(type: TensorType, mapping: dict[Dim, Dim]) -> tuple[TensorType]:
+    """`type` with dimensions replaced; refuses one that would stand twice."""
+    dims = tuple(mapping.get(dim, dim) for dim in type.dims)
+    if len(set(dims)) != len(dims):
+        raise OpError(f"the result would have a dimension twice: {dims_text(dims)}")
+    return (TensorType(type.dtype, dims),)
+
+
+# broadcast, transpose
+
+
+def _broadcast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    missing = [dim for dim in types[0].dims if dim not in _dims(attributes)]
+    if missing:
+        raise OpError(
+            f"broadcast to {dims_text(_dims(attributes))} loses {dims_text(missing)} of the operand"
+        )
+    return (TensorType(types[0].dtype, _dims(attributes)),)
+
+
+def _broadcast(shard: Shard, x: Any) -> Any:
+    eqn = shard.eqn
+    return shard.np.broadcast_to(align(x, eqn.operands[0].type.names, eqn.result.type.names), shard.shape)
+
+
+def _broadcast_text(module: str) -> Callable[[Code], str]:
+    return lambda code: f"{module}.broadcast_to({code.aligned[0]}, {code.shape})"
+
+
+def _transpose_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    if set(_dims(attributes)) != set(types[0].dims):
+        raise OpError(f"cannot transpose {dims_text(types[0].dims)} to {dims_text(_dims(attributes))}")
+    return (TensorType(types[0].dtype, _dims(attributes)),)
+
+
+def _transpose(shard: Shard, x: Any) -> Any:
+    eqn = shard.eqn
+    return align(x, eqn.operands[0].type.names, eqn.result.type.names)
+
+
+# rename, reshape
+
+
+def renaming(attributes: Attrs) -> dict[Dim, Dim]:
+    return dict(attributes["mapping"])  # type: ignore[arg-type]
+
+
+def _rename_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    for old, new in renaming(attributes).items():
+        need(types[0], old)
+        if old.size != new.size:
+            raise OpError(f"cannot rename `{old.name}` (size {old.size}) to `{new.name}` (size {new.size})")
+    return replaced(types[0], renaming(attributes))
+
+
+def _rename_rule(eqn: Equation) -> LayoutRule:
+    return LayoutRule(index={old.name: new.name for old, new in renaming(eqn.attrs).items()})
+
+
+def _rename_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    return (b("rename", g[0], mapping=tuple((new, old) for old, new in renaming(e.attrs).items())),)
+
+
+def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    dims = _dims(attributes)
+    if prod(dim.size for dim in dims) != types[0].size:
+        raise OpError(
+            f"cannot reshape {dims_text(types[0].dims)} ({types[0].size} elements) to {dims_text(dims)}"
+            f" ({prod(dim.size for dim in dims)} elements)"
+        )
+    return (TensorType(types[0].dtype, dims),)
+
+
+@attrs.frozen
+class Group:
+    """Adjacent dimensions of the operand that hold the same elements as adjacent ones of the result."""
+
+    sources: tuple[Dim, ...]
+    targets: tuple[Dim, ...]
+
+
+def reshape_groups(sources: Sequence[Dim], targets: Sequence[Dim]) -> list[Group]:
+    """The finest grouping of a row-major reshape; dimensions of size 1 belong to no group."""
+    left, right = [d for d in sources if d.size > 1], [d for d in targets if d.size > 1]
+    groups: list[Group] = []
+    while left:
+        i = j = 1
+        while (a := prod(d.size for d in left[:i])) != (b := prod(d.size for d in right[:j])):
+            i, j = (i + 1, j) if a < b else (i, j + 1)
+        groups.append(Group(tuple(left[:i]), tuple(right[:j])))
+        left, right = left[i:], right[j:]
+    return groups
+
+
+def _reshape_rule(eqn: Equation) -> LayoutRule:
+    """In each group the major dimensions may be split alike: equal stripes of one are equal stripes of the other."""
+    groups = reshape_groups(eqn.operands[0].type.dims, eqn.result.type.dims)
+    index: dict[str, str | None] = {dim.name: None for dim in eqn.operands[0].type.dims}
+    index.update({group.sources[0].name: group.targets[0].name for group in groups})
+    split = {group.targets[0].name for group in groups}
+    return LayoutRule(index=index, whole=frozenset(eqn.result.type.names) - split)
+
+
+def _reshape_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    return (b("reshape", b.ordered(g[0], e.result.type.dims), dims=e.operands[0].type.dims),)
+
+
+def _reshape_text(code: Code) -> str:
+    return f"{code.args[0]}.reshape({code.shape})"
+
+
+OPS = (
+    structural(
+        "broadcast", _broadcast_infer, rule_by_name,
+        lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),),
+        _broadcast, _broadcast_text("np"), _broadcast_text("jnp"), "x repeated along new dimensions.",
+    ),
+    structural(
+        "transpose", _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
+        _transpose, "{0}", "{0}", "x with its dimensions stored in another order.",
+    ),
+    structural(
+        "rename", _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
+        lambda code: code.args[0], lambda code: code.args[0],
+        "The same data under other dimension names, and so perhaps in another layout.",
+    ),
+    structural(
+        "reshape", _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
+        _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
+    ),
+)  # fmt: skip

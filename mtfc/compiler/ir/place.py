@@ -1,0 +1,56 @@
+"""How the types of an equation's results follow from its layout: one rule for every op that computes.
+
+Under a layout each operand must be split as the layout says; the result is too, and a reduced dimension that is split leaves a
+reduction pending. A pending sum in an operand passes through where the op is linear. Collectives have rules of their own.
+"""
+
+from __future__ import annotations
+
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.opdef import LayoutRule, OpDef
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+
+
+class PlacementError(Exception):
+    """An equation's operands are not placed as its layout needs them: the compiler made a mistake."""
+
+
+def operand_type(rule: LayoutRule, eqn: Equation, operand: int, pending: Axes = ()) -> TensorType:
+    """The type that operand number `operand` must have under the equation's layout."""
+    type = eqn.operands[operand].type
+    layout = eqn.layout or {}
+    axes = {dim.name: rule.operand_axes(dim.name, layout) for dim in type.dims}
+    return type.split_by(axes, pending)
+
+
+def result_types(eqn: Equation, rule: LayoutRule, passed: Axes, mesh: Mesh) -> tuple[TensorType, ...]:
+    """The results' types under the equation's layout when sums over the axes `passed` arrive pending."""
+    layout = eqn.layout or {}
+    reduced = [axis for dim in rule.reduced for axis in layout.get(dim.name, ())]
+    pending = mesh.ordered((*reduced, *passed))
+    return tuple(value.type.split_by(layout, pending, rule.reduction) for value in eqn.results)
+
+
+def passes(opdef: OpDef, eqn: Equation, axis: str) -> bool:
+    """Whether a sum pending over `axis` in exactly the operands where it is pending passes through."""
+    pending = tuple(i for i, v in enumerate(eqn.operands) if axis in v.type.pending)
+    return pending in opdef.linear(eqn)
+
+
+def place_by_layout(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    """Check the operands' placement and give the results' types. Raises `PlacementError`."""
+    rule = opdef.layout_rule(eqn)
+    passed = mesh.ordered(axis for value in eqn.operands for axis in value.type.pending)
+    for axis in passed:
+        if not passes(opdef, eqn, axis):
+            raise PlacementError(f"a sum pending over {axis} does not pass through {eqn.op}")
+    for i, value in enumerate(eqn.operands):
+        wanted = operand_type(rule, eqn, i, value.type.pending)
+        if value.type != wanted:
+            raise PlacementError(f"operand {value} is {value.type}, and the layout needs {wanted}")
+    types = result_types(eqn, rule, passed, mesh)
+    for type in types:
+        used = (*type.split_axes, *type.pending)
+        if len(set(used)) != len(used):
+            raise PlacementError(f"{eqn.op} gives {type}, which uses one axis twice")
+    return types

@@ -1,0 +1,252 @@
+"""The IR as text that a person can read and `reader.py` can read back.
+
+One line holds one thing. What follows from something already on the line is left out: in a function that is `placed` an
+layout is written only where it is not the one that the type shows, or for a reshard or collective, which has no iteration space,
+where it is not empty. The grammar is `mtfc/grammar/ir.lark`. Printing is linear in the size of the program.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import (
+    Argument,
+    Attr,
+    Equation,
+    Function,
+    Output,
+    Program,
+    Region,
+    Stage,
+    Training,
+    Value,
+    walk,
+)
+from mtfc.compiler.ir.ops import collectives
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
+
+MOVES = frozenset(op.name for op in collectives.OPS)
+"""The ops that move data between placements."""
+
+_PLAIN = re.compile(r"(?!(true|false|layout|as|at)$)[A-Za-z_][A-Za-z0-9_.]*")
+
+
+def print_program(program: Program, locations: bool = False) -> str:
+    """The text of a program; with `locations` every span is part of it, else source lines stand in comments."""
+    return "\n".join(_Printer(program, locations).program(program)) + "\n"
+
+
+def equation_text(eqn: Equation) -> str:
+    """One equation on one line, without its regions: for messages."""
+    return _Printer(None, locations=False).head(eqn, placed=eqn.layout is not None)
+
+
+def shown_layout(type: TensorType) -> dict[str, Axes]:
+    """The layout that a type shows by itself: the dims that are split."""
+    return {dim.name: axes for dim, axes in zip(type.dims, type.splits, strict=True) if axes}
+
+
+def implied_layout(op: str, first: TensorType) -> dict[str, Axes]:
+    """The layout of an equation of a placed function that does not write one, by its op and first result's type."""
+    return {} if op in MOVES else shown_layout(first)
+
+
+def is_placed(function: Function) -> bool:
+    """Whether anything in a function has a layout."""
+    nodes: Iterable[Argument | Output | Equation] = chain(function.arguments, function.outputs, walk(function.body))
+    return any(node.layout is not None for node in nodes)
+
+
+def name_text(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else f"`{name}`"
+
+
+def number_text(number: float) -> str:
+    """`repr`, but that infinities and NaN carry a sign, which tells them from names."""
+    return repr(number) if math.isfinite(number) else f"{number:+}"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes as people read it: `512 B`, `32 KiB`, `1.5 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    exponent = min((count.bit_length() - 1) // 10, 6)
+    return f"{count / 1024**exponent:.4g} {' KMGTPE'[exponent]}iB"
+
+
+def axes_text(axes: Axes) -> str:
+    """Axes as a layout rule has them: `rows` or `(rows, cols)`."""
+    return name_text(axes[0]) if len(axes) == 1 else f"({', '.join(map(name_text, axes))})"
+
+
+def layout_text(layout: Mapping[str, Axes]) -> str:
+    return "{" + ", ".join(f"{name_text(dim)}: {axes_text(axes)}" for dim, axes in layout.items()) + "}"
+
+
+def attr_text(value: Attr) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return number_text(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    return name_text(value.name) if isinstance(value, Dim) else _tuple_text(value)
+
+
+def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim], ...]) -> str:
+    """Dims in square brackets, axes in braces, `old -> new` in parentheses."""
+    dims = [name_text(item.name) for item in value if isinstance(item, Dim)]
+    axes = [name_text(item) for item in value if isinstance(item, str)]
+    pairs = [f"{name_text(a.name)} -> {name_text(b.name)}" for a, b in (i for i in value if isinstance(i, tuple))]
+    if axes:
+        return "{" + ", ".join(axes) + "}"
+    return f"({', '.join(pairs)})" if pairs else f"[{', '.join(dims)}]"
+
+
+def _rules_text(rules: Rules) -> str:
+    return ", ".join(f"{name_text(dim)}: {axes_text(axes)}" for dim, axes in rules.axes)
+
+
+def program_layout_text(layout: Layout) -> str:
+    """A layout between braces, as a .mtf file has it."""
+    entries = [_rules_text(layout.rules)] if layout.rules.axes else []
+    stored = (("params", layout.params), ("optimizer", layout.optimizer))
+    entries += [f"{section}: {{{_rules_text(rules)}}}" for section, rules in stored if rules.axes]
+    entries += [f"value {name_text(path)}: {{{_rules_text(rules)}}}" for path, rules in layout.values]
+    return "{" + ", ".join(entries) + "}"
+
+
+def _call_text(name: str, settings: tuple[tuple[str, float], ...]) -> str:
+    return f"{name_text(name)}({', '.join(f'{name_text(k)} = {number_text(v)}' for k, v in settings)})"
+
+
+def _spans(program: Program) -> Iterator[Span | None]:
+    yield from (parameter.span for parameter in program.parameters)
+    for function in program.functions:
+        yield from (argument.span for argument in function.arguments)
+        yield from (eqn.span for eqn in walk(function.body))
+    if program.training:
+        yield from (program.training.span, program.training.optimizer.span)
+
+
+class _Printer:
+    """Holds what every line needs: the mesh, how to show spans, and the texts of types already seen."""
+
+    def __init__(self, program: Program | None, locations: bool) -> None:
+        spans = _spans(program) if program else iter(())
+        self.file = next((span.file for span in spans if span), None)
+        self.mesh: Mesh | None = program.mesh if program else None
+        self.locations = locations
+        self._types: dict[TensorType, str] = {}
+
+    def program(self, program: Program) -> Iterator[str]:
+        yield f"program {name_text(program.name)}"
+        if self.locations and self.file is not None:
+            yield f"source {json.dumps(self.file)}"
+        if program.mesh:
+            axes = ", ".join(f"{name_text(name)}: {size}" for name, size in program.mesh.axes)
+            yield f"mesh {name_text(program.mesh.name)} = [{axes}]"
+        if program.layout:
+            yield f"layout {name_text(program.layout.name)} = {program_layout_text(program.layout)}"
+        yield from (f"dim {name_text(dim.name)} = {dim.size}" for dim in program.dims.values())
+        for p in program.parameters:
+            init = _call_text(p.init.name, p.init.args)
+            yield f"param {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
+        if program.training:
+            yield self.training(program.training)
+        for function in program.functions:
+            yield ""
+            yield from self.function(function)
+
+    def training(self, training: Training) -> str:
+        call = training.optimizer
+        text = f"train{self.at(training.span)} minimize {name_text(training.minimize)}"
+        text += f" with {_call_text(call.name, call.hyper)}{self.at(call.span)}"
+        if training.precision:
+            text += f" precision ({', '.join(training.precision)})"
+        return text if training.clip is None else f"{text} clip {number_text(training.clip)}"
+
+    def function(self, function: Function) -> Iterator[str]:
+        placed = is_placed(function)
+        yield f"function {name_text(function.name)}{' placed' if placed else ''} {{"
+        yield from (self.argument(argument, placed) for argument in function.arguments)
+        yield from self.body(function.body, "forward", placed, "  ")
+        yield from (self.output(output, placed) for output in function.outputs)
+        yield "}"
+
+    def argument(self, argument: Argument, placed: bool) -> str:
+        under = self.under(argument.layout, shown_layout(argument.value.type), placed)
+        return f"  {argument.role} {self.defined(argument.value)}{under}{self.at(argument.span)}"
+
+    def output(self, output: Output, placed: bool) -> str:
+        updates = f" updates {name_text(output.updates)}" if output.updates is not None else ""
+        under = self.under(output.layout, shown_layout(output.value.type), placed)
+        return f"  output {name_text(output.name)} = {output.value}{updates}{under}"
+
+    def body(self, body: tuple[Equation, ...], stage: Stage, placed: bool, indent: str) -> Iterator[str]:
+        """The equations' lines, with a line for the stage wherever it changes."""
+        for eqn in body:
+            if eqn.stage != stage:
+                stage = eqn.stage
+                yield f"{indent}{stage}:"
+            if eqn.regions:
+                yield from self.with_regions(eqn, placed, indent)
+            else:
+                yield f"{indent}{self.head(eqn, placed)}{self.comment(eqn)}"
+
+    def with_regions(self, eqn: Equation, placed: bool, indent: str) -> Iterator[str]:
+        yield f"{indent}{self.head(eqn, placed)} {{{self.comment(eqn)}"
+        for i, region in enumerate(eqn.regions):
+            if i:
+                yield f"{indent}}} {{"
+            yield from self.region(region, eqn.stage, placed, indent + "  ")
+        yield f"{indent}}}"
+
+    def region(self, region: Region, stage: Stage, placed: bool, indent: str) -> Iterator[str]:
+        yield from (f"{indent}argument {self.defined(value)}" for value in region.arguments)
+        yield from self.body(region.body, stage, placed, indent)
+        yield f"{indent}yield {', '.join(map(str, region.results))}".rstrip()
+
+    def head(self, eqn: Equation, placed: bool) -> str:
+        results = ", ".join([self.defined(value) for value in eqn.results])
+        operands = ", ".join([f"%{value.name}" for value in eqn.operands])
+        parts = [eqn.op, operands] if operands else [eqn.op]
+        parts += [f"{name_text(key)}={attr_text(value)}" for key, value in eqn.attrs.items()]
+        path = f" as {name_text(eqn.path)}" if eqn.path is not None else ""
+        under = self.under(eqn.layout, implied_layout(eqn.op, eqn.results[0].type), placed)
+        return f"{results} = {' '.join(parts)}{under}{path}{self.at(eqn.span)}"
+
+    def under(self, layout: Mapping[str, Axes] | None, implied: Mapping[str, Axes], placed: bool) -> str:
+        """A layout, where it is not the implied one."""
+        if layout is None:
+            return " layout none" if placed else ""
+        split = {dim: axes for dim, axes in layout.items() if axes}
+        return "" if split == implied else f" layout {layout_text(split)}"
+
+    def defined(self, value: Value) -> str:
+        return f"%{value.name}: {self.type(value.type)}"
+
+    def type(self, type: TensorType) -> str:
+        if type not in self._types:
+            self._types[type] = str(type)
+        return self._types[type]
+
+    def at(self, span: Span | None) -> str:
+        if span is None or not self.locations:
+            return ""
+        file = "" if span.file == self.file else f"{json.dumps(span.file)} "
+        return f" at {file}{span.line}:{span.column}-{span.end_line}:{span.end_column}"
+
+    def comment(self, eqn: Equation) -> str:
+        """What is sent, and the source line that the equation comes from."""
+        facts = []
+        if self.mesh and eqn.op in collectives.KINDS:
+            facts.append(bytes_text(sum(value.type.local_bytes(self.mesh) for value in eqn.operands)))
+        if eqn.span and not self.locations:
+            facts.append(f"line {eqn.span.line}" if eqn.span.file == self.file else f"{eqn.span.file}:{eqn.span.line}")
+        return f"  // {', '.join(facts)}" if facts else ""

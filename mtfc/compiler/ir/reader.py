@@ -1,0 +1,338 @@
+"""IR text back into a program, and the structural comparison of two programs.
+
+The text names values and dimensions; a program has objects. `_Reader` keeps the dimensions of the program, `_Scope` the values
+of one function, and each method turns the tree of one grammar rule (`mtfc/grammar/ir.lark`) into the object it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from lark import Lark, Token, Tree
+from lark.exceptions import UnexpectedInput
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import (
+    Argument,
+    Attr,
+    Equation,
+    Function,
+    Initializer,
+    OptimizerCall,
+    Output,
+    Parameter,
+    Program,
+    Region,
+    Role,
+    Stage,
+    Training,
+    Value,
+)
+from mtfc.compiler.ir.printer import implied_layout, shown_layout
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
+
+Node = Tree[Token]
+
+
+class ReadError(Exception):
+    """The text is not IR: what is wrong, and in which line."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(f"line {line}: {message}")
+        self.line = line
+
+
+def read_program(text: str) -> Program:
+    """The program that `text` describes. Raises `ReadError`."""
+    try:
+        tree = _parser().parse(text if text.endswith("\n") else text + "\n")
+    except UnexpectedInput as error:
+        found = text.splitlines()[error.line - 1].strip() if 0 < error.line <= text.count("\n") + 1 else "the end"
+        raise ReadError(f"cannot read `{found}` from column {error.column} on", error.line) from None
+    return _Reader(tree).program()
+
+
+@cache
+def _parser() -> Lark:
+    grammar = Path(__file__).parents[2] / "grammar" / "ir.lark"
+    return Lark(grammar.read_text(encoding="utf-8"), parser="lalr", start="program", maybe_placeholders=False)
+
+
+def _children(node: Node, rule: str) -> Iterator[Node]:
+    return (child for child in node.children if isinstance(child, Tree) and child.data == rule)
+
+
+def _child(node: Node, rule: str) -> Node | None:
+    return next(_children(node, rule), None)
+
+
+def _tokens(node: Node, kind: str) -> list[Token]:
+    return [child for child in node.children if isinstance(child, Token) and child.type == kind]
+
+
+def _token(node: Node, kind: str) -> Token | None:
+    return next(iter(_tokens(node, kind)), None)
+
+
+def _name(node: Node) -> str:
+    """A `name`, or one of the words that a layout's dimension may be called."""
+    if not node.children:
+        return str(node.data).removesuffix("_name")
+    (token,) = node.children
+    return str(token).strip("`")
+
+
+def _names(node: Node) -> list[str]:
+    return [_name(child) for child in _children(node, "name")]
+
+
+def _first_name(node: Node) -> str:
+    return _names(node)[0]
+
+
+def _number(token: Token) -> int | float:
+    return int(token) if token.lstrip("-").isdigit() else float(token)
+
+
+def _settings(call: Node) -> tuple[tuple[str, float], ...]:
+    return tuple((_first_name(s), _number(_tokens(s, "NUMBER")[0])) for s in _children(call, "setting"))
+
+
+def _rules(node: Node) -> Rules:
+    return Rules(tuple(_rule(rule) for rule in _children(node, "rule")))
+
+
+def _rule(node: Node) -> tuple[str, Axes]:
+    dim, axes = cast("list[Node]", node.children)
+    return (_first_name(dim) if dim.data == "dim_name" else _name(dim)), tuple(_names(axes))
+
+
+def _section(node: Node | None) -> Rules:
+    rules = _child(node, "rules") if node else None
+    return _rules(rules) if rules else Rules()
+
+
+class _Scope:
+    """The values of one function by name."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Value] = {}
+
+    def define(self, name: str, type: TensorType) -> Value:
+        value = self._values[name] = Value(name, type)
+        return value
+
+    def use(self, token: Token) -> Value:
+        name = token[1:]
+        if name not in self._values:
+            raise ReadError(f"%{name} is not defined", token.line or 0)
+        return self._values[name]
+
+
+class _Reader:
+    """Reads one program's tree."""
+
+    def __init__(self, tree: Node) -> None:
+        self.tree = tree
+        sizes = {_first_name(d): int(_tokens(d, "NUMBER")[0]) for d in _children(tree, "dim")}
+        self.dims = {name: Dim(name, size) for name, size in sizes.items()}
+        source = _child(tree, "source")
+        self.file = json.loads(_tokens(source, "STRING")[0]) if source else None
+        self._types: dict[str, TensorType] = {}
+
+    def program(self) -> Program:
+        mesh, layout, train = (_child(self.tree, rule) for rule in ("mesh", "layout", "train"))
+        return Program(
+            name=_first_name(self.tree),
+            dims=self.dims,
+            parameters=tuple(self.parameter(node) for node in _children(self.tree, "param")),
+            functions=tuple(self.function(node) for node in _children(self.tree, "function")),
+            training=self.training(train) if train else None,
+            mesh=self.mesh(mesh) if mesh else None,
+            layout=self.program_layout(layout) if layout else None,
+        )
+
+    def mesh(self, node: Node) -> Mesh:
+        axes = ((_first_name(a), int(_tokens(a, "NUMBER")[0])) for a in _children(node, "mesh_axis"))
+        return Mesh(_first_name(node), tuple(axes))
+
+    def program_layout(self, node: Node) -> Layout:
+        values = tuple((_first_name(v), _section(v)) for v in _children(node, "value_rules"))
+        params, optimizer = _section(_child(node, "params")), _section(_child(node, "optimizer"))
+        return Layout(_first_name(node), _rules(node), params, optimizer, values)
+
+    def parameter(self, node: Node) -> Parameter:
+        (call,) = _children(node, "call")
+        init = Initializer(_first_name(call), _settings(call))
+        return Parameter(_first_name(node), self.type_of(node), init, self.span(node))
+
+    def training(self, node: Node) -> Training:
+        call, precision, clip = (_child(node, rule) for rule in ("call", "precision", "clip"))
+        assert call is not None
+        before = node.children.index(call)
+        spans = [(node.children.index(at), self.span_at(at)) for at in _children(node, "at")]
+        own = next((span for i, span in spans if i < before), None)
+        optimizer_span = next((span for i, span in spans if i > before), None)
+        return Training(
+            minimize=_first_name(node),
+            optimizer=OptimizerCall(_first_name(call), _settings(call), optimizer_span),
+            precision=cast("tuple[str, str]", tuple(_names(precision))) if precision else None,
+            clip=_number(_tokens(clip, "NUMBER")[0]) if clip else None,
+            span=own,
+        )
+
+    def function(self, node: Node) -> Function:
+        scope, placed = _Scope(), _token(node, "PLACED") is not None
+        arguments = tuple(self.argument(a, scope, placed) for a in _children(node, "argument"))
+        (body,) = _children(node, "body")
+        equations = self.body(body, scope, placed, "forward")
+        outputs = tuple(self.output(o, scope, placed) for o in _children(node, "output"))
+        return Function(_first_name(node), arguments, equations, outputs)
+
+    def argument(self, node: Node, scope: _Scope, placed: bool) -> Argument:
+        value = self.defined(node, scope)[0]
+        role = cast("Role", str(_tokens(node, "ROLE")[0]))
+        return Argument(value, role, self.span(node), self.under(node, shown_layout(value.type), placed))
+
+    def output(self, node: Node, scope: _Scope, placed: bool) -> Output:
+        value = scope.use(_tokens(node, "VALUE")[0])
+        updates = _child(node, "updates")
+        under = self.under(node, shown_layout(value.type), placed)
+        return Output(_first_name(node), value, _first_name(updates) if updates else None, under)
+
+    def body(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> tuple[Equation, ...]:
+        equations = []
+        for child in cast("list[Node]", node.children):
+            if child.data == "stage":
+                stage = cast("Stage", str(child.children[0]))
+            else:
+                equations.append(self.equation(child, scope, placed, stage))
+        return tuple(equations)
+
+    def equation(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> Equation:
+        (operands,) = _children(node, "operands")
+        used = tuple(scope.use(token) for token in _tokens(operands, "VALUE"))
+        regions = tuple(self.region(r, scope, placed, stage) for r in _children(node, "region"))
+        results = self.defined(node, scope)
+        op, path = _first_name(node), _child(node, "path")
+        return Equation(
+            op,
+            used,
+            results,
+            dict(self.attr(attr) for attr in _children(node, "attr")),
+            regions,
+            self.span(node),
+            stage,
+            _first_name(path) if path else None,
+            self.under(node, implied_layout(op, results[0].type), placed),
+        )
+
+    def region(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> Region:
+        arguments = tuple(self.defined(a, scope)[0] for a in _children(node, "region_argument"))
+        (body,), (results,) = _children(node, "body"), _children(node, "operands")
+        equations = self.body(body, scope, placed, stage)
+        return Region(arguments, equations, tuple(scope.use(t) for t in _tokens(results, "VALUE")))
+
+    def under(self, node: Node, implied: Mapping[str, Axes], placed: bool) -> Mapping[str, Axes] | None:
+        """The layout written, or where none is, the implied one."""
+        written = _child(node, "under")
+        if written is None:
+            return implied if placed else None
+        return None if _token(written, "NONE") else _section(written).by_dim
+
+    def defined(self, node: Node, scope: _Scope) -> tuple[Value, ...]:
+        nodes = _children(node, "defined")
+        return tuple(scope.define(_tokens(n, "VALUE")[0][1:], self.type_of(n)) for n in nodes)
+
+    def type_of(self, node: Node) -> TensorType:
+        (type,) = _children(node, "type")
+        dims = list(_children(type, "type_dim"))
+        splits = [_child(dim, "axis_names") for dim in dims]
+        pending = _child(type, "pending")
+        reduction = str(pending.children[0]).replace("+", "sum") if pending else "sum"
+        return TensorType(
+            _first_name(type),
+            tuple(self.dim(next(_children(dim, "name"))) for dim in dims),
+            tuple(tuple(_names(axes)) if axes else () for axes in splits),
+            tuple(_names(next(_children(pending, "axis_names")))) if pending else (),
+            reduction,
+        )
+
+    def dim(self, node: Node) -> Dim:
+        name = _name(node)
+        if name not in self.dims:
+            raise ReadError(f"dimension `{name}` is not declared", cast(Token, node.children[0]).line or 0)
+        return self.dims[name]
+
+    def attr(self, node: Node) -> tuple[str, Attr]:
+        name, value = cast("list[Node]", node.children)
+        return _name(name), self.attr_value(value)
+
+    def attr_value(self, node: Node) -> Attr:
+        first = node.children[0] if node.children else ""
+        match node.data:
+            case "number":
+                return _number(cast(Token, first))
+            case "truth":
+                return first == "true"
+            case "string":
+                return str(json.loads(cast(Token, first)))
+            case "dim_ref":
+                return self.dim(next(_children(node, "name")))
+            case "axis_names":
+                return tuple(_names(node))
+            case "mapping":
+                return tuple(self.pair(pair) for pair in _children(node, "pair"))
+        return tuple(self.dim(name) for name in _children(node, "name"))
+
+    def pair(self, node: Node) -> tuple[Dim, Dim]:
+        old, new = (self.dim(name) for name in _children(node, "name"))
+        return old, new
+
+    def span(self, node: Node) -> Span | None:
+        at = _child(node, "at")
+        return self.span_at(at) if at else None
+
+    def span_at(self, node: Node) -> Span:
+        file, (position,) = _token(node, "STRING"), _tokens(node, "POSITION")
+        start, end = (part.split(":") for part in position.split("-"))
+        return Span(json.loads(file) if file else self.file or "", *map(int, (*start, *end)))
+
+
+def same_program(a: Program, b: Program, locations: bool = True) -> bool:
+    """Whether two programs have the same structure, values matched by where they are defined."""
+    return _same(a, b, {}, locations)
+
+
+def _same(a: Any, b: Any, values: dict[int, object], locations: bool) -> bool:
+    """Compare two pieces of IR; `values` maps each value of the first program met so far to that of the second."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], values, locations) for key in a)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Value) and values.setdefault(id(a), b) is not b:
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(_same(x, y, values, locations) for x, y in zip(a, b, strict=True))
+    if attrs.has(type(a)):
+        return _same_fields(a, b, {} if isinstance(a, Function) else values, locations)
+    return repr(a) == repr(b)
+
+
+def _same_fields(a: Any, b: Any, values: dict[int, object], locations: bool) -> bool:
+    names = [field.name for field in attrs.fields(type(a))]
+    pairs = ((_field(a, name), _field(b, name)) for name in names if locations or name != "span")
+    return all(_same(x, y, values, locations) for x, y in pairs)
+
+
+def _field(node: Any, name: str) -> Any:
+    """A field's value; a layout without the dims that it does not split."""
+    value = getattr(node, name)
+    if name == "layout" and isinstance(value, Mapping):
+        return {dim: axes for dim, axes in value.items() if axes}
+    return value

@@ -1,0 +1,74 @@
+"""Helpers for passes: substitute values through a function, and fresh names for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Equation, Function, Region, Value
+
+
+def names_of(function: Function) -> Names:
+    """The names taken in a function."""
+    return Names(value.name for value in defined_values(function))
+
+
+def defined_values(function: Function) -> Iterable[Value]:
+    """Arguments and results, in order of definition; those of nested regions are left to the regions' own scope."""
+    yield from (argument.value for argument in function.arguments)
+    for eqn in function.body:
+        yield from eqn.results
+
+
+class Substitution:
+    """A map from old values to new ones that grows as a pass walks a body; a value without an entry stays itself.
+
+    A new value may itself be replaced later: looking up follows the chain.
+    """
+
+    def __init__(self, entries: Mapping[Value, Value] = {}) -> None:
+        self._new = dict(entries)
+
+    def __getitem__(self, value: Value) -> Value:
+        while (new := self._new.get(value, value)) is not value:
+            value = new
+        return value
+
+    def __setitem__(self, old: Value, new: Value) -> None:
+        self._new[old] = new
+
+    def all(self, values: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(self[value] for value in values)
+
+    def equation(self, eqn: Equation) -> Equation:
+        """The equation with operands and results substituted, also inside its regions; the same object if none changes."""
+        operands, results = self.all(eqn.operands), self.all(eqn.results)
+        regions = tuple(self.region(region) for region in eqn.regions)
+        if operands == eqn.operands and results == eqn.results and regions == eqn.regions:
+            return eqn
+        return attrs.evolve(eqn, operands=operands, results=results, regions=regions)
+
+    def region(self, region: Region) -> Region:
+        body = tuple(self.equation(eqn) for eqn in region.body)
+        arguments, results = self.all(region.arguments), self.all(region.results)
+        if body == region.body and arguments == region.arguments and results == region.results:
+            return region
+        return Region(arguments, body, results)
+
+    def function(self, function: Function, body: Iterable[Equation]) -> Function:
+        """The function with `body` (already substituted) and its outputs substituted."""
+        outputs = tuple(
+            o if self[o.value] is o.value else attrs.evolve(o, value=self[o.value]) for o in function.outputs
+        )
+        return attrs.evolve(function, body=tuple(body), outputs=outputs)
+
+
+def rename_values(function: Function, names: Mapping[Value, str]) -> Function:
+    """The function with some of its equations' results renamed; a name that is taken gets a number."""
+    taken = names_of(function)
+    renamed = Substitution(
+        {value: attrs.evolve(value, name=taken.fresh(name)) for value, name in names.items()}
+    )
+    return renamed.function(function, [renamed.equation(eqn) for eqn in function.body])

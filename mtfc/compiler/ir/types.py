@@ -1,0 +1,180 @@
+"""Dimensions, meshes, layouts, and the type that says where a tensor's data is.
+
+A `TensorType` is the whole truth about one value: its element type, its named dimensions in storage order, for each
+dimension the mesh axes that split it, and the axes over which a reduction is still pending. At the global level nothing is
+split and nothing is pending, so one class serves both levels (Mesh-TensorFlow paper, sections 4 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import attrs
+
+DType = Literal["f32", "bf16", "f16", "f64", "i32", "u32", "bool"]
+Reduction = Literal["sum", "max", "min"]
+Axes = tuple[str, ...]
+"""Mesh axes that together split one dimension, most major first."""
+
+ITEM_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "u32": 4, "bool": 1}
+FLOATS = frozenset({"f32", "bf16", "f16", "f64"})
+
+
+@attrs.frozen(cache_hash=True)
+class Dim:
+    """A named dimension. Two dims of equal size and different name are different dimensions."""
+
+    name: str
+    size: int
+
+
+@attrs.frozen
+class Mesh:
+    """An n-dimensional array of processors with named axes, the first axis most major (paper, section 2)."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.axes)
+
+    @property
+    def names(self) -> Axes:
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def devices(self) -> int:
+        return prod(size for _, size in self.axes)
+
+    def size(self, axes: Iterable[str]) -> int:
+        """How many processors a group over `axes` holds."""
+        return prod(self.sizes[axis] for axis in axes)
+
+    def ordered(self, axes: Iterable[str]) -> Axes:
+        """The given axes in the mesh's own order, each once."""
+        wanted = set(axes)
+        return tuple([name for name, _ in self.axes if name in wanted]) if wanted else ()
+
+
+@attrs.frozen
+class Rules:
+    """A partial map from dimension names to the mesh axes that split them."""
+
+    axes: tuple[tuple[str, Axes], ...] = ()
+
+    @cached_property
+    def by_dim(self) -> dict[str, Axes]:
+        return dict(self.axes)
+
+    def get(self, dim: str) -> Axes:
+        return self.by_dim.get(dim, ())
+
+    def override(self, other: Rules) -> Rules:
+        """These rules with those of `other` added; where both name a dimension, `other` wins."""
+        return Rules(tuple({**self.by_dim, **other.by_dim}.items()))
+
+
+@attrs.frozen
+class Layout:
+    """A computation layout, and what is stored otherwise than it is computed.
+
+    `params` and `optimizer` override `rules` for how parameters and optimizer state are stored; `values` gives single values
+    (by dotted path) rules of their own, in place of `rules`.
+    """
+
+    name: str
+    rules: Rules = Rules()
+    params: Rules = Rules()
+    optimizer: Rules = Rules()
+    values: tuple[tuple[str, Rules], ...] = ()
+
+    @cached_property
+    def value_rules(self) -> dict[str, Rules]:
+        return dict(self.values)
+
+
+@attrs.frozen(cache_hash=True)
+class TensorType:
+    """`dtype[dim{axes}, ...]` and the axes over which a reduction is pending, in mesh order.
+
+    `splits` runs parallel to `dims`: the axes that split each, most major first. A processor's array has the sizes that
+    `local_shape` gives.
+    """
+
+    dtype: str
+    dims: tuple[Dim, ...]
+    splits: tuple[Axes, ...] = attrs.field()
+    pending: Axes = ()
+    reduction: str = "sum"
+
+    @splits.default
+    def _unsplit(self) -> tuple[Axes, ...]:
+        return ((),) * len(self.dims)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self.dims)
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole tensor."""
+        return prod(dim.size for dim in self.dims)
+
+    @property
+    def is_global(self) -> bool:
+        return not self.pending and not any(self.splits)
+
+    @property
+    def split_axes(self) -> Axes:
+        return tuple(axis for axes in self.splits for axis in axes)
+
+    def dim(self, name: str) -> Dim:
+        return self.dims[self.names.index(name)]
+
+    def axes_of(self, name: str) -> Axes:
+        """The axes that split dimension `name`."""
+        return self.splits[self.names.index(name)]
+
+    def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        """Sizes of one processor's array."""
+        return tuple(d.size // mesh.size(axes) for d, axes in zip(self.dims, self.splits, strict=True))
+
+    def local_size(self, mesh: Mesh) -> int:
+        """Elements of one processor's array."""
+        return prod(self.local_shape(mesh))
+
+    def local_bytes(self, mesh: Mesh) -> int:
+        """Bytes of one processor's array."""
+        return self.local_size(mesh) * ITEM_BYTES[self.dtype]
+
+    def varying(self, mesh: Mesh) -> Axes:
+        """The axes along which processors hold different data, in mesh order."""
+        return mesh.ordered((*self.split_axes, *self.pending))
+
+    def split_by(self, axes: Mapping[str, Axes], pending: Axes = (), reduction: str = "sum") -> TensorType:
+        """The same tensor split as `axes` says (dims that it does not name stay whole)."""
+        splits = tuple([axes.get(dim.name, ()) for dim in self.dims])
+        return TensorType(self.dtype, self.dims, splits, pending, reduction if pending else "sum")
+
+    def unsplit(self) -> TensorType:
+        """The tensor's global type."""
+        return self if self.is_global else TensorType(self.dtype, self.dims)
+
+    def with_dtype(self, dtype: str) -> TensorType:
+        return attrs.evolve(self, dtype=dtype)
+
+    def __str__(self) -> str:
+        shape = ", ".join(
+            f"{dim.name}{{{', '.join(axes)}}}" if axes else dim.name
+            for dim, axes in zip(self.dims, self.splits, strict=True)
+        )
+        sign = "+" if self.reduction == "sum" else self.reduction
+        return f"{self.dtype}[{shape}]" + (f" {sign}{{{', '.join(self.pending)}}}" if self.pending else "")
+
+
+def scalar(dtype: str) -> TensorType:
+    return TensorType(dtype, ())

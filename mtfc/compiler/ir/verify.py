@@ -1,0 +1,340 @@
+"""What must hold of a program between any two passes.
+
+A pass that breaks one of these has a bug; `verify` names the equation and the source line. The invariants:
+
+Names and scopes
+ 1. Functions, and in each function arguments, outputs and values (those of regions too), have unique names.
+ 2. A value is defined once, before its uses, and is not used outside the region that defines it.
+ 3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
+    `forward`, a floating-point scalar.
+ 4. An output that updates an argument is the only one that does, and has the argument's type.
+
+Dimensions and types
+ 5. Every dimension is declared in the program, with the size that it has there.
+ 6. A type has no dimension twice; a mesh axis splits one of its dimensions, or has a reduction pending, or neither; axes belong
+    to the mesh; split sizes divide evenly; pending axes stand in mesh order.
+ 7. The results' global types are what the op's own type rule infers from the operands' global types and the attributes.
+ 8. Nothing is pending in an argument or an output.
+
+Placement (which of it applies depends on the level, see `LEVELS`)
+ 9. Nothing has a layout, or everything has: arguments, equations, outputs.
+10. An equation's layout is injective, divides evenly, and splits only dimensions of its iteration space that the op can compute
+    in parts.
+11. Types are global, or: an argument's or output's type is split as its layout says, and the results' types are what the op's
+    own place rule gives for the operands' types.
+12. Only ops legal at the level occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Region, Value
+from mtfc.compiler.ir.opdef import OpDef, OpError
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.place import PlacementError
+from mtfc.compiler.ir.printer import MOVES, equation_text
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
+
+Level = Literal["global", "assigned", "resharded", "lowered"]
+
+
+@attrs.frozen
+class LevelRule:
+    """layouts: everything has a layout. placed: types say where data is. moves: the ops between placements that may occur."""
+
+    layouts: bool
+    placed: bool
+    moves: frozenset[str]
+
+
+LEVELS: Mapping[Level, LevelRule] = {
+    "global": LevelRule(layouts=False, placed=False, moves=frozenset()),
+    "assigned": LevelRule(layouts=True, placed=False, moves=frozenset()),
+    "resharded": LevelRule(layouts=True, placed=True, moves=frozenset({"reshard"})),
+    "lowered": LevelRule(layouts=True, placed=True, moves=MOVES - {"reshard"}),
+}
+
+
+class VerifyError(Exception):
+    """An invariant does not hold: where, and which."""
+
+    def __init__(self, reason: str, where: str, span: Span | None = None) -> None:
+        super().__init__(f"{reason}\n  in {where}" + (f"\n  from {span}" if span else ""))
+        self.reason, self.where, self.span = reason, where, span
+
+
+def verify(program: Program, level: Level) -> None:
+    """Check every invariant once. Raises `VerifyError`."""
+    Verifier().check(program, level)
+
+
+class Verifier:
+    """Checks the programs of one compilation. An equation that it has found sound, and any just like it, is not checked again."""
+
+    def __init__(self) -> None:
+        self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
+        self._seen: dict[Level, set[Equation]] = {}
+        self._alike: dict[Level, set[tuple[object, ...]]] = {}
+
+    def check(self, program: Program, level: Level) -> None:
+        """Check every invariant. Raises `VerifyError`."""
+        if self._context != (program.dims, program.mesh):
+            self._context, self._seen, self._alike = (program.dims, program.mesh), {}, {}
+        if LEVELS[level].placed and program.mesh is None:
+            raise VerifyError("a placed program has a mesh", f"program {program.name}")
+        _check_program(program)
+        equations = _Equations(
+            program, level, self._seen.setdefault(level, set()), self._alike.setdefault(level, set())
+        )
+        for function in program.functions:
+            _FunctionCheck(program, function, level, equations).run()
+
+
+def _unique(names: Iterable[str], what: str, where: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise VerifyError(f"two {what} are called {name}", where)
+        seen.add(name)
+
+
+def _check_program(program: Program) -> None:
+    where = f"program {program.name}"
+    _unique((function.name for function in program.functions), "functions", where)
+    _unique((parameter.name for parameter in program.parameters), "parameters", where)
+    for name, dim in program.dims.items():
+        if dim.name != name or dim.size < 1:
+            raise VerifyError(f"dimension {name} is declared as {dim.name} of size {dim.size}", where)
+    if program.training is not None:
+        _check_minimized(program, program.training.minimize)
+
+
+def _check_minimized(program: Program, name: str) -> None:
+    outputs = {output.name: output.value.type for output in program.function("forward").outputs}
+    type = outputs.get(name)
+    if type is None or type.dims or type.dtype not in FLOATS:
+        found = "no output" if type is None else f"a {type}"
+        raise VerifyError(
+            f"{name} is minimized, and is {found} of forward: it must be a floating-point scalar", program.name
+        )
+
+
+def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> str | None:
+    """What is wrong with a type by itself (invariants 5 and 6), or None."""
+    axes = (*type.split_axes, *type.pending)
+    sizes = mesh.sizes if mesh else {}
+    if type.dtype not in ITEM_BYTES:
+        return f"unknown dtype {type.dtype}"
+    if any(dims.get(dim.name) != dim for dim in type.dims):
+        return "it has a dimension that the program does not declare with that size"
+    if len(set(type.names)) != len(type.names) or len(type.splits) != len(type.dims):
+        return "a dimension occurs twice" if len(type.splits) == len(type.dims) else "splits and dims differ in number"
+    if len(set(axes)) != len(axes) or not set(axes) <= set(sizes):
+        return "a mesh axis is used twice" if len(set(axes)) != len(axes) else "the mesh lacks one of its axes"
+    if mesh and any(d.size % mesh.size(a) for d, a in zip(type.dims, type.splits, strict=True)):
+        return "a split does not divide its dimension evenly"
+    if mesh and type.pending != mesh.ordered(type.pending):
+        return "pending axes are not in mesh order"
+    known = type.reduction in ("sum", "max", "min") if type.pending else type.reduction == "sum"
+    return None if known else f"reduction {type.reduction} with pending {type.pending}"
+
+
+def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], whole: frozenset[str], mesh: Mesh) -> str | None:
+    """What is wrong with an equation's layout (invariant 10), or None."""
+    sizes = {dim.name: dim.size for dim in dims}
+    used = [axis for axes in layout.values() for axis in axes]
+    for name, axes in layout.items():
+        if name not in sizes:
+            return f"its layout names {name}, which is no dimension of its iteration space"
+        if axes and name in whole:
+            return f"its layout splits {name}, which the op needs whole"
+        if not set(axes) <= set(mesh.names) or sizes[name] % mesh.size(axes):
+            return f"{name} (size {sizes[name]}) cannot be split over {', '.join(axes)}"
+    return "its layout puts two dimensions on one mesh axis" if len(set(used)) != len(used) else None
+
+
+class _Equations:
+    """Checks equations by themselves, out of any scope."""
+
+    def __init__(
+        self, program: Program, level: Level, seen: set[Equation], alike: set[tuple[object, ...]]
+    ) -> None:
+        self.dims, self.mesh, self.rule, self.level = program.dims, program.mesh, LEVELS[level], level
+        self.seen, self.alike = seen, alike
+
+    def check(self, eqn: Equation) -> None:
+        """Raises `VerifyError` unless the equation is sound or is like one that is."""
+        if eqn in self.seen:
+            return
+        key = _likeness(eqn)
+        if key not in self.alike:
+            reason = self.error(eqn)
+            if reason is not None:
+                raise VerifyError(reason, equation_text(eqn), eqn.span)
+            self.alike.add(key)
+        self.seen.add(eqn)
+
+    def error(self, eqn: Equation) -> str | None:
+        """The first invariant of an equation that does not hold, or None."""
+        if eqn.op not in OPS:
+            return f"unknown op {eqn.op}"
+        if eqn.op in MOVES and eqn.op not in self.rule.moves:
+            return f"op {eqn.op} is not legal at level {self.level}"
+        for value in (*eqn.operands, *eqn.results):
+            wrong = type_error(value.type, self.dims, self.mesh)
+            if wrong:
+                return f"{value} is {value.type}: {wrong}"
+        opdef = OPS[eqn.op]
+        return self.attrs_error(eqn) or _infer_error(opdef, eqn) or self.place_error(opdef, eqn)
+
+    def attrs_error(self, eqn: Equation) -> str | None:
+        for key, value in eqn.attrs.items():
+            for dim in _dims_in(value):
+                if self.dims.get(dim.name) != dim:
+                    return f"{key} has dimension {dim.name} (size {dim.size}), which the program does not declare"
+        return None
+
+    def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:
+        if (eqn.layout is not None) != self.rule.layouts:
+            return f"at level {self.level} every equation has a layout" if self.rule.layouts else "it has a layout"
+        if not self.rule.placed and not all(v.type.is_global for v in (*eqn.operands, *eqn.results)):
+            return f"at level {self.level} types are global"
+        if eqn.layout is not None and self.mesh:
+            rule = opdef.layout_rule(eqn)
+            space = [*rule.reduced, *(dim for value in eqn.results for dim in value.type.dims)]
+            wrong = layout_error(eqn.layout, space, rule.whole, self.mesh)
+            if wrong:
+                return wrong
+        return _placement_error(opdef, eqn, self.mesh) if self.rule.placed and self.mesh else None
+
+
+def _likeness(eqn: Equation) -> tuple[object, ...]:
+    """All that an equation's soundness depends on."""
+    return (
+        eqn.op,
+        tuple([value.type for value in eqn.operands]),
+        tuple([value.type for value in eqn.results]),
+        tuple(eqn.attrs.items()),
+        None if eqn.layout is None else tuple(eqn.layout.items()),
+    )
+
+
+def _dims_in(value: Any) -> list[Dim]:
+    """The dimensions in an attribute."""
+    if isinstance(value, tuple):
+        return [dim for item in value for dim in _dims_in(item)]
+    return [value] if isinstance(value, Dim) else []
+
+
+def _types(values: Iterable[TensorType]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _infer_error(opdef: OpDef, eqn: Equation) -> str | None:
+    found = tuple(value.type.unsplit() for value in eqn.results)
+    try:
+        inferred = opdef.infer([value.type.unsplit() for value in eqn.operands], eqn.attrs)
+    except OpError as error:
+        return f"the type rule of {eqn.op} refuses: {error}"
+    return None if inferred == found else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
+
+
+def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
+    found = tuple(value.type for value in eqn.results)
+    try:
+        placed = opdef.place(opdef, eqn, mesh)
+    except PlacementError as error:
+        return f"the place rule of {eqn.op} refuses: {error}"
+    return None if placed == found else f"the place rule of {eqn.op} gives {_types(placed)}, not {_types(found)}"
+
+
+class _FunctionCheck:
+    """Walks one function with the values that are in scope."""
+
+    def __init__(self, program: Program, function: Function, level: Level, equations: _Equations) -> None:
+        self.program, self.function, self.rule, self.equations = program, function, LEVELS[level], equations
+        self.where = f"function {function.name}"
+        self.declared = {parameter.name: parameter.type for parameter in program.parameters}
+        self.arguments = {argument.value.name: argument.value.type for argument in function.arguments}
+        self.visible: set[Value] = set()
+        self.names: set[str] = set()
+
+    def run(self) -> None:
+        _unique((output.name for output in self.function.outputs), "outputs", self.where)
+        for argument in self.function.arguments:
+            self.argument(argument)
+        self.body(self.function.body)
+        for output in self.function.outputs:
+            self.output(output)
+        _unique((o.updates for o in self.function.outputs if o.updates is not None), "updates", self.where)
+
+    def define(self, value: Value, where: str, span: Span | None) -> None:
+        if value in self.visible:
+            raise VerifyError(f"{value} is defined twice", where, span)
+        if value.name in self.names:
+            raise VerifyError(f"another value is called {value}", where, span)
+        self.visible.add(value)
+        self.names.add(value.name)
+
+    def body(self, body: tuple[Equation, ...]) -> None:
+        visible, names = self.visible, self.names
+        for eqn in body:
+            if not visible.issuperset(eqn.operands):
+                self.undefined(eqn)
+            self.equations.check(eqn)
+            for region in eqn.regions:
+                self.region(eqn, region)
+            for value in eqn.results:
+                if value.name in names or value in visible:
+                    self.define(value, equation_text(eqn), eqn.span)
+                visible.add(value)
+                names.add(value.name)
+
+    def undefined(self, eqn: Equation) -> None:
+        value = next(value for value in eqn.operands if value not in self.visible)
+        raise VerifyError(f"{value} is not defined before its use", equation_text(eqn), eqn.span)
+
+    def region(self, eqn: Equation, region: Region) -> None:
+        outside = set(self.visible)
+        for value in region.arguments:
+            self.define(value, equation_text(eqn), eqn.span)
+        self.body(region.body)
+        for value in region.results:
+            if value not in self.visible:
+                raise VerifyError(f"{value} is yielded and not defined", equation_text(eqn), eqn.span)
+        self.visible = outside
+
+    def end(self, node: Argument | Output, where: str) -> None:
+        """What holds of arguments and outputs alike: invariants 6, 8, 9 and 11."""
+        type, layout = node.value.type, node.layout
+        wrong = type_error(type, self.program.dims, self.program.mesh)
+        if wrong:
+            raise VerifyError(f"{node.value} is {type}: {wrong}", where)
+        if type.pending:
+            raise VerifyError(f"{node.value} is {type}: nothing may be pending there", where)
+        if (layout is not None) != self.rule.layouts:
+            raise VerifyError("it has no layout" if layout is None else "it has a layout", where)
+        placed = type.unsplit().split_by(layout or {}) if self.rule.placed else type.unsplit()
+        if type != placed:
+            raise VerifyError(f"{node.value} is {type}, and its layout makes it {placed}", where)
+
+    def argument(self, argument: Argument) -> None:
+        where = f"argument {argument.value} of {self.where}"
+        self.define(argument.value, where, argument.span)
+        self.end(argument, where)
+        declared = self.declared.get(argument.value.name)
+        if argument.role == "parameter" and declared != argument.value.type.unsplit():
+            raise VerifyError("the program does not declare such a parameter", where, argument.span)
+
+    def output(self, output: Output) -> None:
+        where = f"output {output.name} of {self.where}"
+        if output.value not in self.visible:
+            raise VerifyError(f"{output.value} is not defined", where)
+        self.end(output, where)
+        if output.updates is not None and self.arguments.get(output.updates) != output.value.type:
+            raise VerifyError(f"it is {output.value.type} and updates {output.updates}", where)

@@ -1,0 +1,160 @@
+"""assign-layouts: give every equation the layout of its iteration space, and every argument and output a placement.
+
+The computation layout is restricted to the dimensions of each equation (Mesh-TensorFlow paper, section 5). On top of that:
+values with a `value` rule take that one; equations of the update run in the layout in which the optimizer state is stored, so
+that a gradient is scattered before and a parameter gathered after them; dimensions that an op needs whole stay so; and where
+two dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
+
+An axis of size 1 splits nothing and is left out everywhere.
+
+Input:   %h: f32[batch, hidden] = einsum %x, %w          with layout { batch: rows, hidden: cols }
+Output:  %h: f32[batch, hidden] = einsum %x, %w  layout {batch: rows, hidden: cols}
+After this pass every equation, argument and output has a layout; types are still global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.analysis.resharding import plan
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.verify import Level
+
+Splits = Mapping[str, Axes]
+
+
+@attrs.frozen
+class AssignLayouts(Pass):
+    name: ClassVar[str] = "assign-layouts"
+    level: ClassVar[Level | None] = "assigned"
+
+    def run(self, program: Program) -> Program:
+        mesh, layout = program.mesh or Mesh("single", ()), program.layout or Layout("undistributed")
+        placed = attrs.evolve(program, mesh=mesh, layout=layout)
+        return placed.map_functions(lambda function: Assignment(mesh, layout).function(function))
+
+
+def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
+    return Rules(tuple((dim, tuple(a for a in axes if mesh.sizes[a] > 1)) for dim, axes in rules.axes))
+
+
+class Assignment:
+    """Assigns layouts to one function, in order of definition."""
+
+    def __init__(self, mesh: Mesh, layout: Layout) -> None:
+        self.mesh = mesh
+        self.compute = without_unit_axes(layout.rules, mesh)
+        self.parameters = self.compute.override(without_unit_axes(layout.params, mesh))
+        self.state = self.parameters.override(without_unit_axes(layout.optimizer, mesh))
+        self.values = {path: without_unit_axes(rules, mesh) for path, rules in layout.values}
+        self.placed: dict[Value, TensorType] = {}
+        self._chosen: dict[object, dict[str, Axes]] = {}
+
+    def function(self, function: Function) -> Function:
+        arguments = tuple(self._argument(argument) for argument in function.arguments)
+        body = tuple(self._equation(eqn) for eqn in function.body)
+        roles = {argument.value.name: argument.role for argument in arguments}
+        outputs = tuple(self._output(output, roles) for output in function.outputs)
+        return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
+
+    def _stored(self, role: str, name: str) -> Rules:
+        """The rules under which an argument is stored."""
+        rules = {"parameter": self.parameters, "state": self.state}.get(role, self.compute)
+        return self.values.get(name, rules)
+
+    def _restrict(self, type: TensorType, rules: Rules) -> dict[str, Axes]:
+        return {dim.name: rules.get(dim.name) for dim in type.dims if rules.get(dim.name)}
+
+    def _argument(self, argument: Argument) -> Argument:
+        type = argument.value.type
+        layout = self._restrict(type, self._stored(argument.role, argument.value.name))
+        self.placed[argument.value] = type.split_by(layout)
+        return attrs.evolve(argument, layout=layout)
+
+    def _output(self, output: Output, roles: Mapping[str, str]) -> Output:
+        """An update is stored like what it replaces; any other result leaves as it was computed."""
+        if output.updates is None:
+            placed = self.placed[output.value]
+            layout = {dim.name: axes for dim, axes in zip(placed.dims, placed.splits, strict=True) if axes}
+            return attrs.evolve(output, layout=layout)
+        rules = self._stored(roles[output.updates], output.updates)
+        return attrs.evolve(output, layout=self._restrict(output.value.type, rules))
+
+    def _equation(self, eqn: Equation) -> Equation:
+        rule = OPS[eqn.op].layout_rule(eqn)
+        wanted = self._wanted(eqn, rule)
+        layout = self._injective(eqn, rule, wanted)
+        for value in eqn.results:
+            self.placed[value] = value.type.split_by(layout)
+        return attrs.evolve(eqn, layout=layout)
+
+    def _wanted(self, eqn: Equation, rule: LayoutRule) -> dict[str, Axes]:
+        """The rules restricted to the iteration space, where the op and the operands' sizes allow it."""
+        rules = self.state if eqn.stage == "update" else self.compute
+        own = self.values.get(eqn.path or "", rules)
+        dims = [dim for value in eqn.results for dim in value.type.dims if dim.name not in rule.whole]
+        wanted = {dim.name: own.get(dim.name) for dim in dims}
+        wanted.update({dim.name: rules.get(dim.name) for dim in rule.reduced})
+        return {
+            name: axes
+            for name, axes in wanted.items()
+            if axes and self._sources_divide(eqn, rule, name, axes)
+        }
+
+    def _sources_divide(self, eqn: Equation, rule: LayoutRule, name: str, axes: Axes) -> bool:
+        """Whether every operand dimension that runs along iteration dimension `name` divides evenly."""
+        return all(
+            dim.size % self.mesh.size(axes) == 0
+            for value in eqn.operands
+            for dim in value.type.dims
+            if rule.index.get(dim.name, dim.name) == name
+        )
+
+    def _injective(self, eqn: Equation, rule: LayoutRule, wanted: dict[str, Axes]) -> dict[str, Axes]:
+        """`wanted` with each axis left to one dimension: the choice that sends the fewest bytes."""
+        users: dict[str, list[str]] = {}
+        for dim, axes in wanted.items():
+            for axis in axes:
+                users.setdefault(axis, []).append(dim)
+        contested = [axis for axis, dims in users.items() if len(dims) > 1]
+        if not contested:
+            return wanted
+        choices = [
+            _without(wanted, contested, winners) for winners in product(*(users[axis] for axis in contested))
+        ]
+        return min(choices, key=lambda layout: self._sent(eqn, rule, layout, wanted))
+
+    def _sent(self, eqn: Equation, rule: LayoutRule, layout: Splits, wanted: Splits) -> float:
+        """Bytes that a processor sends to bring operands and result where `layout` and then `wanted` need them."""
+        pairs: list[tuple[TensorType, TensorType]] = []
+        for value in eqn.operands:
+            needed = {dim.name: rule.operand_axes(dim.name, layout) for dim in value.type.dims}
+            pairs.append((self.placed[value], value.type.split_by(needed)))
+        for value in eqn.results:
+            reduced = [axis for dim in rule.reduced for axis in layout.get(dim.name, ())]
+            made = value.type.split_by(layout, self.mesh.ordered(reduced), rule.reduction)
+            pairs.append((made, value.type.split_by(self._legal(value.type, wanted))))
+        return sum(plan(source, target, self.mesh)[0] for source, target in pairs)
+
+    def _legal(self, type: TensorType, wanted: Splits) -> dict[str, Axes]:
+        """`wanted` for one tensor; an axis that two of its dims want goes to the first."""
+        taken: set[str] = set()
+        legal = {}
+        for dim in type.dims:
+            legal[dim.name] = tuple(axis for axis in wanted.get(dim.name, ()) if axis not in taken)
+            taken.update(legal[dim.name])
+        return legal
+
+
+def _without(wanted: Splits, contested: Iterable[str], winners: Iterable[str]) -> dict[str, Axes]:
+    winner = dict(zip(contested, winners, strict=True))
+    kept = {d: tuple(axis for axis in axes if winner.get(axis, d) == d) for d, axes in wanted.items()}
+    return {dim: axes for dim, axes in kept.items() if axes}

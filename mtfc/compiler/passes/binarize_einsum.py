@@ -1,0 +1,178 @@
+"""binarize-einsum: contract two operands at a time, in the order that costs least under the layout.
+
+First each operand is summed over the dimensions that only it has and the result lacks; so a product of sums is never computed
+as the sum of an outer product. Then all pairwise orders are tried (dynamic programming over sets of operands, up to
+`EXHAUSTIVE` of them, else greedily) and the one with the fewest multiplications on a processor is kept.
+
+Input:   %y = einsum %a, %b, %c dims=[i, l]             with a[i, j], b[j, k], c[k, l]
+Output:  %y_ab = einsum %a, %b dims=[i, k]; %y = einsum %y_ab, %c dims=[i, l]
+After this pass every einsum has two operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import prod
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.ops.contraction import iteration_dims
+from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.ir.types import Dim, Mesh, Rules
+
+EXHAUSTIVE = 8
+
+Dims = frozenset[Dim]
+Tree = int | tuple["Tree", "Tree"]
+
+
+@attrs.frozen
+class BinarizeEinsum(Pass):
+    name: ClassVar[str] = "binarize-einsum"
+
+    def run(self, program: Program) -> Program:
+        rules = program.layout.rules if program.layout else Rules()
+        return program.map_functions(lambda function: binarized(function, Cost(rules, program.mesh)))
+
+
+@attrs.frozen
+class Cost:
+    """Multiplications on one processor: sizes are divided by the axes that split them, each axis once."""
+
+    rules: Rules
+    mesh: Mesh | None
+
+    def __call__(self, dims: Dims) -> float:
+        axes = {axis for dim in dims for axis in self.rules.get(dim.name)}
+        return prod(dim.size for dim in dims) / (self.mesh.size(axes) if self.mesh else 1)
+
+
+def _joined(a: Dims, b: Dims, rest: Dims) -> Dims:
+    """Dims of the contraction of two operands: what the others or the result still need."""
+    return (a | b) & rest
+
+
+def _others(operands: Sequence[Dims], taken: int, result: Dims) -> Dims:
+    """Dims wanted by operands outside the set `taken` (a bit mask), or by the result."""
+    return result.union(*(dims for i, dims in enumerate(operands) if not taken >> i & 1))
+
+
+def best_tree(operands: Sequence[Dims], result: Dims, cost: Cost) -> Tree:
+    """The cheapest order of pairwise contractions of all operands."""
+    best: dict[int, tuple[float, Dims, Tree]] = {1 << i: (0.0, dims, i) for i, dims in enumerate(operands)}
+    everything = (1 << len(operands)) - 1
+    for size in range(2, len(operands) + 1):
+        for members in combinations(range(len(operands)), size):
+            mask = sum(1 << i for i in members)
+            best[mask] = min(
+                (_split(best, part, mask, operands, result, cost) for part in _halves(mask)), key=_first
+            )
+    return best[everything][2]
+
+
+def _first(entry: tuple[float, Dims, Tree]) -> float:
+    return entry[0]
+
+
+def _halves(mask: int) -> list[int]:
+    """Non-empty proper subsets of a bit mask that hold its lowest bit: one of each complementary pair."""
+    low = mask & -mask
+    rest, subset, halves = mask ^ low, mask ^ low, []
+    while subset:
+        subset = (subset - 1) & rest
+        halves.append(subset | low)
+    return halves
+
+
+def _split(
+    best: dict[int, tuple[float, Dims, Tree]],
+    part: int,
+    mask: int,
+    operands: Sequence[Dims],
+    result: Dims,
+    cost: Cost,
+) -> tuple[float, Dims, Tree]:
+    (cost_a, dims_a, tree_a), (cost_b, dims_b, tree_b) = best[part], best[mask ^ part]
+    dims = _joined(dims_a, dims_b, _others(operands, mask, result))
+    return cost_a + cost_b + cost(dims_a | dims_b), dims, (tree_a, tree_b)
+
+
+def greedy_tree(operands: Sequence[Dims], result: Dims, cost: Cost) -> Tree:
+    """Contract the cheapest pair until one is left."""
+    nodes: list[tuple[Dims, Tree]] = [(dims, i) for i, dims in enumerate(operands)]
+    while len(nodes) > 1:
+        i, j = min(combinations(range(len(nodes)), 2), key=lambda p: cost(nodes[p[0]][0] | nodes[p[1]][0]))
+        (dims_a, tree_a), (dims_b, tree_b) = nodes[i], nodes[j]
+        del nodes[j], nodes[i]
+        rest = result.union(*(dims for dims, _ in nodes))
+        nodes.append((_joined(dims_a, dims_b, rest), (tree_a, tree_b)))
+    return nodes[0][1]
+
+
+def _build(b: Builder, tree: Tree, operands: Sequence[Value], wanted: Dims) -> Value:
+    """The contraction that `tree` describes, keeping the dims in `wanted`."""
+    if isinstance(tree, int):
+        return operands[tree]
+    left, right = tree
+    outside = [operands[i] for i in range(len(operands)) if i not in {*_leaves(left), *_leaves(right)}]
+    needed = wanted.union(*(value.type.dims for value in outside))
+    x, y = _build(b, left, operands, wanted), _build(b, right, operands, wanted)
+    dims = [dim for dim in dict.fromkeys((*x.type.dims, *y.type.dims)) if dim in needed]
+    return b.einsum(x, y, dims=dims)
+
+
+def _leaves(tree: Tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else _leaves(tree[0]) + _leaves(tree[1])
+
+
+def _presummed(b: Builder, eqn: Equation) -> list[Value]:
+    """The operands, summed over dims that only they have and the result lacks."""
+    summed = []
+    for i, value in enumerate(eqn.operands):
+        others = [v for j, v in enumerate(eqn.operands) if j != i]
+        shared = set(eqn.result.type.dims).union(*(v.type.dims for v in others))
+        summed.append(b.sum_to(value, [dim for dim in value.type.dims if dim in shared]))
+    return summed
+
+
+def _contract(b: Builder, eqn: Equation, cost: Cost) -> Value:
+    result = frozenset(eqn.result.type.dims)
+    operands = _presummed(b, eqn)
+    sets = [frozenset(value.type.dims) for value in operands]
+    tree = (best_tree if len(sets) <= EXHAUSTIVE else greedy_tree)(sets, result, cost)
+    return b.ordered(_build(b, tree, operands, result), eqn.result.type.dims)
+
+
+def is_simple(eqn: Equation) -> bool:
+    """Whether the equation is not an einsum, or one of two operands in which each summed dim is shared."""
+    if eqn.op != "einsum":
+        return True
+    if len(eqn.operands) != 2:
+        return False
+    x, y = (set(value.type.dims) for value in eqn.operands)
+    return all(dim in eqn.result.type.dims or dim in x & y for dim in iteration_dims(eqn))
+
+
+def _named_last(body: list[Equation], eqn: Equation) -> list[Equation]:
+    """The new equations, the last one defining the old result."""
+    return [*body[:-1], attrs.evolve(body[-1], results=eqn.results, path=eqn.path)]
+
+
+def binarized(function: Function, cost: Cost) -> Function:
+    names = names_of(function)
+    body: list[Equation] = []
+    for eqn in function.body:
+        if is_simple(eqn):
+            body.append(eqn)
+            continue
+        builder = Builder(names, eqn.span, eqn.stage)
+        value = _contract(builder, eqn, cost)
+        if value in eqn.operands:
+            builder("transpose", value, dims=eqn.result.type.dims)
+        body += _named_last(builder.body, eqn)
+    return attrs.evolve(function, body=tuple(body))

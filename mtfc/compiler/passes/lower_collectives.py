@@ -1,0 +1,52 @@
+"""lower-collectives: turn each `reshard` into the cheapest chain of collectives.
+
+Input:   %y_2: f32[batch{rows}, io] = reshard %y                     with %y: f32[batch{rows}, io] +{cols}
+Output:  %y_2: f32[batch{rows}, io] = all_reduce %y axes={cols}
+After this pass no `reshard` remains.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.analysis.resharding import plan
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.verify import Level
+
+
+@attrs.frozen
+class LowerCollectives(Pass):
+    name: ClassVar[str] = "lower-collectives"
+    level: ClassVar[Level | None] = "lowered"
+
+    def run(self, program: Program) -> Program:
+        mesh = program.mesh
+        assert mesh is not None, "a reshard means something on a mesh only"
+        return program.map_functions(lambda function: lowered(function, mesh))
+
+
+def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
+    """The reshard's collectives; the last one defines its result."""
+    value, chain = eqn.operands[0], []
+    steps = plan(value.type, eqn.result.type, mesh)[1]
+    for step in steps:
+        result = eqn.result if step is steps[-1] else Value(names.fresh(value.name), step.after)
+        chain.append(
+            attrs.evolve(eqn, op=step.op, operands=(value,), results=(result,), attrs=dict(step.attrs))
+        )
+        value = result
+    return chain
+
+
+def lowered(function: Function, mesh: Mesh) -> Function:
+    names = names_of(function)
+    body: list[Equation] = []
+    for eqn in function.body:
+        body += _chain(eqn, mesh, names) if eqn.op == "reshard" else [eqn]
+    return attrs.evolve(function, body=tuple(body))

@@ -1,0 +1,139 @@
+"""place-reductions: complete each pending sum where that sends the fewest bytes.
+
+A sum that is pending over an axis may pass through linear equations instead of being completed at once: several pending sums
+are added first and reduced together, and one that a later equation makes smaller is reduced there. For each mesh axis, which
+values stay pending is a minimum cut: every value that can be pending costs its size if it is pending and somebody needs it
+complete; a source (a split contraction) is pending in any case; a linear equation gives a pending result only from pending
+operands. Of equally cheap cuts the earliest wins. Where the use is split along the axis, the reshard that completes the sum
+becomes a reduce-scatter (lower-collectives).
+
+Input:   %a: f32[io] +{rows} = sum %x; %a_2 = reshard %a; %b: f32[io] +{rows} = sum %z; %b_2 = reshard %b; %c = add %a_2, %b_2
+Output:  %a: f32[io] +{rows} = sum %x; %b: f32[io] +{rows} = sum %z; %c: f32[io] +{rows} = add %a, %b; %c_2 = reshard %c
+After this pass no other choice of where to complete pending sums would all-reduce fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Graph
+from mtfc.compiler.analysis.placement import realize
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.rewrite import Substitution
+from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.ir.types import Axes, Mesh
+
+Group = tuple[int, ...]
+
+
+@attrs.frozen
+class PlaceReductions(Pass):
+    name: ClassVar[str] = "place-reductions"
+
+    def run(self, program: Program) -> Program:
+        mesh = program.mesh
+        assert mesh is not None, "insert-reshards comes before"
+        return program.map_functions(lambda function: placed(function, mesh))
+
+
+def without_reshards(function: Function) -> Function:
+    origin = Substitution()
+    body = []
+    for eqn in function.body:
+        if eqn.op == "reshard":
+            origin[eqn.result] = eqn.operands[0]
+        else:
+            body.append(origin.equation(eqn))
+    return origin.function(function, body)
+
+
+@attrs.frozen
+class Problem:
+    """Where one axis may be pending: values left pending by their own equation, and how others can become so.
+
+    through: result -> (its equation, the operands that must then be pending). needed: values that some use, which is not one
+    of those ways, needs complete.
+    """
+
+    sources: Sequence[Value]
+    through: Mapping[Value, tuple[Equation, Group]]
+    needed: Iterable[Value]
+    uses: Mapping[Value, Sequence[Value]]
+
+
+def _sources(eqn: Equation) -> Axes:
+    """Axes over which the equation itself leaves a sum pending."""
+    rule = OPS[eqn.op].layout_rule(eqn)
+    if rule.reduction != "sum":
+        return ()
+    return tuple(axis for dim in rule.reduced for axis in (eqn.layout or {}).get(dim.name, ()))
+
+
+def _way(eqn: Equation, axis: str, possible: set[Value]) -> Group | None:
+    """The operands through which a sum pending over `axis` can pass, if all of them can be pending."""
+    if any(axis in axes for axes in (eqn.layout or {}).values()):
+        return None
+    groups = OPS[eqn.op].linear(eqn)
+    return next((group for group in groups if all(eqn.operands[i] in possible for i in group)), None)
+
+
+def problem(function: Function, axis: str) -> Problem | None:
+    """What there is to decide about `axis`; None where no pending sum could pass through anything."""
+    sources: list[Value] = []
+    through: dict[Value, tuple[Equation, Group]] = {}
+    possible: set[Value] = set()
+    needed: dict[Value, None] = {}
+    uses: dict[Value, list[Value]] = {}
+    for eqn in function.body:
+        way = _way(eqn, axis, possible) if possible and len(eqn.results) == 1 else None
+        for i, value in enumerate(eqn.operands):
+            if value in possible:
+                if way and i in way:
+                    uses.setdefault(value, []).append(eqn.result)
+                else:
+                    needed[value] = None
+        if axis in _sources(eqn):
+            sources += eqn.results
+        if way:
+            through[eqn.result] = (eqn, way)
+        if way or axis in _sources(eqn):
+            possible.update(eqn.results)
+    needed.update((o.value, None) for o in function.outputs if o.value in possible)
+    return Problem(sources, through, needed, uses) if through else None
+
+
+def solve(problem: Problem, mesh: Mesh) -> set[Value]:
+    """The values of `problem.through` that stay pending in the cheapest solution.
+
+    Node (value, "made") is on the source's side when the value is made pending, (value, "kept") when nobody needs it complete.
+    """
+    graph = Graph()
+    for value in problem.sources:
+        graph.arc(SOURCE, (value, "made"), INFINITE)
+    for value in (*problem.sources, *problem.through):
+        graph.arc((value, "made"), (value, "kept"), value.type.local_bytes(mesh))
+    for value, users in problem.uses.items():
+        for user in users:
+            graph.arc((value, "kept"), (user, "made"), INFINITE)
+            graph.arc((user, "made"), (value, "made"), INFINITE)
+    for value in problem.needed:
+        graph.arc((value, "kept"), SINK, INFINITE)
+    side = graph.source_side()
+    return {value for value in problem.through if (value, "made") in side}
+
+
+def placed(function: Function, mesh: Mesh) -> Function:
+    plain = without_reshards(function)
+    passing: dict[str, dict[int, Axes]] = {}
+    for axis in mesh.names:
+        found = problem(plain, axis)
+        for value in solve(found, mesh) if found else ():
+            _, group = found.through[value]  # type: ignore[union-attr]
+            for i in group:
+                entry = passing.setdefault(value.name, {})
+                entry[i] = (*entry.get(i, ()), axis)
+    return realize(plain, mesh, passing)

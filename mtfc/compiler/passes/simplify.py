@@ -1,0 +1,268 @@
+"""simplify: local rewrites that make the program smaller or cheaper and change no result beyond rounding.
+
+The rules are rows of a table, each an algebraic identity; an equation is rewritten until no row applies.
+
+Input:   %c = constant 1.0; %a = mul %x, %c; %b = broadcast %s dims=[batch, io]; %d = mul %a, %b
+Output:  %d = mul %x, %s
+After this pass no row of the table applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.ops.contraction import reduced_dims
+from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.transform import Pass
+
+Definitions = Mapping[Value, Equation]
+
+
+@attrs.frozen
+class Simplify(Pass):
+    name: ClassVar[str] = "simplify"
+
+    def run(self, program: Program) -> Program:
+        named = set(program.layout.value_rules) if program.layout else set()
+        return program.map_functions(lambda function: simplified(function, named))
+
+
+@attrs.frozen
+class Context:
+    """What a rule may look at: who defines a value, and a builder for what replaces the equation."""
+
+    defined: Definitions
+    build: Builder
+
+    def again(self, eqn: Equation, *operands: Value) -> Value:
+        """The same op on other operands."""
+        attributes: dict[str, Any] = dict(eqn.attrs)
+        return self.build(eqn.op, *operands, **attributes)
+
+    def op(self, value: Value) -> str | None:
+        eqn = self.defined.get(value)
+        return eqn.op if eqn else None
+
+    def source(self, value: Value) -> Value:
+        """The first operand of what defines `value`."""
+        return self.defined[value].operands[0]
+
+    def number(self, value: Value) -> float | int | bool | None:
+        """The value of a scalar constant, or of a tensor filled with it; None for anything else."""
+        eqn = self.defined.get(value)
+        return eqn.attrs["value"] if eqn and eqn.op in ("constant", "full") else None  # type: ignore[return-value]
+
+
+Rule = Callable[[Context, Equation], Value | None]
+
+
+def _same_dims(eqn: Equation, value: Value) -> Value | None:
+    """`value` where it can stand for the result."""
+    return value if value.type == eqn.result.type else None
+
+
+def _right_identity(neutral: float) -> Rule:
+    """x op neutral == x."""
+
+    def rule(c: Context, eqn: Equation) -> Value | None:
+        x, y = eqn.operands
+        return _same_dims(eqn, x) if c.number(y) == neutral else None
+
+    return rule
+
+
+def _left_identity(neutral: float) -> Rule:
+    """neutral op x == x."""
+
+    def rule(c: Context, eqn: Equation) -> Value | None:
+        x, y = eqn.operands
+        return _same_dims(eqn, y) if c.number(x) == neutral else None
+
+    return rule
+
+
+def _double_negation(c: Context, eqn: Equation) -> Value | None:
+    """- - x == x."""
+    x = eqn.operands[0]
+    return c.source(x) if c.op(x) == eqn.op else None
+
+
+def _same_type(c: Context, eqn: Equation) -> Value | None:
+    """An op that only rearranges dims, and rearranges nothing: f(x) == x."""
+    return _same_dims(eqn, eqn.operands[0])
+
+
+def _twice(c: Context, eqn: Equation) -> Value | None:
+    """broadcast(broadcast(x)) == broadcast(x), and so for transpose and reshape."""
+    x = eqn.operands[0]
+    return c.again(eqn, c.source(x)) if c.op(x) == eqn.op else None
+
+
+def _number_last(c: Context, eqn: Equation) -> Value | None:
+    """a op x == x op a for a scalar number a, so that other rules look in one place only."""
+    a, x = eqn.operands
+    swap = not a.type.dims and c.number(a) is not None and c.number(x) is None
+    return c.build(eqn.op, x, a) if swap else None
+
+
+def _implicit_broadcast(c: Context, eqn: Equation) -> Value | None:
+    """op(broadcast(x), y) == op(x, y) where y brings all dims: component-wise ops broadcast by themselves."""
+    for i, value in enumerate(eqn.operands):
+        if c.op(value) == "broadcast":
+            others = (*eqn.operands[:i], c.source(value), *eqn.operands[i + 1 :])
+            if any(other.type.dims == eqn.result.type.dims for other in others):
+                return c.again(eqn, *others)
+    return None
+
+
+def _filled(c: Context, eqn: Equation) -> Value | None:
+    """op(full(v), y) == op(constant(v), y) where y brings all dims."""
+    for i, value in enumerate(eqn.operands):
+        if c.op(value) == "full" and value.type.dims:
+            scalar = c.build.constant(c.defined[value].attrs["value"], value.type.dtype)  # type: ignore[arg-type]
+            others = (*eqn.operands[:i], scalar, *eqn.operands[i + 1 :])
+            if any(other.type.dims == eqn.result.type.dims for other in others):
+                return c.again(eqn, *others)
+    return None
+
+
+def _broadcast_full(c: Context, eqn: Equation) -> Value | None:
+    """broadcast(full(v)) == full(v)."""
+    number, type = c.number(eqn.operands[0]), eqn.result.type
+    return None if number is None else c.build("full", dims=type.dims, value=number, dtype=type.dtype)
+
+
+def _merge_factors(c: Context, eqn: Equation) -> Value | None:
+    """(x * a) * b == x * (a b) for numbers a and b."""
+    x, b = eqn.operands
+    factor = c.number(b)
+    if b.type.dims or factor is None or c.op(x) != "mul":
+        return None
+    inner, a = c.defined[x].operands
+    number = c.number(a)
+    if a.type.dims or number is None or isinstance(number, bool):
+        return None
+    return c.build("mul", inner, c.build.constant(number * factor, b.type.dtype))
+
+
+def _fold(function: Callable[[float, float], float]) -> Rule:
+    """op(a, b) == the number, for float scalars a and b."""
+
+    def rule(c: Context, eqn: Equation) -> Value | None:
+        a, b = (c.number(value) for value in eqn.operands)
+        if a is None or b is None or eqn.result.type.dims or not eqn.result.type.dtype.startswith("f"):
+            return None
+        return c.build.constant(function(a, b), eqn.result.type.dtype)
+
+    return rule
+
+
+def _einsum_of_broadcast(c: Context, eqn: Equation) -> Value | None:
+    """einsum(broadcast(x), y) == einsum(x, y) where other operands bring the dims that the broadcast added."""
+    for i, value in enumerate(eqn.operands):
+        if c.op(value) == "broadcast":
+            others = (*eqn.operands[:i], c.source(value), *eqn.operands[i + 1 :])
+            if {d for other in others for d in other.type.dims} >= set(value.type.dims):
+                return c.again(eqn, *others)
+    return None
+
+
+def _einsum_of_full(c: Context, eqn: Equation) -> Value | None:
+    """einsum(full(1), y) == einsum(y) where y brings all dims."""
+    for i, value in enumerate(eqn.operands):
+        others = (*eqn.operands[:i], *eqn.operands[i + 1 :])
+        known = {dim for other in others for dim in other.type.dims}
+        if others and c.number(value) == 1 and known >= {*value.type.dims, *eqn.result.type.dims}:
+            return c.again(eqn, *others)
+    return None
+
+
+def _einsum_as_product(c: Context, eqn: Equation) -> Value | None:
+    """einsum(x, y) == x * y where nothing is summed and one operand has the result's dims."""
+    if len(eqn.operands) != 2 or not any(v.type.dims == eqn.result.type.dims for v in eqn.operands):
+        return None
+    return None if reduced_dims(eqn) else c.build("mul", *eqn.operands)
+
+
+def _sum_of_nothing(c: Context, eqn: Equation) -> Value | None:
+    """A reduction over no dimension == x."""
+    return eqn.operands[0] if not eqn.attrs["over"] else None
+
+
+COMPONENTWISE = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "minimum",
+    "maximum",
+    "where",
+    "mask",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+)
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "add": (_right_identity(0), _left_identity(0), _number_last, _fold(lambda a, b: a + b)),
+    "sub": (_right_identity(0), _fold(lambda a, b: a - b)),
+    "mul": (_right_identity(1), _left_identity(1), _number_last, _fold(lambda a, b: a * b), _merge_factors),
+    "div": (_right_identity(1),),
+    "pow": (_right_identity(1),),
+    "neg": (_double_negation,),
+    "not": (_double_negation,),
+    "transpose": (_same_type, _twice),
+    "reshape": (_same_type, _twice),
+    "broadcast": (_same_type, _twice, _broadcast_full),
+    "cast": (_same_type,),
+    "einsum": (_einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
+    **dict.fromkeys(("sum", "max", "min", "prod", "any", "all"), (_sum_of_nothing,)),
+}
+TABLE = {
+    op: (*RULES.get(op, ()), *((_implicit_broadcast, _filled) if op in COMPONENTWISE else ()))
+    for op in (*RULES, *COMPONENTWISE)
+}
+
+
+def _rewrite(c: Context, eqn: Equation, named: set[str]) -> Value | None:
+    if eqn.op not in TABLE or eqn.path in named:
+        return None
+    return next((value for rule in TABLE[eqn.op] if (value := rule(c, eqn)) is not None), None)
+
+
+def _keep_name(build: Builder, eqn: Equation, value: Value) -> Value:
+    """`value`; if the rule has just built it, under the name and path of the result that it replaces."""
+    if not build.body or build.body[-1].results != (value,) or build.body[-1].op == "constant":
+        return value
+    renamed = attrs.evolve(value, name=eqn.result.name)
+    build.body[-1] = attrs.evolve(build.body[-1], results=(renamed,), path=eqn.path)
+    return renamed
+
+
+def simplified(function: Function, named: set[str]) -> Function:
+    """One walk in order of definition; what a rule builds is rewritten in its turn."""
+    build, defined, new = Builder(names_of(function)), dict[Value, Equation](), Substitution()
+    context = Context(defined, build)
+    work = list(reversed(function.body))
+    done: list[Equation] = []
+    while work:
+        eqn = new.equation(work.pop())
+        build.span, build.stage = eqn.span, eqn.stage
+        value = _rewrite(context, eqn, named)
+        if value is None:
+            done.append(eqn)
+            defined.update(dict.fromkeys(eqn.results, eqn))
+            continue
+        value = build.ordered(value, eqn.result.type.dims)
+        new[eqn.result] = _keep_name(build, eqn, value)
+        work += reversed(build.body)
+        build.body.clear()
+    return new.function(function, done)
