@@ -1,0 +1,53 @@
+"""A compiler from tensor programs over named dimensions to SPMD programs for a mesh of processors.
+
+    compiled = mtfc.compile("model.mtf", layout="hybrid")
+    print(compiled.ir())                 # one processor's program, with its collectives
+    open("model.py", "w").write(compiled.jax())
+
+Design after Mesh-TensorFlow (Shazeer et al., 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mtfc.api import Compiled
+
+__all__ = ["compile", "compile_text"]
+
+
+def compile(
+    path: str | PathLike[str],
+    *,
+    model: str | None = None,
+    layout: str | None = None,
+    mesh: str | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Compiled:
+    """Compile a .mtf file for one layout, by default its first.
+
+    The options are those of the `mtfc` command: `layout` and `mesh` are names that the file declares, or rules and shapes such as
+    `"batch:rows;hidden:cols"` and `"rows:2;cols:4"`; `dims` changes sizes. Raises `OSError`, and `CompileError` with
+    the diagnostics of a file that has errors.
+    """
+    from mtfc.api import read
+
+    return compile_text(read(path), model=model, layout=layout, mesh=mesh, dims=dims, file=str(path))
+
+
+def compile_text(
+    text: str,
+    *,
+    model: str | None = None,
+    layout: str | None = None,
+    mesh: str | None = None,
+    dims: Mapping[str, int] | None = None,
+    file: str = "<text>",
+) -> Compiled:
+    """Compile the text of a .mtf file; `file` is what diagnostics call it."""
+    from mtfc.api import Choice, compile_case
+
+    return compile_case(text, file, Choice(model, layout, mesh, dict(dims or {})))

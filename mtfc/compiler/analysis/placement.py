@@ -2,12 +2,13 @@
 
 One function serves two passes. Given which pending sums may pass through which equations, it re-types a function in order of
 definition: an operand is brought to where the equation's layout needs it, the cheapest way from any version of the value
-that exists already, and the result's type follows.
+that exists already, and the result's type follows. A reshard that makes a value smaller on a processor, or no larger, stands
+right behind what makes the value, one that makes it larger right before its use: memory is held for as short as possible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -37,6 +38,7 @@ class Realization:
     def __init__(self, function: Function, mesh: Mesh, passing: Passing) -> None:
         self.mesh, self.passing, self.names = mesh, passing, names_of(function)
         self.body: list[Equation] = []
+        self.behind: dict[Equation, list[Equation]] = {}
         self.versions: dict[Value, list[Made]] = {}
         self.source = function
 
@@ -45,7 +47,13 @@ class Realization:
         for eqn in self.source.body:
             self._equation(eqn)
         outputs = tuple(self._output(output) for output in self.source.outputs)
-        return attrs.evolve(self.source, arguments=arguments, body=tuple(self.body), outputs=outputs)
+        body = tuple(each for eqn in self.body for each in self._with_followers(eqn))
+        return attrs.evolve(self.source, arguments=arguments, body=body, outputs=outputs)
+
+    def _with_followers(self, eqn: Equation) -> Iterator[Equation]:
+        yield eqn
+        for follower in self.behind.get(eqn, ()):
+            yield from self._with_followers(follower)
 
     def _argument(self, argument: Argument) -> Argument:
         old = argument.value
@@ -99,7 +107,11 @@ class Realization:
             stage=blamed.stage if blamed else "forward",
             layout={},
         )
-        self.body.append(eqn)
+        grows = wanted.local_size(self.mesh) > origin.value.type.local_size(self.mesh)
+        if origin.by is None or grows:
+            self.body.append(eqn)
+        else:
+            self.behind.setdefault(origin.by, []).append(eqn)
         return eqn
 
 

@@ -1,7 +1,7 @@
 """How to get a tensor from one placement to another: the cheapest chain of collectives, as a shortest path.
 
-Nodes are placements, edges the six collectives, an edge's length is the bytes that a processor sends (ring algorithms, see
-`wire_bytes`) and then the number of steps. The paper's cases (section 6.1) come out of it: split to unsplit is an all-gather,
+Nodes are placements, edges the six collectives, an edge's length is the bytes that a processor sends (by ring algorithms, see
+`ring.py`) and then the number of steps. The paper's cases (section 6.1) come out of it: split to unsplit is an all-gather,
 unsplit to split a slice, from one dimension to another on one axis an all-to-all, a pending sum wanted split a reduce-scatter.
 The graph depends on the number of axes, not of processors.
 """
@@ -15,8 +15,9 @@ from itertools import combinations, count, permutations
 
 import attrs
 
+from mtfc.compiler.analysis.ring import RING
 from mtfc.compiler.ir.core import Attr
-from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 
 @attrs.frozen
@@ -34,21 +35,8 @@ class Step:
 
 
 def wire_bytes(op: str, axes: Axes, before: TensorType, mesh: Mesh) -> float:
-    """Bytes that one processor sends, by the ring algorithms: with n processors in a group and s bytes held by each,
-
-    all_gather s (n - 1), reduce_scatter and all_to_all s (n - 1) / n, all_reduce twice that, permute s, local_slice 0.
-    """
-    n = mesh.size(axes)
-    share = (n - 1) / n
-    factor = {
-        "all_gather": n - 1,
-        "reduce_scatter": share,
-        "all_to_all": share,
-        "all_reduce": 2 * share,
-        "permute": 1.0,
-        "local_slice": 0.0,
-    }[op]
-    return before.local_size(mesh) * ITEM_BYTES[before.dtype] * factor
+    """Bytes that one processor sends."""
+    return before.local_bytes(mesh) * float(RING[op](mesh.size(axes)))
 
 
 def _with_split(type: TensorType, changes: dict[int, Axes], pending: Axes | None = None) -> TensorType:

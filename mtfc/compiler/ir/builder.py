@@ -32,7 +32,7 @@ class Builder:
     def __init__(self, names: Names, span: Span | None = None, stage: Stage = "forward") -> None:
         self.names, self.span, self.stage = names, span, stage
         self.body: list[Equation] = []
-        self._constants: dict[tuple[str, float | int | bool], Value] = {}
+        self._constants: dict[tuple[str, str], Value] = {}
 
     def __call__(self, op: str, *operands: Value, name: str = "", **attributes: Attr) -> Value:
         """Append one equation and give its only result. Raises `OpError` where the op refuses the operands."""
@@ -46,7 +46,7 @@ class Builder:
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
         """The scalar `value`; one equation for each different constant."""
-        key = (dtype, value)
+        key = (dtype, repr(value))  # not the value: 0.0 == -0.0
         if key not in self._constants:
             self._constants[key] = self("constant", name="c", value=value, dtype=dtype)
         return self._constants[key]

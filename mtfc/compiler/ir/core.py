@@ -135,6 +135,7 @@ class Training:
     optimizer: OptimizerCall
     precision: tuple[str, str] | None = None  # (parameters' dtype, computation's dtype)
     clip: float | None = None
+    accumulate: int = 1  # micro-batches per step
     span: Span | None = None
 
 

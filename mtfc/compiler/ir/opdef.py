@@ -29,6 +29,14 @@ class OpError(Exception):
         self.message, self.help = message, help
 
 
+class DimsError(OpError):
+    """The operands of a component-wise op cannot be broadcast against each other."""
+
+
+class DTypeError(OpError):
+    """The operands' dtypes differ, or the op does not take them."""
+
+
 @attrs.frozen
 class LayoutRule:
     """How an op's dimensions behave when they are split; the rest follows from their names.

@@ -33,7 +33,9 @@ from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 MOVES = frozenset(op.name for op in collectives.OPS)
 """The ops that move data between placements."""
 
-_PLAIN = re.compile(r"(?!(true|false|layout|as|at)$)[A-Za-z_][A-Za-z0-9_.]*")
+_WORDS = frozenset({"true", "false", "params", "optimizer", "value"})
+_SUFFIXES = frozenset({"layout", "as", "at"})
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def print_program(program: Program, locations: bool = False) -> str:
@@ -62,8 +64,9 @@ def is_placed(function: Function) -> bool:
     return any(node.layout is not None for node in nodes)
 
 
-def name_text(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else f"`{name}`"
+def name_text(name: str, reserved: frozenset[str] = _WORDS) -> str:
+    """A name, in backquotes where the reader would take it for something else."""
+    return name if _PLAIN.fullmatch(name) and name not in reserved else f"`{name}`"
 
 
 def number_text(number: float) -> str:
@@ -169,7 +172,9 @@ class _Printer:
         text += f" with {_call_text(call.name, call.hyper)}{self.at(call.span)}"
         if training.precision:
             text += f" precision ({', '.join(training.precision)})"
-        return text if training.clip is None else f"{text} clip {number_text(training.clip)}"
+        if training.clip is not None:
+            text += f" clip {number_text(training.clip)}"
+        return text if training.accumulate == 1 else f"{text} accumulate {training.accumulate}"
 
     def function(self, function: Function) -> Iterator[str]:
         placed = is_placed(function)
@@ -216,7 +221,7 @@ class _Printer:
         results = ", ".join([self.defined(value) for value in eqn.results])
         operands = ", ".join([f"%{value.name}" for value in eqn.operands])
         parts = [eqn.op, operands] if operands else [eqn.op]
-        parts += [f"{name_text(key)}={attr_text(value)}" for key, value in eqn.attrs.items()]
+        parts += [f"{name_text(key, _SUFFIXES)}={attr_text(value)}" for key, value in eqn.attrs.items()]
         path = f" as {name_text(eqn.path)}" if eqn.path is not None else ""
         under = self.under(eqn.layout, implied_layout(eqn.op, eqn.results[0].type), placed)
         return f"{results} = {' '.join(parts)}{under}{path}{self.at(eqn.span)}"

@@ -80,9 +80,6 @@ def _token(node: Node, kind: str) -> Token | None:
 
 
 def _name(node: Node) -> str:
-    """A `name`, or one of the words that a layout's dimension may be called."""
-    if not node.children:
-        return str(node.data).removesuffix("_name")
     (token,) = node.children
     return str(token).strip("`")
 
@@ -109,7 +106,7 @@ def _rules(node: Node) -> Rules:
 
 def _rule(node: Node) -> tuple[str, Axes]:
     dim, axes = cast("list[Node]", node.children)
-    return (_first_name(dim) if dim.data == "dim_name" else _name(dim)), tuple(_names(axes))
+    return _name(dim), tuple(_names(axes))
 
 
 def _section(node: Node | None) -> Rules:
@@ -172,18 +169,16 @@ class _Reader:
         return Parameter(_first_name(node), self.type_of(node), init, self.span(node))
 
     def training(self, node: Node) -> Training:
-        call, precision, clip = (_child(node, rule) for rule in ("call", "precision", "clip"))
-        assert call is not None
-        before = node.children.index(call)
-        spans = [(node.children.index(at), self.span_at(at)) for at in _children(node, "at")]
-        own = next((span for i, span in spans if i < before), None)
-        optimizer_span = next((span for i, span in spans if i > before), None)
+        precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
+        (update,) = _children(node, "update")
+        (call,) = _children(update, "call")
         return Training(
             minimize=_first_name(node),
-            optimizer=OptimizerCall(_first_name(call), _settings(call), optimizer_span),
+            optimizer=OptimizerCall(_first_name(call), _settings(call), self.span(update)),
             precision=cast("tuple[str, str]", tuple(_names(precision))) if precision else None,
             clip=_number(_tokens(clip, "NUMBER")[0]) if clip else None,
-            span=own,
+            accumulate=int(_tokens(accumulate, "NUMBER")[0]) if accumulate else 1,
+            span=self.span(node),
         )
 
     def function(self, node: Node) -> Function:
@@ -296,10 +291,9 @@ class _Reader:
 
     def span(self, node: Node) -> Span | None:
         at = _child(node, "at")
-        return self.span_at(at) if at else None
-
-    def span_at(self, node: Node) -> Span:
-        file, (position,) = _token(node, "STRING"), _tokens(node, "POSITION")
+        if at is None:
+            return None
+        file, (position,) = _token(at, "STRING"), _tokens(at, "POSITION")
         start, end = (part.split(":") for part in position.split("-"))
         return Span(json.loads(file) if file else self.file or "", *map(int, (*start, *end)))
 

@@ -78,7 +78,7 @@ class Verifier:
 
     def __init__(self) -> None:
         self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
-        self._seen: dict[Level, set[Equation]] = {}
+        self._seen: dict[Level, set[Equation | Argument | Output]] = {}
         self._alike: dict[Level, set[tuple[object, ...]]] = {}
 
     def check(self, program: Program, level: Level) -> None:
@@ -120,7 +120,8 @@ def _check_minimized(program: Program, name: str) -> None:
     if type is None or type.dims or type.dtype not in FLOATS:
         found = "no output" if type is None else f"a {type}"
         raise VerifyError(
-            f"{name} is minimized, and is {found} of forward: it must be a floating-point scalar", program.name
+            f"{name} is minimized, and is {found} of forward: it must be a floating-point scalar",
+            program.name,
         )
 
 
@@ -133,9 +134,15 @@ def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> 
     if any(dims.get(dim.name) != dim for dim in type.dims):
         return "it has a dimension that the program does not declare with that size"
     if len(set(type.names)) != len(type.names) or len(type.splits) != len(type.dims):
-        return "a dimension occurs twice" if len(type.splits) == len(type.dims) else "splits and dims differ in number"
+        return (
+            "a dimension occurs twice"
+            if len(type.splits) == len(type.dims)
+            else "splits and dims differ in number"
+        )
     if len(set(axes)) != len(axes) or not set(axes) <= set(sizes):
-        return "a mesh axis is used twice" if len(set(axes)) != len(axes) else "the mesh lacks one of its axes"
+        return (
+            "a mesh axis is used twice" if len(set(axes)) != len(axes) else "the mesh lacks one of its axes"
+        )
     if mesh and any(d.size % mesh.size(a) for d, a in zip(type.dims, type.splits, strict=True)):
         return "a split does not divide its dimension evenly"
     if mesh and type.pending != mesh.ordered(type.pending):
@@ -144,7 +151,9 @@ def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> 
     return None if known else f"reduction {type.reduction} with pending {type.pending}"
 
 
-def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], whole: frozenset[str], mesh: Mesh) -> str | None:
+def layout_error(
+    layout: Mapping[str, Axes], dims: Iterable[Dim], whole: frozenset[str], mesh: Mesh
+) -> str | None:
     """What is wrong with an equation's layout (invariant 10), or None."""
     sizes = {dim.name: dim.size for dim in dims}
     used = [axis for axes in layout.values() for axis in axes]
@@ -162,7 +171,11 @@ class _Equations:
     """Checks equations by themselves, out of any scope."""
 
     def __init__(
-        self, program: Program, level: Level, seen: set[Equation], alike: set[tuple[object, ...]]
+        self,
+        program: Program,
+        level: Level,
+        seen: set[Equation | Argument | Output],
+        alike: set[tuple[object, ...]],
     ) -> None:
         self.dims, self.mesh, self.rule, self.level = program.dims, program.mesh, LEVELS[level], level
         self.seen, self.alike = seen, alike
@@ -201,7 +214,11 @@ class _Equations:
 
     def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:
         if (eqn.layout is not None) != self.rule.layouts:
-            return f"at level {self.level} every equation has a layout" if self.rule.layouts else "it has a layout"
+            return (
+                f"at level {self.level} every equation has a layout"
+                if self.rule.layouts
+                else "it has a layout"
+            )
         if not self.rule.placed and not all(v.type.is_global for v in (*eqn.operands, *eqn.results)):
             return f"at level {self.level} types are global"
         if eqn.layout is not None and self.mesh:
@@ -241,7 +258,11 @@ def _infer_error(opdef: OpDef, eqn: Equation) -> str | None:
         inferred = opdef.infer([value.type.unsplit() for value in eqn.operands], eqn.attrs)
     except OpError as error:
         return f"the type rule of {eqn.op} refuses: {error}"
-    return None if inferred == found else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
+    return (
+        None
+        if inferred == found
+        else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
+    )
 
 
 def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
@@ -250,7 +271,9 @@ def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
         placed = opdef.place(opdef, eqn, mesh)
     except PlacementError as error:
         return f"the place rule of {eqn.op} refuses: {error}"
-    return None if placed == found else f"the place rule of {eqn.op} gives {_types(placed)}, not {_types(found)}"
+    return (
+        None if placed == found else f"the place rule of {eqn.op} gives {_types(placed)}, not {_types(found)}"
+    )
 
 
 class _FunctionCheck:
@@ -273,44 +296,44 @@ class _FunctionCheck:
             self.output(output)
         _unique((o.updates for o in self.function.outputs if o.updates is not None), "updates", self.where)
 
-    def define(self, value: Value, where: str, span: Span | None) -> None:
+    def wrong(self, reason: str, eqn: Equation | None) -> VerifyError:
+        return VerifyError(reason, equation_text(eqn), eqn.span) if eqn else VerifyError(reason, self.where)
+
+    def define(self, value: Value, eqn: Equation | None = None) -> None:
+        """A value that `eqn` (or, without one, the function as an argument) defines comes into scope."""
         if value in self.visible:
-            raise VerifyError(f"{value} is defined twice", where, span)
+            raise self.wrong(f"{value} is defined twice", eqn)
         if value.name in self.names:
-            raise VerifyError(f"another value is called {value}", where, span)
+            raise self.wrong(f"another value is called {value}", eqn)
         self.visible.add(value)
         self.names.add(value.name)
 
     def body(self, body: tuple[Equation, ...]) -> None:
-        visible, names = self.visible, self.names
         for eqn in body:
-            if not visible.issuperset(eqn.operands):
-                self.undefined(eqn)
+            self.used(eqn.operands, eqn)
             self.equations.check(eqn)
             for region in eqn.regions:
                 self.region(eqn, region)
             for value in eqn.results:
-                if value.name in names or value in visible:
-                    self.define(value, equation_text(eqn), eqn.span)
-                visible.add(value)
-                names.add(value.name)
+                self.define(value, eqn)
 
-    def undefined(self, eqn: Equation) -> None:
-        value = next(value for value in eqn.operands if value not in self.visible)
-        raise VerifyError(f"{value} is not defined before its use", equation_text(eqn), eqn.span)
+    def used(self, values: tuple[Value, ...], eqn: Equation) -> None:
+        if not self.visible.issuperset(values):
+            value = next(value for value in values if value not in self.visible)
+            raise self.wrong(f"{value} is not defined before its use", eqn)
 
     def region(self, eqn: Equation, region: Region) -> None:
         outside = set(self.visible)
         for value in region.arguments:
-            self.define(value, equation_text(eqn), eqn.span)
+            self.define(value, eqn)
         self.body(region.body)
-        for value in region.results:
-            if value not in self.visible:
-                raise VerifyError(f"{value} is yielded and not defined", equation_text(eqn), eqn.span)
+        self.used(region.results, eqn)
         self.visible = outside
 
     def end(self, node: Argument | Output, where: str) -> None:
         """What holds of arguments and outputs alike: invariants 6, 8, 9 and 11."""
+        if node in self.equations.seen:
+            return
         type, layout = node.value.type, node.layout
         wrong = type_error(type, self.program.dims, self.program.mesh)
         if wrong:
@@ -322,10 +345,11 @@ class _FunctionCheck:
         placed = type.unsplit().split_by(layout or {}) if self.rule.placed else type.unsplit()
         if type != placed:
             raise VerifyError(f"{node.value} is {type}, and its layout makes it {placed}", where)
+        self.equations.seen.add(node)
 
     def argument(self, argument: Argument) -> None:
         where = f"argument {argument.value} of {self.where}"
-        self.define(argument.value, where, argument.span)
+        self.define(argument.value)
         self.end(argument, where)
         declared = self.declared.get(argument.value.name)
         if argument.role == "parameter" and declared != argument.value.type.unsplit():

@@ -1,12 +1,12 @@
-"""follow-uses: an equation that only moves data runs in the layout that its one use wants, where that sends less.
+"""follow-uses: an equation runs in the layout that its one use wants, where it sends or computes less there.
 
 The layout rules place an intermediate value although nobody looks at it. Between two renames, say, they may ask for all of a
 tensor on every processor: an all-gather, and a slice right after it, where one all-to-all does. Equations are visited from
-last to first, so that a whole chain of moves follows its end.
+last to first, so that a whole chain follows its end. Those that reduce a dimension stay where the rules put them.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
-After this pass no such equation would send fewer bytes by running in its use's layout; types are still global.
+After this pass no such equation would send less, and compute no more, in its use's layout; types are still global.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import attrs
 
 from mtfc.compiler.analysis.resharding import plan
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type, result_types
 from mtfc.compiler.ir.transform import Pass
@@ -46,7 +45,7 @@ def only_uses(function: Function) -> dict[Value, tuple[Equation, int]]:
 
 
 class Following:
-    """Moves the layouts of one function's data movements towards their uses."""
+    """Moves the layouts of one function's equations towards their uses."""
 
     def __init__(self, mesh: Mesh, fixed: set[str]) -> None:
         self.mesh, self.fixed = mesh, fixed
@@ -69,7 +68,7 @@ class Following:
         self.placed.update(zip(eqn.results, types, strict=True))
 
     def _moves(self, eqn: Equation) -> bool:
-        return OPS[eqn.op].flops is no_flops and bool(eqn.operands) and eqn.path not in self.fixed
+        return bool(eqn.operands) and eqn.path not in self.fixed and not OPS[eqn.op].layout_rule(eqn).reduced
 
     def _follow(self, eqn: Equation, user: Equation, operand: int) -> None:
         user = self.changed.get(user, user)
@@ -79,8 +78,10 @@ class Following:
         moved = attrs.evolve(eqn, layout=layout)
         if rule.whole & set(layout) or not self._runs(moved):
             return
-        now = self._sent(eqn) + plan(self.placed[eqn.result], wanted, self.mesh)[0]
-        if self._sent(moved) < now:
+        placed = self.placed[eqn.result]
+        sent = self._sent(eqn) + plan(placed, wanted, self.mesh)[0]
+        computed, moved_computed = placed.local_size(self.mesh), wanted.local_size(self.mesh)
+        if moved_computed <= computed and (self._sent(moved), moved_computed) < (sent, computed):
             self.changed[eqn] = moved
             self.placed[eqn.result] = wanted
 

@@ -136,4 +136,4 @@ def placed(function: Function, mesh: Mesh) -> Function:
             for i in group:
                 entry = passing.setdefault(value.name, {})
                 entry[i] = (*entry.get(i, ()), axis)
-    return realize(plain, mesh, passing)
+    return realize(plain, mesh, passing) if passing else function

@@ -9,9 +9,10 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
+    DimsError,
+    DTypeError,
     Gradient,
     OpDef,
-    OpError,
     Shard,
     flops_per_result,
     linear_in_all,
@@ -25,7 +26,8 @@ from mtfc.compiler.ir.opdef import (
 from mtfc.compiler.ir.place import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
-NUMBERS = FLOATS | {"i32", "u32"}
+INTEGERS = frozenset({"i32", "u32"})
+NUMBERS = FLOATS | INTEGERS
 BOOL = frozenset({"bool"})
 
 
@@ -34,11 +36,11 @@ def dims_text(dims: Sequence[Dim]) -> str:
 
 
 def joint_dims(types: Sequence[TensorType]) -> tuple[Dim, ...]:
-    """The dims of the operand that has all of them. Raises `OpError` when none has."""
+    """The dims of the operand that has all of them. Raises `DimsError` when none has."""
     widest = max(types, key=lambda t: len(t.dims))
     for type in types:
         if not set(type.dims) <= set(widest.dims):
-            raise OpError(
+            raise DimsError(
                 f"cannot broadcast {dims_text(type.dims)} against {dims_text(widest.dims)}: neither has all dimensions"
                 " of the other",
                 "give one operand the missing dimensions with `broadcast(x -> [dims])`",
@@ -47,24 +49,23 @@ def joint_dims(types: Sequence[TensorType]) -> tuple[Dim, ...]:
 
 
 def check_dtypes(types: Sequence[TensorType], accepted: frozenset[str]) -> str:
-    """The operands' common dtype. Raises `OpError` when they differ or the op does not take it."""
+    """The operands' common dtype. Raises `DTypeError` when they differ or the op does not take it."""
     first = types[0].dtype
     for type in types:
-        if type.dtype not in accepted:
-            raise OpError(
-                f"expected {one_of(accepted)}, found {type.dtype}", "convert it with `cast(x, dtype)`"
-            )
         if type.dtype != first:
-            raise OpError(
+            raise DTypeError(
                 f"operands are {first} and {type.dtype}", "convert one of them with `cast(x, dtype)`"
+            )
+        if type.dtype not in accepted:
+            raise DTypeError(
+                f"expected {one_of(accepted)}, found {type.dtype}", "convert it with `cast(x, dtype)`"
             )
     return first
 
 
 def one_of(dtypes: frozenset[str]) -> str:
-    if dtypes == FLOATS:
-        return "a floating-point tensor"
-    return "a bool tensor" if dtypes == BOOL else "a tensor of numbers"
+    names = {FLOATS: "a floating-point tensor", INTEGERS: "an integer tensor", BOOL: "a bool tensor"}
+    return names.get(dtypes, "a tensor of numbers")
 
 
 def align(array: Any, names: Sequence[str], target: Sequence[str]) -> Any:

@@ -46,7 +46,9 @@ def subscripts(eqn: Equation) -> str:
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> Any:
-    return shard.np.einsum(subscripts(shard.eqn), *arrays, optimize=True).astype(arrays[0].dtype)
+    """Sums of 16-bit numbers are kept in 32 bits."""
+    wide = [x.astype(shard.np.float32) if x.dtype.itemsize == 2 else x for x in arrays]
+    return shard.np.einsum(subscripts(shard.eqn), *wide, optimize=True).astype(arrays[0].dtype)
 
 
 def _gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:

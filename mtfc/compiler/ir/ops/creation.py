@@ -85,7 +85,8 @@ def _indices(code: Code, module: str, dim: str) -> str:
 def _range_text(module: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
         indices = _indices(code, module, code.eqn.result.type.names[0])
-        return f"({indices}).reshape({code.shape})"
+        alone = code.shape == str(code.sizes)
+        return indices if alone else f"{module}.broadcast_to({indices}, {code.shape})"
 
     return text
 

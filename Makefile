@@ -1,0 +1,49 @@
+# Everything runs in .venv, which `make` itself fills: a Python from 3.11 on and make are all it needs.
+# `make PYTHON=python3.12 setup` picks the Python.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MTFC := $(BIN)/mtfc
+SOURCES := mtfc tests examples benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench fuzz clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/ready  ## make .venv with everything installed
+
+$(VENV)/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "mtfc needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev,jax]'
+	@touch $@
+
+demo: setup  ## train the handwritten digits on both backends, then compare the layouts
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/digits.py
+
+test: setup  ## run all tests
+	$(BIN)/python -m pytest
+
+lint: setup  ## check style and types
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+format: setup  ## rewrite the Python files and examples in canonical form
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+	$(MTFC) fmt examples/*.mtf
+
+bench: setup  ## measure speed against the figures to reach
+	$(BIN)/python -m benchmarks
+
+fuzz: setup  ## a longer campaign of random programs (FUZZ_MINUTES=10)
+	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -m pytest tests/fuzz
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

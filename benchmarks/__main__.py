@@ -1,0 +1,42 @@
+"""`make bench`: the figures that the project holds itself to, each beside its target.
+
+Deterministic figures come first in each line; times are medians, and comparisons are taken side by side in one run.
+`python -m benchmarks startup compile` runs some of the sections only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+
+from benchmarks import compile_time, peer_jax, simulation, startup
+from benchmarks.figures import Figure
+
+SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "startup": startup.figures,
+    "compile": compile_time.figures,
+    "simulation": simulation.figures,
+    "jax": peer_jax.figures,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        print(f"unknown section {unknown[0]}; there are {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    missed = 0
+    for name in names or SECTIONS:
+        print(f"\n{name}")
+        for figure in SECTIONS[name]():
+            print(f"  {figure}", flush=True)
+            missed += figure.missed
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""One measured figure, with its target where it has one; and how times are taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import attrs
+
+
+@attrs.frozen
+class Figure:
+    """`limit` is the most that `value` may be; None where the figure is only reported."""
+
+    what: str
+    value: float
+    unit: str
+    limit: float | None = None
+
+    @property
+    def missed(self) -> bool:
+        return self.limit is not None and self.value > self.limit
+
+    def __str__(self) -> str:
+        target = "" if self.limit is None else f"  (at most {self.limit:g}{', MISSED' if self.missed else ''})"
+        return f"{self.what:<72} {self.value:10.4g} {self.unit}{target}"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def median_seconds(work: Callable[[], object], runs: int) -> float:
+    """The median over `runs`, after one run that is not counted."""
+    work()
+    return median(seconds(work) for _ in range(runs))
+
+
+def median_ratio(a: Callable[[], object], b: Callable[[], object], runs: int) -> tuple[float, float, float]:
+    """Median seconds of `a` and `b`, taken in turn, and the median of the ratios pair by pair."""
+    a(), b()
+    pairs = [(seconds(a), seconds(b)) for _ in range(runs)]
+    return median(x for x, _ in pairs), median(y for _, y in pairs), median(x / y for x, y in pairs)

@@ -1,0 +1,20 @@
+"""`mtfc check` as a whole process, nothing of it loaded before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from benchmarks.figures import Figure, median_seconds
+
+RUNS = 11
+
+
+def figures() -> Iterator[Figure]:
+    command = [sys.executable, "-m", "mtfc", "check", "examples/digits.mtf"]
+
+    def check() -> None:
+        subprocess.run(command, check=True, capture_output=True)
+
+    yield Figure("mtfc check examples/digits.mtf, cold process", median_seconds(check, RUNS), "s", 0.3)

@@ -1,0 +1,7 @@
+"""`python -m mtfc`."""
+
+import sys
+
+from mtfc.cli import main
+
+sys.exit(main())

@@ -1,0 +1,72 @@
+"""Where a JAX program runs: on real devices where there are enough, else on virtual ones of the CPU.
+
+JAX makes its devices once per process, when it is first asked for one. So whoever needs several meshes in one
+process reserves devices for the largest first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from typing import Any
+
+
+class Unavailable(Exception):
+    """The environment lacks something: says what, and how to get it (exit status 3)."""
+
+
+def import_jax() -> Any:
+    """The `jax` package. Raises `Unavailable` where it is not installed."""
+    try:
+        import jax
+    except ImportError as error:
+        raise Unavailable(
+            f"the JAX backend needs the package jax, which cannot be imported ({error}): pip install jax"
+        ) from error
+    return jax
+
+
+def reserve(count: int) -> None:
+    """Let the CPU count as `count` devices, if not more already: it has effect until JAX makes its devices.
+
+    Raises `Unavailable` where JAX is missing.
+    """
+    jax = import_jax()
+    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    if count > max(int(flag[1]) if flag else 1, jax.config.jax_num_cpu_devices):
+        with suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)
+
+
+def devices(count: int) -> list[Any]:
+    """`count` devices of one kind: JAX's default ones where there are so many, else virtual CPU devices.
+
+    Raises `Unavailable` where JAX is missing, or has already started with fewer.
+    """
+    jax = import_jax()
+    reserve(count)
+    found = _of_kind(jax, None)
+    if len(found) >= count:
+        return found[:count]
+    virtual = _of_kind(jax, "cpu")
+    if len(virtual) >= count:
+        return virtual[:count]
+    counted = {device.platform: len(kind) for kind in (found, virtual) for device in kind[:1]}
+    started = " and ".join(f"{number} {name} device{'s' * (number > 1)}" for name, number in counted.items())
+    raise Unavailable(
+        f"the mesh has {count} processors, and JAX has started with {started}: use a smaller mesh, or reserve"
+        f" {count} devices before JAX makes its own"
+    )
+
+
+def _of_kind(jax: Any, platform: str | None) -> list[Any]:
+    """All devices of a platform (None: the default one); none where JAX was told not to use it."""
+    try:
+        return list(jax.devices(platform))
+    except RuntimeError as error:
+        if platform is None:
+            raise Unavailable(
+                f"JAX finds no device to run on ({error}): unset JAX_PLATFORMS, or set it to cpu"
+            ) from error
+        return []

@@ -1,0 +1,277 @@
+"""From equations to Python statements, for both backends.
+
+What an op's text looks like stands in its `OpDef`; how one backend differs from another stands in a
+`Dialect`. A function's body becomes one statement per equation, in one pass.
+
+Both backends write modules of one shape, so that whoever runs one need not know which it is:
+
+- `MESH`: axis name -> size, first axis most major.
+- `PARAMETERS`, `INPUTS`, `STATE`: argument name -> layout; `OUTPUTS[function]`: output name -> layout. Where
+  a step takes several micro-batches, `BATCHES` is `INPUTS` with their number as the first dimension. A
+  layout has one entry per dimension: None, the name of the mesh axis that splits it, or a tuple of names,
+  most major first. Names are the user's own dotted ones (`layers.ffn.wi`).
+- `init(seed=0) -> params` and, where there is optimizer state, `init_state() -> state`.
+- `forward(params, inputs) -> outputs`, `gradients(params, inputs) -> outputs`, `train_step(params, state,
+  inputs, step) -> (outputs, params, state)`, each argument and result a dict from name to sharded array,
+  `step` counting from 0. A function is there when the program has it (`train_step` is the IR's `step`).
+- `shard(arrays, layouts) -> arrays` and `unshard(arrays, layouts) -> arrays` go between global NumPy arrays
+  and sharded ones, for dicts: `shard({"x": x}, INPUTS)`, `unshard(outputs, OUTPUTS["forward"])`.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from textwrap import wrap
+
+import attrs
+
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.opdef import Code, OpDef, Text
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+
+WIDTH = 110
+"""Columns of a generated line."""
+
+LOCALS = ("params", "state", "inputs", "step", "outputs", "float")
+"""What a generated function calls its own; no value may take these names."""
+
+NAMES = {"forward": "forward", "gradients": "gradients", "step": "train_step"}
+"""What the program's functions are called in a module."""
+
+SIGNATURES = {
+    "forward": "params, inputs",
+    "gradients": "params, inputs",
+    "step": "params, state, inputs, step",
+}
+_SOURCES = {"parameter": "params", "state": "state", "input": "inputs"}
+
+
+@attrs.frozen(kw_only=True)
+class Dialect:
+    """How one backend's Python differs from the other's.
+
+    column: the text of an op. lead: the lengths of the axes that a value's array has in front of its own
+    dimensions (none where the program sees one processor's array). index: (mesh axes, rank) -> this
+    processor's number along them, most major first, as text that broadcasts against arrays with `rank`
+    dimensions of their own. dtype: an IR dtype as text. literal: (value, dtype) as text that keeps the dtype
+    of arrays it is combined with. after: a statement to follow a value's definition, or an empty text. step:
+    the number `step` as the array that equations need. reserved: names that the module uses.
+    """
+
+    mesh: Mesh
+    column: Callable[[OpDef], Text]
+    lead: Callable[[TensorType], tuple[int, ...]]
+    index: Callable[[Axes, int], str]
+    dtype: Callable[[str], str]
+    literal: Callable[[object, str], str]
+    after: Callable[[Value, str], str]
+    step: str
+    reserved: frozenset[str]
+
+
+class Emitter:
+    """Writes the statements of one function.
+
+    `literals` holds the constants that are not yet written as statements: most never are, as their uses write
+    the number.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._reserved = {*keyword.kwlist, *LOCALS, *dialect.reserved}
+        self._names = Names(self._reserved)
+        self._identifiers: dict[Value, str] = {}
+        self._literals: dict[Value, Equation] = {}
+
+    def identifier(self, value: Value) -> str:
+        """The value's name in Python: `layers.ffn.wi` is `layers_ffn_wi`."""
+        if value not in self._identifiers:
+            wanted = re.sub(r"\W", "_", value.name)
+            wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
+            wanted = f"{wanted}_1" if wanted in self._reserved else wanted
+            self._identifiers[value] = self._names.fresh(wanted)
+        return self._identifiers[value]
+
+    def function(self, function: Function, name: str, doc: str) -> str:
+        """The definition of a whole function, under `name` and with a docstring."""
+        lines = [*self._arguments(function), *self.body(function), *self._results(function)]
+        lines = [*_docstring(doc), *lines]
+        return f"def {name}({SIGNATURES[function.name]}):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _arguments(self, function: Function) -> Iterator[str]:
+        used = {value for eqn in function.body for value in eqn.operands}
+        used |= {output.value for output in function.outputs}
+        for argument in function.arguments:
+            if argument.value not in used:
+                continue
+            if argument.role == "step":
+                self._identifiers[argument.value] = "step"
+                yield f"step = {self.dialect.step}"
+            else:
+                source = _SOURCES[argument.role]
+                name = self.identifier(argument.value)
+                yield f'{name} = {source}["{argument.value.name}"]'
+                yield from filter(None, [self.dialect.after(argument.value, name)])
+
+    def _results(self, function: Function) -> Iterator[str]:
+        roles = {argument.value.name: argument.role for argument in function.arguments}
+        names: dict[str, list[str]] = {"outputs": []}
+        if function.name == "step":
+            names |= {"params": [], "state": []}
+        for output in function.outputs:
+            group = _SOURCES[roles[output.updates]] if output.updates else "outputs"
+            names[group].append(f'"{output.name}": {self.identifier(output.value)}')
+        for group, entries in names.items():
+            yield from fold(f"{group} = {{{', '.join(entries)}}}")
+        yield f"return {', '.join(names)}"
+
+    def body(self, function: Function) -> Iterator[str]:
+        """The lines of the body, not indented, up to where its outputs are defined."""
+        previous = None
+        for eqn in function.body:
+            if eqn.op == "constant":
+                self._literals[eqn.result] = eqn
+                continue
+            place = _place_comment(eqn)
+            if place and place != previous:
+                yield place
+                previous = place
+            yield from self.equation(eqn)
+        for output in function.outputs:
+            yield from self._materialize((output.value,))
+
+    def equation(self, eqn: Equation) -> Iterator[str]:
+        text = self.dialect.column(OPS[eqn.op])
+        inlined = self._inlined(eqn) if isinstance(text, str) else {}
+        yield from self._materialize(v for v in eqn.operands if v not in inlined)
+        yield from self._assign(eqn, inlined)
+
+    def _inlined(self, eqn: Equation) -> dict[Value, str]:
+        """Operands of a component-wise equation to write as numbers: another operand, an array, must carry the dtype."""
+        carried = {v.type.dtype for v in eqn.operands if v not in self._literals}
+        return {
+            v: self.dialect.literal(self._literals[v].attrs["value"], v.type.dtype)
+            for v in eqn.operands
+            if v in self._literals and v.type.dtype in carried
+        }
+
+    def _materialize(self, values: Iterable[Value]) -> Iterator[str]:
+        for value in values:
+            if value in self._literals:
+                yield from self._assign(self._literals.pop(value), {})
+
+    def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
+        text = self.dialect.column(OPS[eqn.op])
+        code = self._code(eqn, inlined)
+        expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
+        results = [self.identifier(value) for value in eqn.results]
+        yield from fold(f"{', '.join(results)} = {expression}")
+        for value, name in zip(eqn.results, results, strict=True):
+            if line := self.dialect.after(value, name):
+                yield line
+
+    def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
+        dialect, type = self.dialect, eqn.results[0].type
+        args = tuple(inlined.get(v) or self.identifier(v) for v in eqn.operands)
+        sizes = type.local_shape(dialect.mesh)
+        return Code(
+            eqn=eqn,
+            args=args,
+            aligned=tuple(
+                arg if v in inlined else _aligned(arg, v.type.names, type.names, dialect.lead(v.type))
+                for arg, v in zip(args, eqn.operands, strict=True)
+            ),
+            sizes=sizes,
+            shape=str((*dialect.lead(type), *sizes)),
+            axis=lambda i, dim: eqn.operands[i].type.names.index(dim) - len(eqn.operands[i].type.dims),
+            offset=lambda dim: self._offset(type, dim),
+            dtype=dialect.dtype(type.dtype),
+        )
+
+    def _offset(self, type: TensorType, dim: str) -> str:
+        axes = type.axes_of(dim)
+        if not axes:
+            return ""
+        size = type.dim(dim).size // self.dialect.mesh.size(axes)
+        return f"{self.dialect.index(axes, len(type.dims))} * {size}"
+
+
+def layout_text(type: TensorType) -> str:
+    """The entry of a generated module's layout tables: `(None, "rows", ("cols", "planes"))`."""
+    entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in type.splits]
+    return repr(tuple(entries)).replace("'", '"')
+
+
+def _docstring(text: str) -> list[str]:
+    lines = wrap(f'"""{text}', WIDTH - 8)
+    return [f'{lines[0]}"""'] if len(lines) == 1 else [*lines, '"""']
+
+
+def _place_comment(eqn: Equation) -> str:
+    """`# line 12`, and of which stage where it is not the forward pass that the user wrote."""
+    if eqn.span is None:
+        return ""
+    return f"# line {eqn.span.line}" + ("" if eqn.stage == "forward" else f", {eqn.stage}")
+
+
+def _aligned(arg: str, names: tuple[str, ...], target: tuple[str, ...], lead: tuple[int, ...]) -> str:
+    """`arg` (dims `names`) made to broadcast against dims `target`.
+
+    `lead` holds the lengths of the axes in front. Dimensions missing at the front need no mention unless the
+    axes in front of them vary.
+    """
+    order = [names.index(name) for name in target if name in names]
+    if order != sorted(order):
+        axes = (*range(len(lead)), *(len(lead) + i for i in order))
+        arg = f"{arg}.transpose({', '.join(map(str, axes))})"
+    missing = [name not in names for name in target]
+    first = missing.index(False) if False in missing else len(missing)
+    if not any(missing[first:]) and prod(lead) == 1:
+        return arg
+    if missing == sorted(missing) and any(missing):
+        return f"{arg}[..., {', '.join(['None'] * sum(missing))}]"
+    entries = [":"] * len(lead) + ["None" if gone else ":" for gone in missing]
+    while entries and entries[-1] == ":":
+        entries.pop()
+    return f"{arg}[{', '.join(entries)}]" if entries else arg
+
+
+def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
+    """A statement in lines of at most `width` columns (where it can be broken), for a body indented by four.
+
+    It breaks at spaces. Within brackets that needs nothing else; otherwise a side of the assignment is put in
+    parentheses. No text in a generated statement contains a space.
+    """
+    if len(statement) <= width:
+        return [statement]
+    target, expression = statement.split(" = ", 1)
+    if _breaks_outside(expression):
+        expression = f"({expression})"
+    if "," in target and len(f"{target} = {expression.split()[0]}") > width:
+        target = f"({target})"
+    return _fill(re.split(r"(?<![=:]) (?!= )", f"{target} = {expression}"), width)
+
+
+def _breaks_outside(expression: str) -> bool:
+    """Whether a space stands outside all brackets."""
+    depth = 0
+    for character in expression:
+        depth += (character in "([{") - (character in ")]}")
+        if character == " " and depth == 0:
+            return True
+    return False
+
+
+def _fill(words: list[str], width: int) -> list[str]:
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    return lines

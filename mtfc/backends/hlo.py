@@ -1,0 +1,147 @@
+"""What a compiled XLA program communicates, read from its HLO text.
+
+XLA rewrites what it is given: it combines all-reduces, starts a collective in one instruction and ends it in
+another, puts loop bodies into computations of their own. So promises about communication are checked on the
+compiled text, where every computation stands before those that call it: one reading is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import attrs
+
+KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+"""HLO opcode -> the collective's name in reports."""
+
+ITEM_BYTES = {
+    **dict.fromkeys(("pred", "s8", "u8"), 1),
+    **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2),
+    **dict.fromkeys(("f32", "s32", "u32"), 4),
+    **dict.fromkeys(("f64", "s64", "u64"), 8),
+}
+
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:.* )?\{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][a-z\d-]*)\((.*)$")
+CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
+TRIP_COUNT = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+FIRST_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")
+PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
+ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+
+Traffic = Counter[tuple[str, str]]
+"""(kind, quantity) -> how much. The quantities are `count`, `elements_per_device` and `bytes_per_device`."""
+
+
+@attrs.frozen
+class Instruction:
+    """`name = type opcode(rest`: the operands and, after the closing parenthesis, the attributes."""
+
+    name: str
+    type: str
+    opcode: str
+    rest: str
+
+    @property
+    def collective(self) -> str | None:
+        """The HLO opcode of the collective that begins here, if one does."""
+        opcode = self.opcode.removesuffix("-start")
+        return opcode if opcode in KINDS else None
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the operands, with or without their types in front."""
+        inside = self.rest[: _closing(self.rest)]
+        return re.findall(r"%([\w.-]+)", inside) or [name.strip() for name in inside.split(",")]
+
+
+def collectives(hlo: str) -> dict[str, dict[str, int]]:
+    """What each device communicates in one run: kind -> `count`, `elements_per_device`, `bytes_per_device`.
+
+    Elements are those of a device's operand, as in `cost`; loops count once per iteration. A collective in
+    groups of one device sends nothing and is left out. Raises `ValueError` for a loop that communicates where
+    the text does not state how often it runs.
+    """
+    traffic: dict[str, Traffic] = {}
+    name = ""
+    for name, instructions in _computations(re.sub(r"/\*.*?\*/", "", hlo)):
+        traffic[name] = _traffic(instructions, traffic)
+    report: dict[str, dict[str, int]] = {}
+    for (kind, quantity), amount in traffic.get(name, Counter()).items():
+        report.setdefault(kind, {})[quantity] = amount
+    return report
+
+
+def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
+    """Every computation's name and instructions, callees first, the program's entry last."""
+    name, instructions = "", []
+    for line in hlo.splitlines():
+        if found := INSTRUCTION.match(line):
+            instructions.append(Instruction(*found.groups()))
+        elif found := COMPUTATION.match(line):
+            name, instructions = found[1], []
+        elif line.startswith("}"):
+            yield name, instructions
+
+
+def _traffic(instructions: list[Instruction], known: Mapping[str, Traffic]) -> Traffic:
+    """What one computation communicates, with all that it calls."""
+    types = {instruction.name: instruction.type for instruction in instructions}
+    total: Traffic = Counter()
+    for instruction in instructions:
+        if instruction.collective and not _alone(instruction):
+            total.update(_sent(instruction, types))
+        elif not instruction.opcode.endswith(("-done", "-update")):
+            for callee in CALLED.findall(instruction.rest):
+                if known.get(callee):
+                    times = _iterations(instruction)
+                    total.update({key: amount * times for key, amount in known[callee].items()})
+    return total
+
+
+def _sent(instruction: Instruction, types: Mapping[str, str]) -> Traffic:
+    arrays = [array for name in instruction.operands for array in ARRAY.findall(types[name])]
+    sizes = [(dtype, prod(int(n) for n in shape.split(",") if n)) for dtype, shape in arrays]
+    kind = KINDS[instruction.collective or ""]
+    return Counter(
+        {
+            (kind, "count"): 1,
+            (kind, "elements_per_device"): sum(size for _, size in sizes),
+            (kind, "bytes_per_device"): sum(size * ITEM_BYTES[dtype] for dtype, size in sizes),
+        }
+    )
+
+
+def _alone(instruction: Instruction) -> bool:
+    """Whether every device communicates with itself only. No groups at all are one group of all devices."""
+    if pairs := PAIRS.search(instruction.rest):
+        return all(source == target for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1]))
+    group = FIRST_GROUP.search(instruction.rest)
+    return group is not None and (group[2] == "1" or (group[1] or "").isdigit())
+
+
+def _iterations(instruction: Instruction) -> int:
+    if instruction.opcode != "while":
+        return 1
+    if count := TRIP_COUNT.search(instruction.rest):
+        return int(count[1])
+    raise ValueError(f"the HLO does not say how often the loop {instruction.name} runs, and it communicates")
+
+
+def _closing(text: str) -> int:
+    """Where the parenthesis closes that was opened before `text`."""
+    depth = 1
+    for position, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return position
+    return len(text)

@@ -1,0 +1,221 @@
+"""From a lowered program to one JAX module that a person could have written, and that runs without mtfc.
+
+What the IR calls one processor's program is the body of a `jax.shard_map`: arrays are shards, every
+collective is written out, and JAX's own check of what is replicated stays on. The mesh is the one that the
+caller sets with `jax.set_mesh`, so that importing a module needs no devices. Its public names are those that
+`emitter.py` lists, and `make_mesh`.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from mtfc.backends.emitter import NAMES, Dialect, Emitter
+from mtfc.backends.module import (
+    arguments,
+    dict_text,
+    imports,
+    initial_value,
+    is_wide,
+    mesh_of,
+    shape_text,
+    stacked_inputs,
+    summary,
+    tables,
+    title,
+)
+from mtfc.compiler.ir.core import Function, Program, Value
+from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+
+DTYPES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "u32": "uint32",
+    "bool": "bool_",
+}
+
+HEADER = '''\
+"""{title}
+
+Written by mtfc. Every function runs on all devices of a mesh, which the caller sets:
+
+    with jax.set_mesh(make_mesh()):
+        params = init(seed=0)
+        outputs = forward(params, shard(arrays, INPUTS))
+
+Under `shard_map` an array is one device's shard and every collective is written out.
+"""
+'''
+
+IMPORTS = (
+    (r"\bpartial\(", "from functools import partial"),
+    (r"\bcrc32\(", "from zlib import crc32"),
+    ("", ""),
+    (r"\bjax\.", "import jax"),
+    (r"\bjnp\.", "import jax.numpy as jnp"),
+    (r"\bnp\.", "import numpy as np"),
+    (r"\blax\.", "from jax import lax"),
+    (r"\bAxisType\.", "from jax.sharding import AxisType"),
+    (r"\bP\(", "from jax.sharding import PartitionSpec as P"),
+)
+"""What each import is needed for, in the order in which they stand."""
+
+PLACING = '''\
+def shard(arrays, specs):
+    """Global arrays, each placed on the devices of the mesh as its spec says."""
+    return {name: jax.device_put(array, specs[name]) for name, array in arrays.items()}
+
+
+def unshard(arrays, specs):
+    """The arrays that `specs` names, whole, as NumPy arrays."""
+    return {name: np.asarray(arrays[name]) for name in specs}
+'''
+
+KEY = '''\
+def random_key(seed, name):
+    """The key that a parameter is drawn with, whatever the layout."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), crc32(name.encode()))
+'''
+
+PERMUTE = '''\
+def permute(x, before, after):
+    """The shard of a dimension that this device holds when the axes `before` split it in the order `after`."""
+    sizes = [lax.axis_size(axis) for axis in before]
+    holders = np.arange(np.prod(sizes)).reshape(sizes).transpose([before.index(axis) for axis in after])
+    return lax.ppermute(x, before, list(enumerate(holders.ravel().tolist())))
+'''
+
+DRAW = 'jax.random.{draw}(random_key(seed, "{name}"), {shape}, jnp.float32)'
+
+EVALUATION = """\
+@jax.jit
+@jax.shard_map(in_specs=(PARAMETERS, INPUTS), out_specs=OUTPUTS["$name"])
+"""
+
+TRAINING = """\
+@partial(jax.jit, donate_argnames=("params", "state"))
+@jax.shard_map(
+    in_specs=(PARAMETERS, STATE, $inputs, P()), out_specs=(OUTPUTS["train_step"], PARAMETERS, STATE)
+)
+"""
+
+RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", "permute"})
+"""What a generated function uses of its module."""
+
+
+def generate(program: Program) -> str:
+    """The module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
+    mesh = mesh_of(program)
+    sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
+    sections += [_function(program, function) for function in program.functions]
+    if any(" permute(" in section for section in sections):
+        sections.append(PERMUTE)
+    if is_wide(program):
+        sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
+    body = "\n\n".join(sections)
+    return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
+
+
+def spec(type: TensorType) -> str:
+    """The type's `PartitionSpec`: `P(None, "rows", ("cols", "planes"))`.
+
+    Unsplit dimensions at the end are left out, as JAX does in its results: a step whose arguments are spelled
+    otherwise would be compiled again for the results of the first.
+    """
+    last = max((i + 1 for i, axes in enumerate(type.splits) if axes), default=0)
+    return f"P({', '.join(_axes_text(axes) for axes in type.splits[:last])})"
+
+
+def _axes_text(axes: Axes) -> str:
+    quoted = [f'"{axis}"' for axis in axes]
+    return "None" if not axes else quoted[0] if len(axes) == 1 else f"({', '.join(quoted)})"
+
+
+def _dtype(dtype: str) -> str:
+    return f"jnp.{DTYPES[dtype]}"
+
+
+def _make_mesh(mesh: Mesh) -> str:
+    return f'''\
+def make_mesh(devices=None):
+    """The mesh `{mesh.name}` over the given devices, or over JAX's first {mesh.devices}."""
+    auto = (AxisType.Auto,) * len(MESH)
+    return jax.make_mesh(tuple(MESH.values()), tuple(MESH), auto, devices=devices)
+'''
+
+
+def _initial(program: Program) -> list[str]:
+    """Functions that make what a step updates, each device only its part of it."""
+    entries = [(p.name, initial_value(p, DRAW, "jnp.full", _dtype(p.type.dtype))) for p in program.parameters]
+    made = [KEY] if any("random_key(" in value for _, value in entries) else []
+    made.append(_maker("init(seed=0)", "PARAMETERS", "Initial parameters.", entries))
+    states = arguments(program, "state")
+    if states:
+        zeros = [(name, f"jnp.zeros({shape_text(t)}, {_dtype(t.dtype)})") for name, t in states.items()]
+        made.append(_maker("init_state()", "STATE", "The optimizer's state before the first step.", zeros))
+    return made
+
+
+def _maker(signature: str, specs: str, doc: str, entries: list[tuple[str, str]]) -> str:
+    return f'''\
+@partial(jax.jit, out_shardings={specs})
+def {signature}:
+    """{doc}"""
+    return {dict_text(entries, indent=4)}
+'''
+
+
+class Variation:
+    """Makes JAX's account of the axes along which each value varies agree with the types.
+
+    JAX derives it from operands and from `lax.axis_index`. That a tensor is held in parts although nothing that
+    it is made of is (ones, say, or something broadcast) it cannot know, and is told.
+    """
+
+    def __init__(self, mesh: Mesh, function: Function) -> None:
+        self.mesh = mesh
+        self.equations = {value: eqn for eqn in function.body for value in eqn.results}
+        self.indexed: set[str] = set()
+
+    def index(self, axes: Axes, rank: int) -> str:
+        """This device's number along the axes; the value that it is used for varies along them."""
+        self.indexed.update(axes)
+        return f"lax.axis_index({_axes_text(axes)})"
+
+    def after(self, value: Value, name: str) -> str:
+        """What tells JAX of the axes that it does not know of, if there are any."""
+        eqn = self.equations.get(value)
+        if eqn is None or "axes" in eqn.attrs:  # of arguments and what collectives give JAX knows
+            return ""
+        known = {axis for operand in eqn.operands for axis in operand.type.varying(self.mesh)} | self.indexed
+        self.indexed.clear()
+        missing = tuple(axis for axis in value.type.varying(self.mesh) if axis not in known)
+        return f'{name} = lax.pcast({name}, {_axes_text(missing)}, to="varying")' if missing else ""
+
+
+def dialect(mesh: Mesh, function: Function) -> Dialect:
+    variation = Variation(mesh, function)
+    return Dialect(
+        mesh=mesh,
+        column=lambda opdef: opdef.jax,
+        lead=lambda type: (),
+        index=variation.index,
+        dtype=_dtype,
+        literal=lambda value, dtype: literal(value),
+        after=variation.after,
+        step="jnp.int32(step)",
+        reserved=RESERVED,
+    )
+
+
+def _function(program: Program, function: Function) -> str:
+    """The definition; it runs as one program on every device of the mesh."""
+    name = NAMES[function.name]
+    decorators = Template(TRAINING if function.name == "step" else EVALUATION)
+    head = decorators.substitute(name=name, inputs="BATCHES" if stacked_inputs(program) else "INPUTS")
+    emitter = Emitter(dialect(mesh_of(program), function))
+    return head + emitter.function(function, name, summary(function))

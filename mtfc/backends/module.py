@@ -1,0 +1,121 @@
+"""What modules of both backends hold besides the program's functions: a title, imports, layouts, initial
+values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from mtfc.backends.emitter import NAMES, WIDTH
+from mtfc.compiler.ir.core import Function, Output, Parameter, Program, walk
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.printer import program_layout_text
+from mtfc.compiler.ir.types import Mesh, TensorType
+
+
+def mesh_of(program: Program) -> Mesh:
+    assert program.mesh is not None, "only a program that is placed on a mesh can be generated"
+    return program.mesh
+
+
+def title(program: Program) -> str:
+    """What the module computes, on which mesh, and in which layout."""
+    mesh = mesh_of(program)
+    axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
+    layout = f" under layout {program_layout_text(program.layout)}" if program.layout else ""
+    return f"{program.name} on mesh {mesh.name} = [{axes}]{layout}."
+
+
+def imports(table: Iterable[tuple[str, str]], body: str) -> str:
+    """The lines of a table (pattern that a module's text needs it for, import) that `body` needs."""
+    return "\n".join(line for pattern, line in table if re.search(pattern, body)) + "\n"
+
+
+def arguments(program: Program, role: str) -> dict[str, TensorType]:
+    """Every argument of that role, of any function, and its type in the first function that has it."""
+    found = (a.value for f in reversed(program.functions) for a in f.arguments if a.role == role)
+    return {value.name: value.type for value in found}
+
+
+def stacked_inputs(program: Program) -> dict[str, TensorType]:
+    """The inputs of a step that takes several micro-batches, stacked; empty where it takes what `forward` takes."""
+    if program.training is None or program.training.accumulate == 1 or not program.has_function("step"):
+        return {}
+    step = program.function("step")
+    return {a.value.name: a.value.type for a in step.arguments if a.role == "input"}
+
+
+def is_wide(program: Program) -> bool:
+    """Whether the program computes in f64."""
+    arguments = (a.value for f in program.functions for a in f.arguments)
+    defined = (v for f in program.functions for eqn in walk(f.body) for v in eqn.results)
+    return any(value.type.dtype == "f64" for value in (*arguments, *defined))
+
+
+def results(function: Function) -> list[Output]:
+    """The outputs that replace no argument."""
+    return [output for output in function.outputs if output.updates is None]
+
+
+def summary(function: Function) -> str:
+    """A function's docstring."""
+    computed = ", ".join(output.name for output in results(function))
+    return f"Computes {computed}" + (
+        ", and what replaces params and state." if function.name == "step" else "."
+    )
+
+
+def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
+    """`MESH`, `PARAMETERS`, `STATE`, `INPUTS`, `BATCHES` if needed, `OUTPUTS`; `layout` gives the text of one entry."""
+    sizes = ", ".join(f'"{name}": {size}' for name, size in mesh_of(program).axes)
+    lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
+    for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
+        lines.append(_table(name, arguments(program, role), layout))
+    if batches := stacked_inputs(program):
+        lines.append(_table("BATCHES", batches, layout))
+    lines.append("OUTPUTS = {\n")
+    for function in program.functions:
+        entries = ((output.name, layout(output.value.type)) for output in results(function))
+        lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
+    return "".join([*lines, "}\n"])
+
+
+def _table(name: str, types: Mapping[str, TensorType], layout: Callable[[TensorType], str]) -> str:
+    rows = [f'    "{key}": {layout(type)},  # {_sizes(type)}\n' for key, type in types.items()]
+    return f"{name} = {{\n{''.join(rows)}}}\n" if rows else f"{name} = {{}}\n"
+
+
+def _sizes(type: TensorType) -> str:
+    return f"{type.dtype}[{', '.join(f'{dim.name}: {dim.size}' for dim in type.dims)}]"
+
+
+def dict_text(items: Iterable[tuple[str, str]], indent: int) -> str:
+    """`{"w": w, "bias": bias}`, one entry per line where it is long, on a line indented by `indent`."""
+    entries = [f'"{key}": {value}' for key, value in items]
+    line = "{" + ", ".join(entries) + "}"
+    if len(line) + indent + 24 <= WIDTH:
+        return line
+    space = " " * indent
+    return "{\n" + "".join(f"{space}    {entry},\n" for entry in entries) + space + "}"
+
+
+def shape_text(type: TensorType) -> str:
+    """The whole tensor's shape."""
+    return str(tuple(dim.size for dim in type.dims))
+
+
+def initial_value(parameter: Parameter, draw: str, full: str, dtype: str) -> str:
+    """A parameter's initial value as text, global.
+
+    `draw` holds `{draw}`, `{name}` and `{shape}`: standard random numbers in f32; `full` is the backend's
+    function for an array of equal elements.
+    """
+    distribution, shape = DISTRIBUTIONS[parameter.init.name], shape_text(parameter.type)
+    numbers = {**distribution.args, **dict(parameter.init.args)}
+    drawn = draw.format(draw=distribution.draw, name=parameter.name, shape=shape)
+    literals = {name: literal(value) for name, value in numbers.items()}
+    text = distribution.text.format(draw=drawn, **literals).removeprefix("0.0 + ")
+    if distribution.draw is None:
+        return f"{full}({shape}, {text}, {dtype})"
+    return text if parameter.type.dtype == "f32" else f"({text}).astype({dtype})"

@@ -1,0 +1,57 @@
+"""`mtfc check`: all diagnostics of a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from mtfc.cli.errors import ERRORS, OK
+from mtfc.cli.options import add_format, add_selection, add_source
+from mtfc.cli.sources import Sources, known_as
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
+
+EXAMPLES = """\
+examples:
+  mtfc check model.mtf
+  mtfc check model.mtf --format json
+  mtfc check model.mtf --mesh "rows:2;cols:4" --layout "batch:rows;hidden:cols"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    add_selection(parser, "all")
+    add_format(parser)
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    diagnostics = _diagnostics(options, sources)
+    if options.format == "json":
+        from mtfc.compiler.render import to_json
+
+        print(json.dumps(to_json(diagnostics), indent=2))
+    else:
+        sources.report(diagnostics, "text")
+        print(f"{known_as(options.file)}: {_verdict(diagnostics)}")
+    return ERRORS if _count(diagnostics, "error") else OK
+
+
+def _diagnostics(options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
+    from mtfc.frontend.check import check
+
+    try:
+        file = sources.read(options.file)
+    except CompileError as error:
+        return list(error.diagnostics)
+    return list(check(sources.texts[file], file, options.dims, options.model, options.layout, options.mesh))
+
+
+def _count(diagnostics: list[Diagnostic], severity: str) -> int:
+    return sum(diagnostic.severity == severity for diagnostic in diagnostics)
+
+
+def _verdict(diagnostics: list[Diagnostic]) -> str:
+    """`2 errors, 1 warning`"""
+    counts = {severity: _count(diagnostics, severity) for severity in ("error", "warning")}
+    texts = [f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count]
+    return ", ".join(texts) or "no errors"

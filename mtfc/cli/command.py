@@ -1,0 +1,95 @@
+"""The command line: its subcommands, and what happens around one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from mtfc.cli.errors import ERRORS, encode_anything, guarded
+from mtfc.cli.sources import Sources
+from mtfc.compiler.diagnostics import CompileError
+
+DESCRIPTION = """\
+mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
+A layout says which dimensions are split over which mesh axes; where communication is needed follows from it."""
+
+EPILOG = """\
+`mtfc COMMAND --help` shows each command's options, with examples.
+Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environment lacks something."""
+
+
+SUBCOMMANDS = {
+    "check": "diagnose a file under every declared layout",
+    "compile": "translate a file, and show any stage of it",
+    "run": "execute a model, or train it",
+    "verify": "check every layout on every backend against the undistributed program",
+    "cost": "computation, communication and memory per device",
+    "fmt": "rewrite files in canonical form",
+}
+"""Each is a module of this package, imported when it is asked for."""
+
+
+class Subcommand(Protocol):
+    """What the module of a subcommand has."""
+
+    EXAMPLES: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace, sources: Sources) -> int: ...
+
+
+def _subcommand(name: str) -> Subcommand:
+    return cast(Subcommand, import_module(f"mtfc.cli.{name}"))
+
+
+class _Version(argparse.Action):
+    """Prints the installed version; reading it takes time that other commands save."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"mtfc {version('mtfc')}")
+        except PackageNotFoundError:
+            print("mtfc, not installed")
+        parser.exit()
+
+
+def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with all subcommands but only the options of the one that `arguments` name."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in SUBCOMMANDS.items():
+        title = f"{summary[0].upper()}{summary[1:]}."
+        added = subparsers.add_parser(name, help=summary, description=title, formatter_class=layout)
+        if name in arguments:
+            added.epilog = _subcommand(name).EXAMPLES
+            _subcommand(name).add_arguments(added)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    encode_anything()
+    try:
+        options = make_parser(arguments).parse_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return guarded(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    sources = Sources()
+    sources.add_options(options)
+    try:
+        return _subcommand(options.command).run(options, sources)
+    except CompileError as error:
+        sys.stdout.flush()
+        sources.report(error.diagnostics, getattr(options, "format", "text"))
+        return ERRORS

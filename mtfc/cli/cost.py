@@ -1,0 +1,47 @@
+"""`mtfc cost`: what each layout computes, sends and stores on one device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from mtfc.cli.errors import OK
+from mtfc.cli.options import add_format, add_selection, add_source
+from mtfc.cli.selection import select
+from mtfc.cli.sources import Sources
+
+EXAMPLES = """\
+examples:
+  mtfc cost model.mtf                        by line of source, then all layouts side by side
+  mtfc cost model.mtf --symbolic             as formulas in the file's own names
+  mtfc cost model.mtf --layout hybrid --dim batch=4096
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    parser.add_argument(
+        "--symbolic", action="store_true", help="formulas in place of numbers; with JSON, beside them"
+    )
+    add_selection(parser, "all")
+    add_format(parser)
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.compiler.analysis.cost import layout_cost
+    from mtfc.compiler.analysis.cost_json import costs_json
+    from mtfc.compiler.analysis.formula_report import formula_report, formulas
+    from mtfc.compiler.analysis.report import comparison, layout_report
+
+    selection = select(options, sources, every_layout=True)
+    programs = [case.lower(selection.program) for case in selection.cases]
+    symbolic = [formulas(program) for program in programs] if options.symbolic else []
+    if symbolic and options.format == "text":
+        print(formula_report(symbolic), end="")
+        return OK
+    costs = [layout_cost(program) for program in programs]
+    if options.format == "json":
+        print(json.dumps(costs_json(costs, symbolic), indent=2))
+    else:
+        print("\n".join([*(layout_report(cost, sources.texts) for cost in costs), comparison(costs)]), end="")
+    return OK

@@ -1,0 +1,72 @@
+"""Reading and writing files: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from mtfc.cli.errors import UsageError
+
+STANDARD = "-"
+"""Standard input or output."""
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of a file, or of standard input. Raises `UsageError`."""
+    if path == STANDARD:
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {_reason(error)}") from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file, or to standard output. Raises `UsageError`."""
+    if path == STANDARD:
+        sys.stdout.write(text)
+    else:
+        write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """What `write` writes becomes the file's content when all of it is there; a reader never sees a part.
+
+    Something that is no regular file, such as `/dev/null`, is written in place. Raises `UsageError`.
+    """
+    target = Path(path).resolve()
+    try:
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                write(file)
+        else:
+            _replace(target, write)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from None
+
+
+def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            write(file)
+        Path(name).chmod(target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The bits that new files of this process lack; it can be read only by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

@@ -1,0 +1,69 @@
+"""Options that several subcommands have."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+
+class _Sizes(argparse.Action):
+    """Collects `--dim NAME=SIZE` into a mapping; the last of several for one name counts."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        value: object,
+        option: str | None = None,
+    ) -> None:
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(-?\d{1,19})\s*", str(value))
+        if match is None:
+            parser.error(f"--dim takes NAME=SIZE, for example --dim batch=64, and not `{value}`")
+        setattr(options, self.dest, {**getattr(options, self.dest), match[1]: int(match[2])})
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on, as an option's type."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, not `{text}`")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """A whole number of 32 bits, as an option's type."""
+    if not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, not `{text}`")
+    return int(text)
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .mtf file; - is standard input")
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="for people, or for programs (default: text)",
+    )
+
+
+def add_selection(parser: argparse.ArgumentParser, default_layout: str) -> None:
+    """What of a file is compiled, and for which processors."""
+    group = parser.add_argument_group("what is compiled")
+    group.add_argument("--model", metavar="NAME", help="which model (default: the first)")
+    group.add_argument(
+        "--layout", metavar="NAME|RULES", help=f"a declared layout, or rules (default: {default_layout})"
+    )
+    group.add_argument(
+        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape (default: the layout's)"
+    )
+    group.add_argument(
+        "--dim",
+        metavar="NAME=SIZE",
+        action=_Sizes,
+        default={},
+        dest="dims",
+        help="change a dimension's size; repeatable",
+    )

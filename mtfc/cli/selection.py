@@ -1,0 +1,98 @@
+"""From a file and the common options to what is to be compiled: one model, and the layouts to compile it under."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from mtfc.cli.errors import UsageError
+from mtfc.cli.sources import Sources
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pipelines import Observer, lower
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.layouts import chosen_layouts, parse_mesh
+from mtfc.frontend.legality import check_layout
+from mtfc.frontend.parser import parse
+from mtfc.frontend.rules import DeclaredLayout
+
+ONE_DEVICE = Mesh("single", (("all", 1),))
+"""Where a program runs whose file declares no mesh."""
+
+UNDISTRIBUTED = Layout("undistributed")
+
+
+@attrs.frozen
+class Case:
+    """A layout on a mesh."""
+
+    mesh: Mesh
+    layout: Layout
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    def placed(self, program: Program) -> Program:
+        """The global program, set to be compiled for this case."""
+        return attrs.evolve(program, mesh=self.mesh, layout=self.layout)
+
+    def lower(self, program: Program, of: str = "step", observers: Sequence[Observer] = ()) -> Program:
+        """The program of one processor: see `pipelines.lower`."""
+        return lower(program, self.mesh, self.layout, of, observers)
+
+
+@attrs.frozen
+class Selection:
+    """A global program, and at least one case."""
+
+    program: Program
+    cases: tuple[Case, ...]
+
+
+@attrs.frozen
+class Choice:
+    """What of a file is compiled, and under which layouts; None leaves it to the file."""
+
+    model: str | None
+    layout: str | None
+    mesh: str | None
+    dims: Mapping[str, int]
+
+
+def select(options: argparse.Namespace, sources: Sources, every_layout: bool = False) -> Selection:
+    """What the options choose of a file: its model, and the first layout or all. Raises `CompileError` and `UsageError`."""
+    file = sources.read(options.file)
+    choice = Choice(options.model, options.layout, options.mesh, options.dims)
+    return choose(sources.texts[file], file, choice, every_layout)
+
+
+def choose(text: str, file: str, choice: Choice, every_layout: bool = False) -> Selection:
+    """What is chosen of a file's text. Raises `CompileError` and `UsageError`."""
+    diagnostics = Diagnostics()
+    module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model)
+    diagnostics.raise_if_errors()
+    if not module.programs:
+        raise UsageError(f"{file} declares no model")
+    program = module.programs[0]
+    declared = chosen_layouts(module, choice.layout, choice.mesh)
+    declared = declared if every_layout else declared[:1]
+    _check_legal(program, declared, diagnostics)
+    return Selection(program, tuple(_cases(declared, module, choice.mesh)))
+
+
+def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
+    """Raise `CompileError` unless the program can be placed under each of the layouts."""
+    for each in declared:
+        diagnostics.extend(check_layout(program, each))
+    diagnostics.raise_if_errors()
+
+
+def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[Case]:
+    """The declared layouts; where there are none, nothing is split."""
+    if declared:
+        return (Case(each.mesh, each.layout) for each in declared)
+    return (Case(parse_mesh(mesh, module) if mesh is not None else ONE_DEVICE, UNDISTRIBUTED),)

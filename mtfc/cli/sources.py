@@ -1,0 +1,51 @@
+"""The texts that diagnostics may point into: files as they were read, and options as they were given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+
+from mtfc.cli.files import STANDARD, read_bytes
+from mtfc.compiler.diagnostics import Diagnostic
+
+STDIN = "<stdin>"
+
+
+def known_as(path: str) -> str:
+    """What diagnostics call a file."""
+    return STDIN if path == STANDARD else path
+
+
+class Sources:
+    """Texts by the file name that spans have."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def read(self, path: str) -> str:
+        """Read a .mtf file; the name by which it is known. Raises `UsageError`, and `CompileError` where it is not text."""
+        from mtfc.frontend.source import decode
+
+        file = known_as(path)
+        self.texts[file] = decode(read_bytes(path), file)
+        return file
+
+    def add_options(self, options: argparse.Namespace) -> None:
+        """Options whose text diagnostics may point into."""
+        for name in ("mesh", "layout"):
+            if getattr(options, name, None) is not None:
+                self.texts[f"<--{name}>"] = getattr(options, name)
+        sizes = getattr(options, "dims", {})
+        self.texts["<--dim>"] = "\n".join(f"{name}={size}" for name, size in sizes.items())
+
+    def report(self, diagnostics: Iterable[Diagnostic], format: str) -> None:
+        """Show diagnostics on standard error, as text or JSON."""
+        from mtfc.compiler.render import render, to_json
+
+        found = list(diagnostics)
+        if format == "json":
+            print(json.dumps(to_json(found), indent=2), file=sys.stderr)
+        elif found:
+            print(render(found, self.texts, color=sys.stderr.isatty()), file=sys.stderr, end="")

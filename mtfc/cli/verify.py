@@ -1,0 +1,196 @@
+"""`mtfc verify`: every layout on every backend against the undistributed program.
+
+The reference is the interpreter, on the program as it is before anything is split. Each case starts from the same inputs and
+parameters and is compared in its outputs, in the gradients of all floating-point inputs and parameters, and in the parameters
+that it draws itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, Literal, get_args
+
+import attrs
+
+from mtfc.cli.errors import ERRORS, OK
+from mtfc.cli.execution import BACKENDS, Session, load
+from mtfc.cli.inputs import draw_batch, read_batches
+from mtfc.cli.npz import Arrays
+from mtfc.cli.options import add_format, add_selection, add_source, seed
+from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, select
+from mtfc.cli.sources import Sources
+from mtfc.cli.summary import difference, finite, magnitude
+from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.passes.differentiate import Differentiate
+from mtfc.compiler.passes.mixed_precision import MixedPrecision
+from mtfc.compiler.pipelines import run as run_passes
+
+EXAMPLES = """\
+examples:
+  mtfc verify model.mtf
+  mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
+  mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
+
+Status 1 says that something differs by more than rounding.
+"""
+
+MOST_VIRTUAL_DEVICES = 64
+"""JAX runs on real devices or on this many virtual ones; a larger mesh is passed over, and the result says so."""
+
+TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
+"""The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""
+
+Part = Literal["outputs", "gradients", "parameters"]
+
+
+@attrs.frozen
+class Result:
+    """What a case differs in: part -> name -> largest absolute difference; or why it did not run."""
+
+    case: Case
+    backend: str
+    errors: Mapping[Part, Mapping[str, float]]
+    wrong: tuple[str, ...] = ()
+    skipped: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    parser.add_argument("--backend", choices=BACKENDS, help="only this one (default: both)")
+    parser.add_argument("--data", metavar="FILE.npz", help="inputs; the first batch is used (default: drawn)")
+    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
+    add_selection(parser, "all")
+    add_format(parser)
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    selection = select(options, sources, every_layout=True)
+    backends = (options.backend,) if options.backend else BACKENDS
+    if "jax" in backends:
+        _start_jax(selection.cases)
+    reference = Reference.of(selection.program, options)
+    results = []
+    for case, backend in product(selection.cases, backends):
+        results.append(reference.compared(case, backend))
+        if options.format == "text":
+            print(_line(results[-1]), flush=True)
+    ok = not any(result.wrong for result in results)
+    print(
+        json.dumps(_json(results, ok, reference.tolerance), indent=2)
+        if options.format == "json"
+        else _verdict(results)
+    )
+    return OK if ok else ERRORS
+
+
+def _start_jax(cases: Sequence[Case]) -> None:
+    """JAX makes its devices once, so the largest mesh asks for them. Raises `Unavailable`."""
+    from mtfc.backends.devices import reserve
+
+    reserve(max((case.mesh.devices for case in cases if case.mesh.devices <= MOST_VIRTUAL_DEVICES), default=1))
+
+
+@attrs.frozen
+class Reference:
+    """What the undistributed program gives from some inputs and from the parameters that it draws."""
+
+    program: Program
+    inputs: Arrays
+    seed: int
+    expected: Mapping[Part, Arrays]
+    tolerance: float
+
+    @classmethod
+    def of(cls, program: Program, options: argparse.Namespace) -> Reference:
+        from mtfc.backends.interpreter import interpret
+
+        forward = program.function("forward")
+        batches = read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed)
+        alone = Case(ONE_DEVICE, UNDISTRIBUTED)
+        drawn = Session.start(load(alone.lower(program), "numpy"), options.seed, {}).parameters()
+        differentiated = run_passes(program, (MixedPrecision(), Differentiate("gradients")))
+        results = interpret(differentiated.function("gradients"), differentiated, {**batches[0], **drawn})
+        expected = {**_parts(results, program), "parameters": drawn}
+        return cls(program, batches[0], options.seed, expected, _tolerance(differentiated))
+
+    def compared(self, case: Case, backend: str) -> Result:
+        if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
+            reason = f"{case.mesh.devices} processors are more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
+            return Result(case, backend, {}, skipped=reason)
+        module = load(case.lower(self.program, of="gradients"), backend)
+        drawn = Session.start(module, self.seed, {}).parameters()
+        session = Session.start(module, self.seed, self.expected["parameters"])
+        actual = {**_parts(session.evaluate("gradients", self.inputs), self.program), "parameters": drawn}
+        errors = {
+            part: {name: difference(actual[part][name], array) for name, array in arrays.items()}
+            for part, arrays in self.expected.items()
+        }
+        return Result(case, backend, errors, tuple(self._wrong(errors)))
+
+    def _wrong(self, errors: Mapping[Part, Mapping[str, float]]) -> Iterator[str]:
+        """What differs by more than rounding; numbers that are not finite make no error small."""
+        for part, arrays in errors.items():
+            for name, error in arrays.items():
+                if not error <= self.tolerance * magnitude(self.expected[part][name]):
+                    yield f"{part[:-1]} {name}"
+
+
+def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
+    """The results of `gradients`, those of the forward pass apart from the gradients, which go by what they are of."""
+    outputs = [output.name for output in program.function("forward").outputs]
+    gradients = {name.removeprefix("d_"): array for name, array in results.items() if name not in outputs}
+    return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
+
+
+def _tolerance(program: Program) -> float:
+    """That of the coarsest dtype that the program computes in."""
+    bodies = (function.body for function in program.functions)
+    dtypes = {value.type.dtype for body in bodies for eqn in walk(body) for value in eqn.results}
+    return max((TOLERANCE[dtype] for dtype in dtypes & TOLERANCE.keys()), default=TOLERANCE["f32"])
+
+
+# Output
+
+
+def _largest(errors: Mapping[str, float]) -> str:
+    return f"{max(errors.values(), default=0.0):.1e}"
+
+
+def _line(result: Result) -> str:
+    """`hybrid      numpy  ok      outputs 1.2e-07  gradients 3.0e-07  parameters 0.0e+00`"""
+    start = f"{result.case.name:<20} {result.backend:<6}"
+    if result.skipped:
+        return f"{start} skipped: {result.skipped}"
+    parts = "  ".join(f"{part} {_largest(errors)}" for part, errors in result.errors.items())
+    wrong = f"  in {', '.join(result.wrong)}" if result.wrong else ""
+    return f"{start} {'WRONG' if wrong else 'ok':<6} {parts}{wrong}"
+
+
+def _verdict(results: Sequence[Result]) -> str:
+    ran = [result for result in results if result.skipped is None]
+    wrong = sum(bool(result.wrong) for result in ran)
+    skipped = f", {len(results) - len(ran)} skipped" if len(ran) < len(results) else ""
+    return f"{len(ran) - wrong} of {len(ran)} cases agree with the undistributed program{skipped}"
+
+
+def _json(results: Sequence[Result], ok: bool, tolerance: float) -> dict[str, Any]:
+    return {"ok": ok, "tolerance": tolerance, "cases": [_case_json(result) for result in results]}
+
+
+def _case_json(result: Result) -> dict[str, Any]:
+    errors = {
+        part: {name: finite(error) for name, error in result.errors.get(part, {}).items()}
+        for part in get_args(Part)
+    }
+    return {
+        "layout": result.case.name,
+        "mesh": dict(result.case.mesh.axes),
+        "backend": result.backend,
+        "ok": not result.wrong,
+        "skipped": result.skipped,
+        "wrong": list(result.wrong),
+        **errors,
+    }

@@ -1,0 +1,90 @@
+"""Which buffers a function needs, and from when to when.
+
+Values are computed in program order. A value has a buffer of its own, from the equation that defines it to the last one that
+uses it (to the end, if it is an output), with two exceptions:
+
+- A result takes over the buffer of an operand that is not used later, where each of its elements depends on that operand
+  only through the element at the same place (`takes_over`): component-wise ops, `rename`, an all-reduce.
+- An output that replaces an argument is written into the argument's buffer (the backends donate it), and so needs none,
+  unless the old value is used once more after the new one is there.
+
+Arguments are the caller's: they stay for the whole execution, and nothing else is written over them.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import Mesh
+
+
+@attrs.define(eq=False)
+class Buffer:
+    """The values that share it one after the other; equations `birth` to `death` (inclusive) need it."""
+
+    values: list[Value]
+    birth: int
+    death: int
+
+
+def last_uses(function: Function) -> dict[Value, int]:
+    """The number of the last equation that uses each value; outputs are used by one after the last."""
+    last = {value: i for i, eqn in enumerate(function.body) for value in (*eqn.results, *eqn.operands)}
+    return last | {output.value: len(function.body) for output in function.outputs}
+
+
+def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool:
+    """Whether the operand's dimensions run along the result's, in order and split alike, and both are of one size."""
+    index, before, after = OPS[eqn.op].layout_rule(eqn).index, operand.type, result.type
+    along = tuple(index.get(name, name) for name in before.names)
+    alike = along == after.names and before.splits == after.splits
+    return alike and before.local_bytes(mesh) == after.local_bytes(mesh)
+
+
+def donated(function: Function, last: dict[Value, int]) -> set[Value]:
+    """The outputs that are written into the buffers of the arguments that they replace."""
+    arguments = {argument.value.name: argument.value for argument in function.arguments}
+    birth = {value: i for i, eqn in enumerate(function.body) for value in eqn.results}
+    return {
+        output.value
+        for output in function.outputs
+        if output.updates and last.get(arguments[output.updates], -1) <= birth.get(output.value, -1)
+    }
+
+
+def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
+    """All buffers but those of the arguments."""
+    last = last_uses(function)
+    in_arguments = donated(function, last)
+    found: list[Buffer] = []
+    holder: dict[Value, Buffer] = {}
+    for i, eqn in enumerate(function.body):
+        free = [value for value in eqn.operands if value in holder and last[value] == i]
+        for result in eqn.results:
+            if result in in_arguments:
+                continue
+            donor = next((value for value in free if takes_over(eqn, value, result, mesh)), None)
+            if donor is None:
+                holder[result] = Buffer([result], i, last[result])
+                found.append(holder[result])
+                continue
+            free.remove(donor)
+            holder[result] = holder[donor]
+            holder[result].values.append(result)
+            holder[result].death = last[result]
+    return found
+
+
+def peak(buffers: list[Buffer], mesh: Mesh) -> int:
+    """The number of the first equation during which the buffers alive hold most bytes."""
+    changes = [0] * (max((buffer.death for buffer in buffers), default=0) + 2)
+    for buffer in buffers:
+        size = buffer.values[0].type.local_bytes(mesh)
+        changes[buffer.birth] += size
+        changes[buffer.death + 1] -= size
+    alive = list(accumulate(changes))
+    return alive.index(max(alive))

@@ -1,0 +1,105 @@
+"""Memory on one processor during one execution of a function, in bytes.
+
+The model. There are four parts, and `total` is their sum:
+
+- parameters: the arguments of that role, as they are stored.
+- optimizer: the optimizer's state and step number, as they are stored.
+- gradients: the buffers of the values that the update reads and the backward pass made. All of them are taken to be alive at
+  once, as they are before the first update.
+- activations_peak: the most that all other values hold at one time, by `liveness`: the inputs, which stay, and what lies between
+  inputs, outputs, gradients and updates, the temporary values of the update included.
+
+So `total` is a bound for a program run in this order, reached where the activations peak when the last gradient is there. XLA can
+do better: it fuses chains of component-wise equations, whose intermediate values then take no memory; it reorders; it puts early
+gradients where late activations were. It can also do worse: it pads arrays to its tiles and sends through buffers of its own.
+
+A formula for the peak is the sum at the equation where it is with the file's own sizes; with others it may be elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from mtfc.compiler.analysis.liveness import Buffer, buffers, peak
+from mtfc.compiler.analysis.sizes import Amount, Scale, bytes_of
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Function, Role, Value
+from mtfc.compiler.ir.types import Mesh
+
+
+@attrs.frozen
+class Memory:
+    """Bytes on one processor.
+
+    peak: the line during which the activations peak. stored: (line, bytes) of everything that is kept: parameters and state as
+    declared there, and values of the forward pass that the backward pass reads.
+    """
+
+    parameters: Amount
+    gradients: Amount
+    optimizer: Amount
+    activations_peak: Amount
+    peak: Span | None
+    stored: tuple[tuple[Span | None, Amount], ...]
+
+    @property
+    def total(self) -> Amount:
+        return self.parameters + self.gradients + self.optimizer + self.activations_peak
+
+    def parts(self) -> dict[str, Amount]:
+        """The four parts and their sum, by the names they have in reports."""
+        names = ("parameters", "gradients", "optimizer", "activations_peak", "total")
+        return {name: getattr(self, name) for name in names}
+
+
+def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
+    """What a placed function needs; where its activations peak is decided by numbers also when amounts are formulas."""
+    entering = set(gradients(function))
+    of_gradients, others = _partition(buffers(function, mesh), entering)
+    at = peak(others, mesh)
+    alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
+    return Memory(
+        parameters=_bytes(_arguments(function, "parameter"), scale),
+        gradients=_bytes((buffer.values[0] for buffer in of_gradients), scale),
+        optimizer=_bytes(_arguments(function, "state", "step"), scale),
+        activations_peak=_bytes([*_arguments(function, "input"), *alive], scale),
+        peak=function.body[at].span if at < len(function.body) else None,
+        stored=tuple(_stored(function, scale)),
+    )
+
+
+def gradients(function: Function) -> list[Value]:
+    """What the backward pass made and the update reads, constants aside."""
+    made = {v for eqn in function.body if eqn.stage == "backward" and eqn.operands for v in eqn.results}
+    read = (v for eqn in function.body if eqn.stage == "update" for v in eqn.operands)
+    return list(dict.fromkeys(value for value in read if value in made))
+
+
+def _partition(buffers: Iterable[Buffer], values: set[Value]) -> tuple[list[Buffer], list[Buffer]]:
+    """The buffers that hold one of `values` at some time, and the others."""
+    inside: list[Buffer] = []
+    outside: list[Buffer] = []
+    for buffer in buffers:
+        (outside if values.isdisjoint(buffer.values) else inside).append(buffer)
+    return inside, outside
+
+
+def _arguments(function: Function, *roles: Role) -> list[Value]:
+    return [argument.value for argument in function.arguments if argument.role in roles]
+
+
+def _bytes(values: Iterable[Value], scale: Scale) -> Amount:
+    return sum((bytes_of(value.type, scale) for value in values), start=0)
+
+
+def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
+    """(line, bytes) of each value that is kept: see `Memory`."""
+    needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
+    for argument in function.arguments:
+        if argument.role in ("parameter", "state") or argument.value in needed:
+            yield argument.span, bytes_of(argument.value.type, scale)
+    for eqn in function.body:
+        if eqn.stage == "forward" and eqn.operands:
+            yield from ((eqn.span, bytes_of(v.type, scale)) for v in eqn.results if v in needed)

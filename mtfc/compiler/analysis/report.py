@@ -1,0 +1,164 @@
+"""Costs as text: what `mtfc cost` prints of one layout, line by line, and of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from math import ceil
+from typing import get_args
+
+from mtfc.compiler.analysis.cost import Charge, LayoutCost, Sent, grouped, total
+from mtfc.compiler.analysis.formula import Formula
+from mtfc.compiler.analysis.sizes import Amount
+from mtfc.compiler.analysis.table import WIDTH, aligned, count_text, flops_text, shortened, wrapped
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Stage
+from mtfc.compiler.ir.ops.collectives import KINDS
+from mtfc.compiler.ir.printer import bytes_text, program_layout_text
+from mtfc.compiler.ir.types import Axes
+
+Line = tuple[str, int]
+"""A file and a line of it."""
+
+
+def layout_report(cost: LayoutCost, sources: Mapping[str, str]) -> str:
+    """What a layout costs one device, in sum and by source line; `sources` holds each file's text by name."""
+    legend = "  By line: FLOPs per stage, bytes sent, and bytes stored: parameters, and what the backward pass still reads."
+    lines = [*heading(cost), *_summary(cost), "", legend, *_by_line(cost, sources)]
+    return "\n".join(lines) + "\n"
+
+
+def heading(cost: LayoutCost) -> list[str]:
+    """Which layout on which mesh, and what a cost is of."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in cost.mesh.axes)
+    unit = "training step" if cost.trains else "forward pass"
+    return [
+        f"{cost.model}, layout {cost.layout.name}: one {unit} on each of {cost.mesh.devices} devices [{axes}]",
+        f"  {program_layout_text(cost.layout)}",
+    ]
+
+
+def _summary(cost: LayoutCost) -> list[str]:
+    totals, memory = total(cost.step), cost.memory
+    by_stage = grouped(cost.step, lambda charge: charge.stage)
+    stages = [f"{stage} {_flops(total(by_stage[stage]).flops)}" for stage in _stages(cost)]
+    sent = f"{_bytes(totals.sent.bytes)} ({_bytes(totals.sent.wire_bytes)} on the wire)"
+    parts = [f"{name} {_bytes(amount)}" for name, amount in memory.parts().items() if name != "total"]
+    if memory.peak:
+        parts[-1] += f" (in line {memory.peak.line})"
+    return [
+        *_itemized(f"computed  {_flops(totals.flops)}", stages),
+        *_itemized(
+            f"sent      {sent if totals.sent.count else 'nothing'}",
+            (f"{kind} {size}" for kind, size in transfers(cost.step)),
+        ),
+        *_itemized(f"memory    {_bytes(memory.total)}", parts),
+    ]
+
+
+def _itemized(whole: str, parts: Iterable[str]) -> list[str]:
+    """`whole = part + part ...`"""
+    return wrapped(
+        [whole, *(f"{sign} {part}" for sign, part in zip(chain("=", repeat("+")), parts, strict=False))], 12
+    )
+
+
+def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
+    """What is sent: (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
+    groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
+    sent = {key: sum((charge.sent for charge in group), start=Sent()) for key, group in groups.items()}
+    largest_first = sorted(sent.items(), key=lambda item: -_whole(item[1].bytes))
+    return [(_kind_text(str(kind), axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in largest_first]
+
+
+def _kind_text(kind: str, axes: Axes, sent: Sent) -> str:
+    """What is sent with another line's operand, in one combined collective, is counted there."""
+    return f"{sent.count or 'part of'} {kind}{{{', '.join(axes)}}}"
+
+
+def _stages(cost: LayoutCost) -> list[Stage]:
+    """The stages that compute anything, in order."""
+    found = {charge.stage for charge in cost.step if charge.flops}
+    return [stage for stage in get_args(Stage) if stage in found]
+
+
+def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
+    """A table of all lines that cost anything; FLOPs are by stage, and bytes are kept by the line that defines them."""
+    charges = grouped(cost.step, lambda charge: _line(charge.span))
+    stored: dict[Line, Amount] = {}
+    for span, amount in cost.memory.stored:
+        stored[_line(span)] = stored.get(_line(span), 0) + amount
+    stages = _stages(cost)
+    rows = [["line", "source", *stages, "sent", "stored"]]
+    for line in sorted({*charges, *stored}):
+        kept = _bytes(stored[line]) if line in stored else ""
+        rows += _line_rows(line, _source(line, sources), charges.get(line, []), stages, kept)
+    return _fitted(rows)
+
+
+def _line_rows(
+    line: Line, source: str, charges: list[Charge], stages: Sequence[Stage], kept: str
+) -> list[list[str]]:
+    """A row, and one more for each way in which the line sends."""
+    by_stage = grouped(charges, lambda charge: charge.stage)
+    flops = [total(by_stage.get(stage, [])).flops for stage in stages]
+    computed = [count_text(_whole(n)) if n else "" for n in flops]
+    sent = [["", f"  {kind}", *("" for _ in stages), size, ""] for kind, size in transfers(charges)]
+    return [[str(line[1] or "-"), source, *computed, "", kept], *sent]
+
+
+def _fitted(rows: list[list[str]]) -> list[str]:
+    """The rows as a table, the text of the lines (column 1) cut so that it fits."""
+    columns = range(len(rows[0]))
+    taken = sum(2 + max(len(row[i]) for row in rows) for i in columns if i != 1)
+    cut = [[row[0], shortened(row[1], max(16, WIDTH - taken)), *row[2:]] for row in rows]
+    return aligned(cut, right={i for i in columns if i != 1})
+
+
+def _line(span: Span | None) -> Line:
+    return (span.file, span.line) if span else ("", 0)
+
+
+def _source(line: Line, sources: Mapping[str, str]) -> str:
+    file, number = line
+    text = sources.get(file, "").splitlines()
+    return text[number - 1].strip() if 0 < number <= len(text) else ""
+
+
+def comparison(costs: Sequence[LayoutCost]) -> str:
+    """Layouts side by side, on one device: work and memory, then what is sent."""
+    return "\n".join([*_work_and_memory(costs), "", *_communication(costs)]) + "\n"
+
+
+def _work_and_memory(costs: Sequence[LayoutCost]) -> list[str]:
+    rows = [["layout", "devices", "computed", *costs[0].memory.parts()]]
+    for cost in costs:
+        computed, held = _flops(total(cost.step).flops), map(_bytes, cost.memory.parts().values())
+        rows.append([cost.layout.name, str(cost.mesh.devices), computed, *held])
+    return aligned(rows, right=range(1, len(rows[0])), indent="")
+
+
+def _communication(costs: Sequence[LayoutCost]) -> list[str]:
+    """Columns for the kinds of collectives that occur, each with bytes and how many there are."""
+    totals = [total(cost.step) for cost in costs]
+    kinds = [kind for kind in KINDS if any(kind in each.collectives for each in totals)]
+    rows = [["layout", "sent", "on the wire", *kinds]]
+    for cost, each in zip(costs, totals, strict=True):
+        found = [each.collectives.get(kind, Sent()) for kind in kinds]
+        cells = [f"{_bytes(sent.bytes)} in {sent.count}" if sent.count else "-" for sent in found]
+        rows.append([cost.layout.name, _bytes(each.sent.bytes), _bytes(each.sent.wire_bytes), *cells])
+    return aligned(rows, right=range(1, len(rows[0])), indent="")
+
+
+def _whole(amount: Amount) -> int:
+    """Reports show numbers; a broken byte on the wire is sent whole."""
+    assert not isinstance(amount, Formula)
+    return ceil(amount)
+
+
+def _bytes(amount: Amount) -> str:
+    return bytes_text(_whole(amount))
+
+
+def _flops(amount: Amount) -> str:
+    return flops_text(_whole(amount))

@@ -1,0 +1,52 @@
+"""Columns of plain text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+
+WIDTH = 118
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  ") -> list[str]:
+    """The rows with their cells padded to columns, those numbered in `right` to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        (indent + "  ".join(_padded(cell, widths[i], i in right) for i, cell in enumerate(row))).rstrip()
+        for row in rows
+    ]
+
+
+def _padded(cell: str, width: int, right: bool) -> str:
+    return cell.rjust(width) if right else cell.ljust(width)
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+
+
+def wrapped(pieces: Iterable[str], hanging: int) -> list[str]:
+    """The pieces, none of them broken, on lines indented by 2 and, from the second on, by `hanging`."""
+    glue = "\N{NO-BREAK SPACE}"  # at which textwrap does not break
+    text = " ".join(piece.replace(" ", glue) for piece in pieces)
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent=" " * hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(glue, " ") for line in lines]
+
+
+def count_text(count: int) -> str:
+    """A number as people read it: `512`, `42.4 M`."""
+    thousands = min((len(str(count)) - 1) // 3, 5)
+    return f"{count / 1000**thousands:.4g} {' kMGTP'[thousands]}".rstrip()
+
+
+def flops_text(count: int) -> str:
+    """A number of floating-point operations: `512 FLOP`, `42.4 MFLOP`."""
+    text = count_text(count)
+    return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"

@@ -1,0 +1,187 @@
+"""Diagnostics as text for people, and as data for programs: the one place that knows how they look.
+
+The text has the form that rustc made known. Source lines come from users, who may feed the compiler anything: tabs and
+wide characters keep the carets in their place, control characters are made visible, so that no file can send commands
+to a terminal, and of a long line only the part around the carets is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Span
+
+TAB = "    "
+WINDOW = 160  # characters of a source line
+BEFORE = 60  # of these, the most that come before the first caret of a long line
+
+RED, YELLOW, BLUE, PLAIN = "1;31", "1;33", "1;34", "1"
+
+
+def render(diagnostics: Iterable[Diagnostic], sources: Mapping[str, str], color: bool = False) -> str:
+    """One paragraph for each diagnostic; `sources` has the text of the files that can be shown."""
+    lines = {file: re.split(r"\r\n|\r|\n", text) for file, text in sources.items()}
+    return "\n".join(_Renderer(diagnostic, lines, color).text() for diagnostic in diagnostics)
+
+
+def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
+    return [
+        {
+            "code": diagnostic.code,
+            "severity": diagnostic.severity,
+            "message": diagnostic.message,
+            **attrs.asdict(diagnostic.span),
+            "labels": [{"message": label.message, **attrs.asdict(label.span)} for label in diagnostic.labels],
+            "help": diagnostic.help,
+        }
+        for diagnostic in diagnostics
+    ]
+
+
+@attrs.frozen
+class _Mark:
+    """A stretch of one line, in characters from 0, underlined with `sign`: carets for the place, dashes for labels."""
+
+    line: int
+    start: int
+    end: int
+    sign: str
+    message: str
+
+
+@attrs.frozen
+class _Renderer:
+    diagnostic: Diagnostic
+    sources: Mapping[str, Sequence[str]]
+    color: bool
+
+    def text(self) -> str:
+        diagnostic = self.diagnostic
+        title = self._paint(f"{diagnostic.severity}[{diagnostic.code}]", self._severity_color())
+        rows = [title + self._paint(f": {_visible(diagnostic.message)}", PLAIN)]
+        places = {diagnostic.span.file: [("^", diagnostic.span, "")]}
+        for label in diagnostic.labels:
+            places.setdefault(label.span.file, []).append(("-", label.span, _visible(label.message)))
+        for arrow, marked in zip(("-->", *[":::"] * len(places)), places.values(), strict=False):
+            rows += self._place(arrow, marked)
+        if diagnostic.help:
+            rows += [
+                self._bar(),
+                self._paint(f"{self._gutter()} = ", BLUE) + f"help: {_visible(diagnostic.help)}",
+            ]
+        return "\n".join(rows) + "\n"
+
+    def _place(self, arrow: str, marked: Sequence[tuple[str, Span, str]]) -> Iterator[str]:
+        """What there is to see in one file."""
+        span = marked[0][1]
+        yield self._paint(f"{self._gutter()}{arrow} ", BLUE) + _visible(str(span))
+        if span.file not in self.sources:
+            return
+        yield self._bar()
+        lines = self.sources[span.file]
+        marks = [mark for sign, span, message in marked for mark in _marks(sign, span, message, lines)]
+        previous = None
+        for number in sorted({mark.line for mark in marks}):
+            if previous is not None and number > previous + 1:
+                yield self._paint("...", BLUE)
+            previous = number
+            yield from self._line(number, _line(lines, number), [m for m in marks if m.line == number])
+
+    def _line(self, number: int, text: str, marks: Sequence[_Mark]) -> Iterator[str]:
+        """A source line, the carets under it, and what the marks say: the rightmost beside them, the others below."""
+        window = _Window.around(text, marks)
+        yield self._paint(f"{number:>{len(self._gutter())}} | ", BLUE) + window.text
+        marks = sorted(marks, key=lambda mark: (mark.start, mark.end), reverse=True)
+        said = [(window.column(mark.start), mark.message) for mark in marks if mark.message]
+        beside = f" {self._paint(said.pop(0)[1], BLUE)}" if marks[0].message else ""
+        yield f"{self._bar()} {self._underline(window, marks)}{beside}"
+        for column, message in said:
+            yield f"{self._bar()} {' ' * column}{self._paint(message, BLUE)}"
+
+    def _underline(self, window: _Window, marks: Sequence[_Mark]) -> str:
+        row: list[str] = []
+        for mark in sorted(marks, key=lambda mark: mark.sign == "^"):
+            start = window.column(mark.start)
+            end = max(start + 1, window.column(mark.end))
+            row += " " * (end - len(row))
+            row[start:end] = mark.sign * (end - start)
+        carets = re.sub(r"\^+", lambda match: self._paint(match[0], self._severity_color()), "".join(row))
+        return re.sub(r"-+", lambda match: self._paint(match[0], BLUE), carets)
+
+    def _gutter(self) -> str:
+        """Space for the longest line number."""
+        spans = (self.diagnostic.span, *(label.span for label in self.diagnostic.labels))
+        return " " * len(str(max(max(span.line, span.end_line) for span in spans)))
+
+    def _bar(self) -> str:
+        return self._paint(f"{self._gutter()} |", BLUE)
+
+    def _severity_color(self) -> str:
+        return RED if self.diagnostic.severity == "error" else YELLOW
+
+    def _paint(self, text: str, color: str) -> str:
+        return f"\x1b[{color}m{text}\x1b[0m" if self.color and text else text
+
+
+@attrs.frozen
+class _Window:
+    """The part of a line that is shown; `offsets` are the columns on the terminal of its characters, and its end's."""
+
+    text: str
+    first: int
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def around(cls, line: str, marks: Iterable[_Mark]) -> _Window:
+        first = 0 if len(line) <= WINDOW else max(0, min(mark.start for mark in marks) - BEFORE)
+        cells = [_cell(character) for character in line[first : first + WINDOW]]
+        before, after = "…" * (first > 0), "…" * (first + WINDOW < len(line))
+        offsets = accumulate((sum(map(_width, cell)) for cell in cells), initial=len(before))
+        return cls(f"{before}{''.join(cells)}{after}", first, tuple(offsets))
+
+    def column(self, character: int) -> int:
+        return self.offsets[max(0, min(character - self.first, len(self.offsets) - 1))]
+
+
+def _marks(sign: str, span: Span, message: str, lines: Sequence[str]) -> Iterator[_Mark]:
+    """One mark, or two where a span runs over lines: on the first line and on the last, which has the message."""
+    first, last = _line(lines, span.line), _line(lines, span.end_line)
+    start = min(span.column - 1, len(first))
+    if span.end_line <= span.line:
+        yield _Mark(span.line, start, max(start, min(span.end_column - 1, len(first))), sign, message)
+        return
+    ends_inside = span.end_column > 1
+    yield _Mark(span.line, start, len(first), sign, "" if ends_inside else message)
+    if ends_inside:
+        indent = len(last) - len(last.lstrip())
+        yield _Mark(span.end_line, indent, max(indent, min(span.end_column - 1, len(last))), sign, message)
+
+
+def _line(lines: Sequence[str], number: int) -> str:
+    return lines[number - 1] if number <= len(lines) else ""
+
+
+def _visible(text: str) -> str:
+    return "".join(map(_cell, text))
+
+
+def _cell(character: str) -> str:
+    """What to show for a character; nothing that moves the cursor, writes backwards or cannot be encoded."""
+    if character.isprintable():
+        return character
+    if character == "\t":
+        return TAB
+    if character < " ":
+        return chr(0x2400 + ord(character))
+    return " " if unicodedata.category(character) == "Zs" else "\ufffd"
+
+
+def _width(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

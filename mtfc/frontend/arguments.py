@@ -1,0 +1,106 @@
+"""Arguments of calls: the kinds there are, and how each is read.
+
+A kind is a function from an argument as written to what the call's rule gets; it reports what does not fit and gives None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import Dim
+from mtfc.frontend import ast, constants
+from mtfc.frontend.constants import Number
+from mtfc.frontend.expressions import Expressions, Operand
+
+Kind = Callable[[Expressions, ast.Node], Any]
+
+
+def tensor(expressions: Expressions, node: ast.Node) -> Operand | None:
+    if not isinstance(node, ast.DimList | ast.Tuple | ast.Arrow):
+        return expressions.operand(node)
+    if isinstance(node, ast.Arrow):
+        _misplaced_arrow(expressions, node)
+    else:
+        _expected("a tensor", expressions, node)
+    return None
+
+
+def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
+    if isinstance(node.target, ast.DimList):
+        expressions.scope.error("E215", "this call takes no `-> [dims]`: its result's follow", node.span)
+        return
+    help = f"the dimensions of a result stand in brackets: `-> [{node.target.text}]`"
+    _expected("a tensor", expressions, node, help)
+
+
+def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
+    if isinstance(node, ast.Name):
+        return expressions.scope.dim(node)
+    _expected("a dimension", expressions, node)
+    return None
+
+
+def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
+    """`[batch, io]`, or one dimension without brackets."""
+    if isinstance(node, ast.DimList):
+        return expressions.scope.dim_list(node.dims, node.span)
+    if isinstance(node, ast.Name):
+        return expressions.scope.dim_list((node,), node.span)
+    _expected("dimensions, as in `[batch, io]`", expressions, node)
+    return None
+
+
+def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
+    """`length -> memory`."""
+    if (
+        not isinstance(node, ast.Arrow)
+        or not isinstance(node.source, ast.Name)
+        or isinstance(node.target, ast.DimList)
+    ):
+        _expected("`old -> new`, two dimensions", expressions, node)
+        return None
+    source, target = expressions.scope.dim(node.source), expressions.scope.dim(node.target)
+    return (source, target) if source and target else None
+
+
+def tensor_or_mapping(expressions: Expressions, node: ast.Node) -> Operand | tuple[Dim, Dim] | None:
+    return (mapping if isinstance(node, ast.Arrow) else tensor)(expressions, node)
+
+
+def dtype(expressions: Expressions, node: ast.Node) -> str | None:
+    if isinstance(node, ast.Name):
+        return expressions.scope.dtype(node)
+    _expected("a dtype", expressions, node)
+    return None
+
+
+def integer(expressions: Expressions, node: ast.Node) -> int | None:
+    """An integer, which may be computed from sizes of dimensions."""
+
+    def lookup(name: ast.Name) -> int | None:
+        found = expressions.scope.dim(name)
+        return found.size if found else None
+
+    return constants.integer(node, lookup, expressions.scope)
+
+
+def number(expressions: Expressions, node: ast.Node) -> Operand | None:
+    """A number known at compile time; a variable may stand for one."""
+    operand = tensor(expressions, node)
+    if operand is None or not isinstance(operand.result, Value):
+        return operand
+    _expected("a number", expressions, node)
+    return None
+
+
+def boolean(expressions: Expressions, node: ast.Node) -> Number | None:
+    if isinstance(node, ast.Bool):
+        return node.value
+    _expected("`true` or `false`", expressions, node)
+    return None
+
+
+def _expected(what: str, expressions: Expressions, node: ast.Node, help: str | None = None) -> None:
+    expressions.scope.error("E204", f"expected {what}", node.span, help=help)

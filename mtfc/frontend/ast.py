@@ -1,0 +1,396 @@
+"""The syntax tree of a .mtf file: what the parser makes and the elaborator reads.
+
+Nodes are immutable and compare by structure alone: a node's span does not take part, so "equal up to position" is `==`.
+The tree says what is written, not what it means. Whether a name is a value, a dimension or a function, and whether
+`x -> [a, b]` maps a dimension or states a call's result, is for the elaborator to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+
+UnaryOp = Literal["-", "not"]
+BinaryOp = Literal["+", "-", "*", "/", "//", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or"]
+
+
+@attrs.frozen
+class Node:
+    """Anything that stands somewhere in the source."""
+
+    span: Span = attrs.field(eq=False)
+
+
+# Expressions
+
+
+@attrs.frozen
+class Int(Node):
+    """`64`"""
+
+    value: int
+
+
+@attrs.frozen
+class Float(Node):
+    """`0.1`, `1e-3`: finite."""
+
+    value: float
+
+
+@attrs.frozen
+class Bool(Node):
+    """`true`, `false`"""
+
+    value: bool
+
+
+@attrs.frozen
+class Name(Node):
+    """A plain name, whether declared here or used."""
+
+    text: str
+
+
+@attrs.frozen
+class Path(Node):
+    """A name dotted through modules or scopes: `nn.softmax` is `("nn", "softmax")`."""
+
+    parts: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return ".".join(self.parts)
+
+
+@attrs.frozen
+class Unary(Node):
+    op: UnaryOp
+    operand: Expr
+
+
+@attrs.frozen
+class Binary(Node):
+    """Arithmetic, comparison or logic. Comparisons do not chain."""
+
+    op: BinaryOp
+    left: Expr
+    right: Expr
+
+
+@attrs.frozen
+class Ellipsis(Node):
+    """`...` among dims: any further dims, the same ones wherever it appears in one signature."""
+
+
+@attrs.frozen
+class DimList(Node):
+    """`[batch, io]` or `[..., d_out]` as an argument."""
+
+    dims: tuple[Name | Ellipsis, ...]
+
+
+@attrs.frozen
+class Tuple(Node):
+    """`(1, 1)` as an argument."""
+
+    items: tuple[Expr, ...]
+
+
+@attrs.frozen
+class Arrow(Node):
+    """`source -> target` as an argument: `length -> memory`, `height -> [out_h, k_h]`, or `x * w -> [batch]`.
+
+    The first two map a dimension, the last states the result's dims: `f(a -> [b])` can be either, depending on `f`.
+    """
+
+    source: Expr
+    target: Name | DimList
+
+
+@attrs.frozen
+class Keyword(Node):
+    """`over = [hidden]`"""
+
+    name: Name
+    value: Expr | DimList | Tuple
+
+
+@attrs.frozen
+class DimBinding(Node):
+    """`d_out = d_ff` between a call's square brackets."""
+
+    generic: Name
+    dim: Name
+
+
+@attrs.frozen
+class Call(Node):
+    """`function[bindings](arguments, keywords) as scope`"""
+
+    function: Name | Path
+    bindings: tuple[DimBinding, ...]
+    arguments: tuple[Argument, ...]
+    keywords: tuple[Keyword, ...]
+    scope: Name | None
+
+    def split_result(self) -> tuple[tuple[Argument, ...], DimList | None]:
+        """The arguments and the result's dims, reading a last `x -> [dims]` as argument `x` and result `[dims]`."""
+        last = self.arguments[-1] if self.arguments else None
+        if isinstance(last, Arrow) and isinstance(last.target, DimList):
+            return (*self.arguments[:-1], last.source), last.target
+        return self.arguments, None
+
+
+Expr = Int | Float | Bool | Name | Path | Unary | Binary | Call
+Argument = Expr | DimList | Tuple | Arrow
+
+
+# Types
+
+
+@attrs.frozen
+class Type(Node):
+    """`f32[batch, io]`; `dtype` is None when left out. Any name is accepted as dtype here."""
+
+    dtype: Name | None
+    dims: tuple[Name | Ellipsis, ...]
+
+
+# Statements
+
+
+@attrs.frozen
+class Broken(Node):
+    """A statement or declaration with a syntax error, which has been reported; `names` are the words in it."""
+
+    names: frozenset[str]
+
+
+@attrs.frozen
+class Assign(Node):
+    """`h = expr`, or `values, indices = expr`."""
+
+    targets: tuple[Name, ...]
+    value: Expr
+
+
+@attrs.frozen
+class Param(Node):
+    """`param w: f32[io, hidden] = normal(stddev = 0.05)`"""
+
+    name: Name
+    type: Type
+    init: Expr
+
+
+@attrs.frozen
+class State(Node):
+    """`state m = zeros_like(p)`, in an optimizer."""
+
+    name: Name
+    value: Expr
+
+
+@attrs.frozen
+class Return(Node):
+    """`return y, loss`"""
+
+    values: tuple[Expr, ...]
+
+
+@attrs.frozen
+class Yield(Node):
+    """`yield hs = h`, in a scan."""
+
+    name: Name
+    value: Expr
+
+
+@attrs.frozen
+class Repeat(Node):
+    """`repeat layers checkpoint { ... }`"""
+
+    dim: Name
+    checkpoint: bool
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class Scan(Node):
+    """`scan x_t = x along time { ... }`"""
+
+    element: Name
+    source: Expr
+    dim: Name
+    body: tuple[Statement, ...]
+
+
+Statement = Assign | Param | State | Return | Yield | Repeat | Scan | Broken
+
+
+# Declarations
+
+
+@attrs.frozen
+class ImportDecl(Node):
+    """`import nn`"""
+
+    name: Name
+
+
+@attrs.frozen
+class DimDecl(Node):
+    """`dim hidden = 4 * io`"""
+
+    name: Name
+    size: Expr
+
+
+@attrs.frozen
+class MeshAxis(Node):
+    """`rows: 2`"""
+
+    name: Name
+    size: Expr
+
+
+@attrs.frozen
+class MeshDecl(Node):
+    """`mesh grid = [rows: 2, cols: 4]`, the first axis most major."""
+
+    name: Name
+    axes: tuple[MeshAxis, ...]
+
+
+@attrs.frozen
+class LayoutRule(Node):
+    """`batch: rows`, or `batch: (rows, cols)` with the most major axis first."""
+
+    dim: Name
+    axes: tuple[Name, ...]
+
+
+@attrs.frozen
+class RuleSet(Node):
+    """`{ d_model: rows }` after `params:` or `optimizer:`"""
+
+    rules: tuple[LayoutRule, ...]
+
+
+@attrs.frozen
+class ValueRules(Node):
+    """`value layers.ffn.h: { hidden: cols }`"""
+
+    path: Name | Path
+    rules: tuple[LayoutRule, ...]
+
+
+@attrs.frozen
+class LayoutDecl(Node):
+    """`layout hybrid on grid = { batch: rows, params: { d_model: rows } }`"""
+
+    name: Name
+    mesh: Name | None
+    rules: tuple[LayoutRule, ...]
+    params: RuleSet | None
+    optimizer: RuleSet | None
+    values: tuple[ValueRules, ...]
+
+
+@attrs.frozen
+class Input(Node):
+    """One input of a model: `x: f32[batch, io]`"""
+
+    name: Name
+    type: Type
+
+
+@attrs.frozen
+class ModelDecl(Node):
+    """`model two_layer(inputs) { ... }`"""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class FnArg(Node):
+    """One argument of a function or hyper-parameter of an optimizer: `x: [..., d]`, `eps = 1e-5`."""
+
+    name: Name
+    type: Type | None
+    default: Expr | None
+
+
+@attrs.frozen
+class FnDecl(Node):
+    """`fn dense[d_in, d_out](x: [..., d_in]) -> [..., d_out] { ... }`; several results are in parentheses."""
+
+    name: Name
+    generics: tuple[Name, ...]
+    args: tuple[FnArg, ...]
+    results: tuple[Type, ...]
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class OptimizerDecl(Node):
+    """`optimizer sgd(learning_rate = 0.1) (p, g) { ... }`"""
+
+    name: Name
+    hypers: tuple[FnArg, ...]
+    operands: tuple[Name, ...]
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class PrecisionRule(Node):
+    """`compute: bf16`"""
+
+    use: Name
+    dtype: Name
+
+
+@attrs.frozen
+class Precision(Node):
+    """`{ params: f32, compute: bf16 }`"""
+
+    rules: tuple[PrecisionRule, ...]
+
+
+@attrs.frozen
+class TrainDecl(Node):
+    """`train two_layer { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; an entry left out is None."""
+
+    model: Name
+    minimize: Name | None
+    optimizer: Expr | None
+    precision: Precision | None
+    accumulate: Expr | None
+    clip: Expr | None
+
+
+Declaration = (
+    ImportDecl | DimDecl | MeshDecl | LayoutDecl | ModelDecl | FnDecl | OptimizerDecl | TrainDecl | Broken
+)
+
+
+@attrs.frozen
+class File(Node):
+    declarations: tuple[Declaration, ...]
+
+
+def children(node: Node) -> Iterator[Node]:
+    """The nodes directly below, in the order of the fields."""
+    for field in attrs.fields(type(node)):
+        value = getattr(node, field.name)
+        if isinstance(value, Node):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (item for item in value if isinstance(item, Node))

@@ -1,0 +1,34 @@
+"""What `mtfc check` does: all diagnostics of a file, under every declared layout or a given one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.layouts import chosen_layouts
+from mtfc.frontend.legality import check_layouts
+from mtfc.frontend.parser import parse
+
+
+def check(
+    text: str,
+    file: str,
+    dims: Mapping[str, int] | None = None,
+    model: str | None = None,
+    layout: str | None = None,
+    mesh: str | None = None,
+) -> Diagnostics:
+    """All diagnostics of the file `file` with this text; the options are those of the command."""
+    diagnostics = Diagnostics()
+    module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model)
+    try:
+        layouts = chosen_layouts(module, layout, mesh)
+    except CompileError as error:
+        diagnostics.extend(error.diagnostics)
+        return diagnostics
+    found = check_layouts(module.programs, layouts)
+    if diagnostics.errors:  # what a value or equation that is missing would cause
+        found = [each for each in found if each.severity == "error" and each.code != "E305"]
+    diagnostics.extend(found)
+    return diagnostics

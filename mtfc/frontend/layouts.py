@@ -1,0 +1,167 @@
+"""Layouts and meshes of the command line: named, or spelt out.
+
+Mesh-TensorFlow's notation, `batch:rows;hidden:cols`, is taken as well. What is spelt out is read by the parser of the language,
+as the rest of a declaration, and spans are moved back so that errors point into the text that the user gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend import ast
+from mtfc.frontend.declarations import mesh as declared_mesh
+from mtfc.frontend.parser import parse
+from mtfc.frontend.rules import DeclaredLayout, resolve
+
+if TYPE_CHECKING:
+    from mtfc.frontend.elaborate import Module
+    from mtfc.frontend.scope import Scope
+
+GIVEN = "given"
+"""The name of a layout or mesh that the command line spells out."""
+
+N = TypeVar("N", bound=ast.Node)
+
+
+def parse_mesh(text: str, module: Module) -> Mesh:
+    """The mesh that `--mesh` names or spells out: `grid`, `[rows: 2, cols: 4]` or `rows:2;cols:4`.
+
+    Raises `CompileError`; its spans are in a file `<--mesh>` that holds `text`.
+    """
+    if text.strip() in module.meshes:
+        return module.meshes[text.strip()]
+    scope = module.scope_for_text()
+    if text.strip().isidentifier():
+        name = _whole(text, "<--mesh>")
+        scope.unknown("E307", f"unknown mesh `{name.text}`", name, module.meshes)
+        raise CompileError(scope.diagnostics)
+    body = text.replace(";", ",").replace("=", ":")
+    decl = _given(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
+    found = declared_mesh(decl, scope)
+    if found is None:
+        raise CompileError(scope.diagnostics)
+    return found
+
+
+def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> DeclaredLayout:
+    """The layout that `--layout` names or spells out: `hybrid`, `{ batch: rows }` or `batch:rows;hidden:cols`.
+
+    It is on `mesh`, where that is given, else on its own or the file's only one. Raises `CompileError`; its spans are in the
+    file, or in one `<--layout>` that holds `text`.
+    """
+    for declared in module.layouts:
+        if declared.name == text.strip():
+            return declared if mesh is None else on_mesh(declared, mesh, module)
+    scope = module.scope_for_text()
+    if text.strip().isidentifier():
+        name = _whole(text, "<--layout>")
+        scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
+        raise CompileError(scope.diagnostics)
+    decl = _given(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
+    found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
+    scope.diagnostics.raise_if_errors()
+    return found
+
+
+def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:
+    """The file's mesh, where it declares one. Raises `CompileError`."""
+    if len(module.meshes) == 1:
+        return next(iter(module.meshes.values()))
+    declared = f"the file declares {'several' if module.meshes else 'none'}"
+    example = next(iter(module.meshes), '"rows:2;cols:4"')
+    help = f"add the mesh: `--mesh {example}`"
+    scope.error(
+        "E307", f"these rules need a mesh, and {declared}", _whole(text, "<--layout>").span, help=help
+    )
+    raise CompileError(scope.diagnostics)
+
+
+def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLayout:
+    """The same rules on another mesh. Raises `CompileError` where it lacks their axes."""
+    scope = module.scope_for_text()
+    found = resolve(declared.decl, mesh, scope)
+    scope.diagnostics.raise_if_errors()
+    return found
+
+
+def chosen_layouts(module: Module, layout: str | None, mesh: str | None) -> tuple[DeclaredLayout, ...]:
+    """What `--layout` and `--mesh` select. A mesh alone selects the declared layouts that fit it.
+
+    Raises `CompileError`.
+    """
+    given = parse_mesh(mesh, module) if mesh is not None else None
+    if layout is not None:
+        return (parse_layout(layout, module, given),)
+    if given is None or mesh is None:
+        return module.layouts
+    found = _fitting(given, module)
+    if module.layouts and not found:
+        span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
+        help = "give one with `--layout`"
+        raise CompileError([Diagnostic("E311", "no declared layout fits this mesh", span, help=help)])
+    return found
+
+
+def _fitting(mesh: Mesh, module: Module) -> tuple[DeclaredLayout, ...]:
+    """The layouts on a declared mesh, or those whose axes another one has."""
+    if mesh in module.meshes.values():
+        return tuple(declared for declared in module.layouts if declared.mesh == mesh)
+    fitting = (declared for declared in module.layouts if _axes_of(declared) <= set(mesh.names))
+    return tuple(on_mesh(declared, mesh, module) for declared in fitting)
+
+
+def _axes_of(declared: DeclaredLayout) -> set[str]:
+    sections = (declared.compute, declared.params, declared.optimizer, *declared.values.values())
+    return {axis for section in sections for rule in section.values() for axis in rule.axes}
+
+
+def _whole(text: str, file: str) -> ast.Name:
+    return ast.Name(Span(file, 1, 1, 1, 1 + len(text)), text.strip())
+
+
+def _given(prefix: str, text: str, brackets: str, file: str, kind: type[N], diagnostics: Diagnostics) -> N:
+    """The declaration that `prefix` and `text` make together, with spans that point into `text`."""
+    whole = Span(file, 1, 1, 1, 1 + len(text))
+    if not text.lstrip().startswith(brackets[0]):
+        prefix, text = prefix + brackets[0], f"{text}\n{brackets[1]}"
+    found = Diagnostics()
+    declarations = parse(prefix + text, file, found).declarations
+    diagnostics.extend(_moved_diagnostic(each, -len(prefix)) for each in found)
+    diagnostics.raise_if_errors()
+    decl = declarations[0]
+    if len(declarations) > 1 or not isinstance(decl, kind):
+        diagnostics.add("E312", "expected one list of rules, and nothing else", whole)
+        raise CompileError(diagnostics)
+    return _moved(decl, -len(prefix))
+
+
+def _moved_span(span: Span, by: int) -> Span:
+    """`span` with the columns of line 1 moved."""
+    column = max(1, span.column + by) if span.line == 1 else span.column
+    end = max(column, span.end_column + by) if span.end_line == 1 else span.end_column
+    return attrs.evolve(span, column=column, end_column=end)
+
+
+def _moved_diagnostic(diagnostic: Diagnostic, by: int) -> Diagnostic:
+    labels = tuple(attrs.evolve(label, span=_moved_span(label.span, by)) for label in diagnostic.labels)
+    return attrs.evolve(diagnostic, span=_moved_span(diagnostic.span, by), labels=labels)
+
+
+def _moved(node: N, by: int) -> N:
+    """`node` with all its spans moved."""
+    changes = {field.name: _moved_field(getattr(node, field.name), by) for field in attrs.fields(type(node))}
+    make: Callable[..., N] = type(node)
+    return make(**changes)
+
+
+def _moved_field(value: object, by: int) -> object:
+    if isinstance(value, Span):
+        return _moved_span(value, by)
+    if isinstance(value, tuple):
+        return tuple(_moved_field(item, by) for item in value)
+    return _moved(value, by) if isinstance(value, ast.Node) else value

@@ -1,0 +1,169 @@
+"""Whether a layout is legal for a program (Mesh-TensorFlow paper, section 5).
+
+On every tensor it must be injective, no axis splitting two dimensions, and the sizes must divide evenly. Each broken rule is
+reported once, at the rule, with the first value that it is broken for. What is legal but wasteful is in `efficiency.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
+from mtfc.compiler.ir.core import Program
+from mtfc.frontend.efficiency import check_efficiency
+from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
+from mtfc.frontend.rules import DeclaredLayout, Rule, Section
+
+
+def check_layouts(programs: Iterable[Program], layouts: Iterable[DeclaredLayout]) -> list[Diagnostic]:
+    """Everything that is wrong or wasteful about layouts for the models of one file."""
+    facts = [Facts(program) for program in programs]
+    found: list[Diagnostic] = []
+    for declared in layouts:
+        found += _unknown_paths(facts, declared)
+        for each in facts:
+            found += _check(each, declared)
+    return found
+
+
+def check_layout(program: Program, declared: DeclaredLayout) -> list[Diagnostic]:
+    """What is wrong or wasteful about one layout for one model."""
+    return list(_check(Facts(program), declared))
+
+
+def _check(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    reported: set[tuple[Span, ...]] = set()
+    for section, shapes, suffix in _applications(facts, declared):
+        yield from _not_injective(section, shapes, suffix, declared, reported)
+        yield from _indivisible(section, shapes, declared, reported)
+    yield from _absent_dims(facts, declared)
+    yield from check_efficiency(facts, declared)
+
+
+def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
+    """Each set of rules, with the tensors that it applies to and how to say so."""
+    own = declared.values
+    others = by_shape(t for t in facts.tensors if t.path not in own) if own else facts.shapes
+    parameters = by_shape(t for t in facts.parameters if t.path not in own) if own else facts.stored
+    yield declared.compute, others, ""
+    yield declared.params, parameters, " where parameters are stored"
+    yield declared.optimizer, parameters, " where optimizer state is stored"
+    for path, section in own.items():
+        yield section, by_shape(facts.by_path.get(path, ())), ""
+
+
+# E301
+
+
+def _not_injective(
+    section: Section,
+    shapes: Shapes,
+    suffix: str,
+    declared: DeclaredLayout,
+    reported: set[tuple[Span, ...]],
+) -> Iterator[Diagnostic]:
+    clashes: dict[tuple[str, Span, Span], tuple[Rule, Rule, list[Tensor]]] = {}
+    for names, alike in shapes.items():
+        for axis, one, other in _clashes(names, section):
+            entry = clashes.setdefault((axis, one.span, other.span), (one, other, []))
+            entry[2].extend(alike)
+    for (axis, *spans), (one, other, affected) in clashes.items():
+        if tuple(spans) not in reported:
+            reported.add(tuple(spans))
+            yield _clash(axis, one, other, affected, suffix, declared)
+
+
+def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, Rule, Rule]]:
+    """The axes that two dimensions of one tensor are split over, with both rules in the order in which they are written."""
+    users: dict[str, Rule] = {}
+    for name in names:
+        rule = section.get(name)
+        for axis in rule.axes if rule else ():
+            other = users.setdefault(axis, rule)  # type: ignore[arg-type]
+            if rule is not None and other is not rule:
+                first, second = sorted((rule, other), key=lambda each: each.span)
+                yield axis, first, second
+
+
+def _clash(
+    axis: str, one: Rule, other: Rule, affected: Sequence[Tensor], suffix: str, declared: DeclaredLayout
+) -> Diagnostic:
+    tensor = next((each for each in affected if each.path), affected[0])
+    message = (
+        f"layout `{declared.name}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
+    )
+    more = len(affected) - 1
+    rest = f", and {more} more value{'s' * (more > 1)} like it" if more else ""
+    labels = [Label(one.span, f"`{one.dim}` is split over `{axis}` here")]
+    if tensor.span:
+        labels.append(Label(tensor.span, f"{tensor.shown} is {tensor.type}{rest}"))
+    return Diagnostic(
+        "E301", message, other.span, tuple(labels), _instead(axis, one, other, tensor, declared)
+    )
+
+
+def _instead(axis: str, one: Rule, other: Rule, tensor: Tensor, declared: DeclaredLayout) -> str:
+    """What to change: another axis for one of the dimensions, if the mesh has one."""
+    mesh = declared.mesh
+    used = {a for name in tensor.type.names for a in _axes(declared.compute, name)} | {*one.axes, *other.axes}
+    for rule in (other, one):
+        size = tensor.type.dim(rule.dim).size
+        free = [name for name in mesh.names if name not in used and size % mesh.sizes[name] == 0]
+        if free:
+            return f"axis `{free[0]}` is free: write `{rule.dim}: {free[0]}`"
+    return f"keep one of the two rules, or use a mesh with another axis than `{axis}` for the other dimension"
+
+
+def _axes(section: Section, name: str) -> tuple[str, ...]:
+    return section[name].axes if name in section else ()
+
+
+# E302
+
+
+def _indivisible(
+    section: Section,
+    shapes: Shapes,
+    declared: DeclaredLayout,
+    reported: set[tuple[Span, ...]],
+) -> Iterator[Diagnostic]:
+    """Rules for dimensions that some tensor has and that do not divide evenly."""
+    mesh = declared.mesh
+    dims = {dim.name: dim for alike in shapes.values() for dim in alike[0].type.dims}
+    for rule in section.values():
+        dim = dims.get(rule.dim)
+        if dim is None or dim.size % mesh.size(rule.axes) == 0 or (rule.span,) in reported:
+            continue
+        reported.add((rule.span,))
+        parts = mesh.size(rule.axes)
+        over = " and ".join(f"`{axis}` ({mesh.sizes[axis]})" for axis in rule.axes)
+        message = f"`{dim.name}` has size {dim.size}, which cannot be split evenly over {over}"
+        label = Label(rule.declared, f"`{dim.name}` is {dim.size}")
+        help = f"make it a multiple of {parts}, or split another dimension"
+        yield Diagnostic("E302", message, rule.span, (label,), help)
+
+
+# Rules for single values
+
+
+def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E305: rules for values that no model has."""
+    if not declared.values or not facts:
+        return
+    known = {path for each in facts for path in each.by_path}
+    for path, node in declared.paths.items():
+        if path not in known:
+            near = nearest(path, known)
+            help = f"did you mean `{near}`?" if near else None
+            yield Diagnostic("E305", f"no model has a value `{path}`", node.span, help=help)
+
+
+def _absent_dims(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E306: rules for dimensions that the value does not have."""
+    for path, section in declared.values.items():
+        named = facts.by_path.get(path, [])
+        for rule in section.values():
+            if named and not any(rule.dim in tensor.type.names for tensor in named):
+                labels = [Label(t.span, f"`{path}` is {t.type}") for t in named if t.span]
+                message = f"`{path}` has no dimension `{rule.dim}`"
+                yield Diagnostic("E306", message, rule.span, tuple(labels))

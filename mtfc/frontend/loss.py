@@ -1,0 +1,124 @@
+"""What a `train` block minimizes: an output that is a floating-point scalar, and whose gradient reaches a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.opdef import no_gradient
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.frontend import ast
+from mtfc.frontend.models import Model
+from mtfc.frontend.scope import Scope
+
+
+def minimized(model: Model, decl: ast.TrainDecl, scope: Scope) -> str | None:
+    """The name of the output to minimize, if it is one that can be."""
+    name = decl.minimize
+    if name is None:
+        help = "add `minimize` and the name of the loss"
+        scope.error("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
+        return None
+    forward = model.program.function("forward")
+    outputs = {output.name: output.value for output in forward.outputs}
+    if name.text in outputs:
+        return name.text if _Loss.of(name, outputs[name.text], forward, scope).is_good() else None
+    if model.complete:
+        _report_missing(name, model, outputs, scope)
+    return None
+
+
+def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    if name.text in model.places:
+        label = Label(model.places[name.text], "it is defined here")
+        help = f"return it too: `return {', '.join((*outputs, name.text))}`"
+        message = f"`{name.text}` is not returned by model `{model.program.name}`"
+        scope.error("E401", message, name.span, [label], help)
+        return
+    message = f"model `{model.program.name}` returns no `{name.text}`"
+    scope.unknown("E401", message, name, tuple(outputs))
+
+
+@attrs.frozen
+class _Loss:
+    """A value to minimize, and the equations that it may be computed by."""
+
+    name: ast.Name
+    value: Value
+    parameters: frozenset[Value]
+    definitions: Mapping[Value, Equation]
+    scope: Scope
+
+    @classmethod
+    def of(cls, name: ast.Name, value: Value, forward: Function, scope: Scope) -> _Loss:
+        parameters = frozenset(each.value for each in forward.arguments if each.role == "parameter")
+        return cls(name, value, parameters, {eqn.result: eqn for eqn in forward.body}, scope)
+
+    def is_good(self) -> bool:
+        """Whether it can be minimized; an error where not."""
+        return self._is_scalar() and self._is_floating() and self._is_influenced() and self._has_gradient()
+
+    def _error(
+        self, code: str, message: str, spans: Iterable[Span], label: str, help: str | None = None
+    ) -> bool:
+        labels = [Label(span, label) for span in spans]
+        self.scope.error(code, f"`{self.name.text}` {message}", self.name.span, labels, help)
+        return False
+
+    def _place(self) -> Iterator[Span]:
+        """Where the value is computed."""
+        eqn = self.definitions.get(self.value)
+        if eqn and eqn.span:
+            yield eqn.span
+
+    def _is_scalar(self) -> bool:
+        type = self.value.type
+        help = "reduce it to one number, for example with `mean`"
+        message = f"is {type}, and only a scalar can be minimized"
+        return not type.dims or self._error("E402", message, self._place(), f"it is {type}", help)
+
+    def _is_floating(self) -> bool:
+        type = self.value.type
+        message = f"is {type}, and only a floating-point value can be minimized"
+        return type.dtype in FLOATS or self._error("E403", message, self._place(), f"it is {type}")
+
+    def _is_influenced(self) -> bool:
+        help = None if self.parameters else "the model has none: declare what is trained with `param`"
+        influences = self._reached(lambda eqn: eqn.operands)
+        return bool(influences & self.parameters) or self._error(
+            "E406", "does not depend on any parameter", self._place(), "it is computed here", help
+        )
+
+    def _has_gradient(self) -> bool:
+        """The operands that a gradient does not reach, of the equations that it reaches, are where it stops."""
+        reached = self._reached(differentiable_operands)
+        equations = (eqn for value, eqn in self.definitions.items() if value in reached)
+        stops = [eqn.span for eqn in equations if eqn.span and not reached.issuperset(eqn.operands)]
+        return bool(reached & self.parameters) or self._error(
+            "E407",
+            "depends on parameters, and its gradient reaches none",
+            stops[:4],
+            "the gradient stops here",
+        )
+
+    def _reached(self, operands: Callable[[Equation], Iterable[Value]]) -> set[Value]:
+        """The values found by going from each equation's result to what `operands` gives."""
+        found = {self.value}
+        waiting = [self.value]
+        while waiting:
+            eqn = self.definitions.get(waiting.pop())
+            new = set(operands(eqn)) - found if eqn else set()
+            found |= new
+            waiting += new
+        return found
+
+
+def differentiable_operands(eqn: Equation) -> tuple[Value, ...]:
+    """The operands that a cotangent of the result reaches."""
+    if eqn.result.type.dtype not in FLOATS or OPS[eqn.op].gradient is no_gradient:
+        return ()
+    return tuple(value for value in eqn.operands if value.type.dtype in FLOATS)

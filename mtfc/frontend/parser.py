@@ -1,0 +1,169 @@
+"""Tokens to syntax tree: an LALR parser that goes on after an error.
+
+Lark computes the tables (`tables.py`); running them is this loop. It is our own because recovery needs the stacks, and
+because building the nodes as it goes, without a tree in between, is several times faster than Lark's parser.
+
+After an error the parser goes back to the last place in the same block where the grammar allows ERROR, and on to the
+next token that may come after it: a bad statement costs that statement, and the rest of the file is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.frontend import ast, problems, tables
+from mtfc.frontend.brackets import NESTING_LIMIT, TOO_DEEP, Stream, arrange
+from mtfc.frontend.builder import TUPLES, Builder
+from mtfc.frontend.lexer import END, WORD, Token, lex
+from mtfc.frontend.tables import Rule
+
+
+def parse(text: str, file: str, diagnostics: Diagnostics) -> ast.File:
+    """The syntax tree of a file; what does not parse is reported, and a `Broken` node stands in its place."""
+    tokens = lex(text)
+    stream = arrange(tokens, file, diagnostics)
+    declarations = _Parser(stream, Builder(file), diagnostics).run()
+    end = tokens[-1]
+    return ast.File(Span(file, 1, 1, end.line, end.column), declarations)
+
+
+class _Parser:
+    """The stacks: after symbol i comes state i + 1; the symbol began at token `begins[i]` and is `values[i]`."""
+
+    def __init__(self, stream: Stream, builder: Builder, diagnostics: Diagnostics) -> None:
+        table = tables.load()
+        self.moves = table.moves
+        self.gotos = table.gotos
+        self.rules = table.rules
+        nodes = {rule.make for rule in table.rules if rule.make} - TUPLES
+        self.makers = {name: builder.maker(name) for name in nodes}
+        self.stream = stream
+        self.tokens = stream.tokens
+        self.file = builder.file
+        self.diagnostics = diagnostics
+        self.index = 0
+        self.states = [0]
+        self.begins: list[int] = []
+        self.values: list[Any] = []
+
+    def run(self) -> tuple[ast.Declaration, ...]:
+        while True:
+            token = self.tokens[self.index]
+            move = self.moves[self.states[-1]].get(token.kind)
+            if move is None:
+                self._stuck(token)
+            elif move < 0:
+                self._reduce(self.rules[~move])
+            elif token.kind == END:
+                return cast(tuple[ast.Declaration, ...], self.values[0])
+            else:
+                self._push(move, self.index, token)
+                self.index += 1
+
+    def _push(self, state: int, begin: int, value: object) -> None:
+        self.states.append(state)
+        self.begins.append(begin)
+        self.values.append(value)
+
+    def _reduce(self, rule: Rule) -> None:
+        size = rule.size
+        begin = self.begins[-size] if size else self.index
+        try:
+            value = self._make(rule, begin, self.values[-size:] if size else [])
+        except CompileError as error:
+            self._recover(error.diagnostics)
+            return
+        if size:
+            del self.states[-size:], self.begins[-size:], self.values[-size:]
+        self._push(self.gotos[self.states[-1]][rule.origin], begin, value)
+
+    def _make(self, rule: Rule, begin: int, values: list[Any]) -> Any:
+        children = _children(rule, values)
+        if rule.make is None:
+            return children[0]
+        if not rule.make:
+            return children
+        if rule.make in TUPLES:
+            return tuple(children)
+        return self.makers[rule.make](self._span(begin), *children)
+
+    def _span(self, begin: int) -> Span:
+        """From token `begin` to the last one before the current token."""
+        first, last = self.tokens[begin], self.tokens[max(begin, self.index - 1)]
+        return Span(self.file, first.line, first.column, last.line, last.column + len(last.text))
+
+    # Errors
+
+    def _stuck(self, token: Token) -> None:
+        """No rule takes this token: it is a keyword that may be a name here, or an error."""
+        if token.kind == WORD:
+            self.tokens[self.index] = token._replace(kind=self._kind_of_word(token))
+        elif token.kind == TOO_DEEP:
+            self._recover((problems.too_deep(token.span(self.file), NESTING_LIMIT),))
+        else:
+            expected = [kind for kind in self.moves[self.states[-1]] if self._accepts(kind)]
+            previous = self.tokens[max(self.index - 1, 0)]
+            self._recover((problems.unexpected(previous, token, expected, self.file),))
+
+    def _kind_of_word(self, token: Token) -> str:
+        """A keyword where the grammar has it, but for `state = ...` and such, where the grammar has both."""
+        keyword = token.text.upper()
+        is_defined = self.tokens[self.index + 1].kind in ("EQUAL", "COLON", "COMMA")
+        if self._accepts(keyword) and not (is_defined and self._accepts("NAME")):
+            return keyword
+        return "NAME"
+
+    def _accepts(self, kind: str, depth: int | None = None) -> bool:
+        """Whether a token may come after the first `depth` states, or after all."""
+        states = self.states[:depth]
+        while (move := self.moves[states[-1]].get(kind)) is not None:
+            if move >= 0:
+                return True
+            rule = self.rules[~move]
+            if rule.size:
+                del states[-rule.size :]
+            states.append(self.gotos[states[-1]][rule.origin])
+        return False
+
+    def _recover(self, errors: Iterable[Diagnostic]) -> None:
+        """Report, put ERROR in the place of what does not parse, and go to the next token that may follow it."""
+        begin = self._rewind()
+        while (move := self.moves[self.states[-1]]["ERROR"]) < 0:
+            self._reduce(self.rules[~move])
+        self._push(move, begin, None)
+        self.index = self.stream.after_brackets(self.index)
+        while self.tokens[self.index].kind != END and not self._accepts(self.tokens[self.index].kind):
+            self.index = self.stream.closer.get(self.index, self.index) + 1
+        dropped = self.tokens[begin : self.index]
+        self.values[-1] = frozenset(token.text for token in dropped if token.text.isidentifier())
+        if not self.stream.is_repaired(begin, self.index):
+            self.diagnostics.extend(errors)
+
+    def _rewind(self) -> int:
+        """Drop symbols until ERROR may come, in the innermost block where it may; the first token dropped."""
+        block = self.stream.block(self.index)
+        begins = [*self.begins, self.index]
+        while True:
+            for depth in reversed(range(len(begins))):
+                if self.stream.block(begins[depth]) == block and self._accepts("ERROR", depth + 1):
+                    del self.states[depth + 1 :], self.begins[depth:], self.values[depth:]
+                    return begins[depth]
+            self.index = self.stream.closer[block] + 1
+            block = self.stream.block(block)
+
+
+def _children(rule: Rule, values: list[Any]) -> list[Any]:
+    """The values that the rule keeps; a list that grows at its end grows in place."""
+    children: list[Any] = []
+    for child in rule.children:
+        if child is None:
+            children.append(None)
+        elif child >= 0:
+            children.append(values[child])
+        elif child == -1 and not rule.make:
+            children = values[0]
+        else:
+            children.extend(values[~child])
+    return children

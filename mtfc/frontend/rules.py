@@ -1,0 +1,163 @@
+"""Layouts: from rules as written to `Layout`, with the place of every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.frontend import ast
+from mtfc.frontend.scope import Scope
+
+
+@attrs.frozen
+class Rule:
+    """Dimension `dim` is split over `axes`: where that is written, and where the dimension is declared."""
+
+    dim: str
+    axes: Axes
+    span: Span
+    declared: Span
+
+
+Section = Mapping[str, Rule]
+"""Rules by dimension."""
+
+
+@attrs.frozen
+class DeclaredLayout:
+    """A layout on a mesh, with the place of each rule.
+
+    `compute` are the rules for values, `params` those under which parameters are stored, `optimizer` those for optimizer
+    state, each with the rules that it overrides; `values` are the rules of single values, `paths` where these are named.
+    """
+
+    mesh: Mesh
+    decl: ast.LayoutDecl
+    layout: Layout
+    compute: Section
+    params: Section
+    optimizer: Section
+    values: Mapping[str, Section]
+    paths: Mapping[str, ast.Name | ast.Path]
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def span(self) -> Span:
+        return self.decl.name.span
+
+
+def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
+    """`decl` on `mesh`; rules that name what does not exist are reported and left out."""
+    compute = _section(decl.rules, mesh, scope)
+    params = _section(decl.params.rules if decl.params else (), mesh, scope)
+    optimizer = _section(decl.optimizer.rules if decl.optimizer else (), mesh, scope)
+    places: dict[str, Span] = {}
+    paths = {each.path.text: each for each in decl.values if _first(each.path, places, scope)}
+    values = {path: _section(each.rules, mesh, scope) for path, each in paths.items()}
+    return DeclaredLayout(
+        mesh,
+        decl,
+        Layout(
+            decl.name.text,
+            _rules(compute),
+            _rules(params),
+            _rules(optimizer),
+            tuple((path, _rules(section)) for path, section in values.items()),
+        ),
+        compute,
+        {**compute, **params},
+        {**compute, **params, **optimizer},
+        values,
+        {path: each.path for path, each in paths.items()},
+    )
+
+
+def _rules(section: Section) -> Rules:
+    return Rules(tuple((rule.dim, rule.axes) for rule in section.values()))
+
+
+def _first(name: ast.Name | ast.Path, places: dict[str, Span], scope: Scope) -> bool:
+    """Whether `name` is not in `places` yet; an error where it is."""
+    if name.text in places:
+        label = Label(places[name.text], "first rule")
+        scope.error("E309", f"`{name.text}` has two rules", name.span, [label])
+        return False
+    places[name.text] = name.span
+    return True
+
+
+def _section(rules: Iterable[ast.LayoutRule], mesh: Mesh, scope: Scope) -> Section:
+    places: dict[str, Span] = {}
+    found = [_rule(rule, mesh, scope) for rule in rules if _first(rule.dim, places, scope)]
+    return {rule.dim: rule for rule in found if rule is not None}
+
+
+def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
+    if _is_reversed(rule, mesh, scope):
+        return None
+    dim = scope.dim(rule.dim, "E303")
+    places: dict[str, Span] = {}
+    good = [_axis(rule, axis, places, mesh, scope) for axis in rule.axes]
+    if dim is None or not all(good):
+        return None
+    axes = tuple(axis.text for axis in rule.axes)
+    return Rule(dim.name, axes, rule.span, scope.places[dim.name])
+
+
+def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
+    if axis.text not in mesh.sizes:
+        scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names)
+        return False
+    if axis.text in places:
+        label = Label(places[axis.text], "it is already here")
+        scope.error("E308", f"`{rule.dim.text}` is split over axis `{axis.text}` twice", axis.span, [label])
+        return False
+    places[axis.text] = axis.span
+    return True
+
+
+def _is_reversed(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> bool:
+    """Whether a rule is written `axis: dim`; an error where it is."""
+    (axis, *more), dim = rule.axes, rule.dim
+    if more or dim.text in scope.dims or axis.text in mesh.sizes:
+        return False
+    if dim.text not in mesh.sizes or axis.text not in scope.dims:
+        return False
+    message = f"`{dim.text}` is a mesh axis, and a rule begins with a dimension"
+    scope.error("E303", message, rule.span, help=f"write `{axis.text}: {dim.text}`")
+    return True
+
+
+def declare_layouts(
+    decls: Iterable[ast.LayoutDecl], meshes: Mapping[str, Mesh | None], scope: Scope
+) -> tuple[DeclaredLayout, ...]:
+    """The layouts whose mesh is known."""
+    places: dict[str, Span] = {}
+    decls = [decl for decl in decls if scope.declare("layout", decl.name, places)]
+    pairs = [(decl, mesh_of(decl, meshes, scope)) for decl in decls]
+    return tuple(resolve(decl, mesh, scope) for decl, mesh in pairs if mesh is not None)
+
+
+def mesh_of(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> Mesh | None:
+    if decl.mesh is not None:
+        if decl.mesh.text not in meshes:
+            scope.unknown("E307", f"unknown mesh `{decl.mesh.text}`", decl.mesh, meshes)
+        return meshes.get(decl.mesh.text)
+    if len(meshes) == 1:
+        return next(iter(meshes.values()))
+    name = decl.name
+    if meshes:
+        help = f"write `layout {name.text} on {next(iter(meshes))} = ...`"
+        scope.error("E307", f"layout `{name.text}` does not say which mesh it is on", name.span, help=help)
+    elif not scope.doubtful:
+        help = "declare one: `mesh line = [all: 8]`"
+        scope.error(
+            "E307", f"layout `{name.text}` needs a mesh, and the file declares none", name.span, help=help
+        )
+    return None

@@ -1,0 +1,182 @@
+"""The memory model, checked by hand on IR text: which values share a buffer, and what is alive when most is."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtfc.compiler.analysis.liveness import buffers, peak
+from mtfc.compiler.analysis.memory import Memory, memory_of
+from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.reader import read_program
+
+HEAD = """\
+program m
+source "m.mtf"
+mesh line = [all: 4]
+layout l = {a: all}
+dim a = 8
+dim b = 8
+dim c = 16
+"""
+
+
+def program(body: str, name: str = "forward") -> Program:
+    return read_program(f"{HEAD}function {name} placed {{\n{body}\n}}\n")
+
+
+def shared(body: str) -> list[list[str]]:
+    """The names of the values in each buffer."""
+    read = program(body)
+    assert read.mesh is not None
+    return [[v.name for v in buffer.values] for buffer in buffers(read.function("forward"), read.mesh)]
+
+
+def memory(body: str, name: str = "step") -> Memory:
+    read = program(body, name)
+    assert read.mesh is not None
+    return memory_of(read.function(name), read.mesh, Numbers(read.mesh))
+
+
+SHARING = {
+    "a component-wise result takes over an operand that dies": (
+        "%p: f32[a{all}, b] = exp %x; %q: f32[a{all}, b] = relu %p",
+        [["p", "q"]],
+    ),
+    "but never an argument": ("%q: f32[a{all}, b] = relu %x", [["q"]]),
+    "nor an operand that is used again": (
+        "%p: f32[a{all}, b] = exp %x; %r: f32[a{all}, b] = relu %p; %q: f32[a{all}, b] = mul %r, %p",
+        [["p"], ["r", "q"]],
+    ),
+    "nor one of another size": (
+        "%p: f32[a{all}] = sum %x over=[b]; %q: f32[a{all}, b] = mul %p, %x",
+        [["p"], ["q"]],
+    ),
+    "nor one of another element type": (
+        "%p: f32[a{all}, b] = exp %x; %q: bool[a{all}, b] = gt %p, %x",
+        [["p"], ["q"]],
+    ),
+    "a transposition moves elements": (
+        "%p: f32[a{all}, b] = exp %x; %q: f32[b, a{all}] = transpose %p dims=[b, a]",
+        [["p"], ["q"]],
+    ),
+    "and so does a contraction, even to the same size": (
+        "%p: f32[a{all}, b] = exp %x; %r: f32[b, c] = exp %y; %s: f32[a{all}, c] = einsum %p, %r dims=[a, c];"
+        " %q: f32[a{all}, b] = einsum %s, %r dims=[a, b]",
+        [["p"], ["r"], ["s"], ["q"]],
+    ),
+    "a rename does not": (
+        "%p: f32[b, c] = exp %y; %q: f32[a, c] = rename %p mapping=(b -> a)",
+        [["p", "q"]],
+    ),
+    "an all-reduce is done in place": (
+        "%p: f32[b] +{all} = sum %x over=[a] layout {a: all}; %q: f32[b] = all_reduce %p axes={all}",
+        [["p", "q"]],
+    ),
+    "also one of several operands": (
+        "%p: f32[b] +{all} = sum %x over=[a] layout {a: all}; %r: f32[] +{all} = sum %x over=[a, b] layout {a: all};"
+        " %s: f32[b], %t: f32[] = all_reduce %p, %r axes={all}; %q: f32[b] = mul %s, %t",
+        [["p", "s", "q"], ["r", "t"]],
+    ),
+    "a gather is not": (
+        "%p: f32[a{all}, b] = exp %x; %q: f32[a, b] = all_gather %p dim=a axes={all}",
+        [["p"], ["q"]],
+    ),
+    "a processor's all-to-all sends what it has": (
+        "%p: f32[a{all}, b] = exp %x; %q: f32[a, b{all}] = all_to_all %p source=a target=b axes={all}",
+        [["p"], ["q"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SHARING)
+def test_sharing(rule: str) -> None:
+    equations, expected = SHARING[rule]
+    lines = equations.replace("; ", "\n")
+    assert shared(f"input %x: f32[a{{all}}, b]\ninput %y: f32[b, c]\n{lines}\noutput q = %q") == expected
+
+
+def test_peak_is_the_first_equation_where_most_is_alive() -> None:
+    read = program("""
+      input %x: f32[a{all}, b]
+      %p: f32[a, b] = all_gather %x dim=a axes={all}
+      %s: f32[a] = sum %p over=[b]
+      %q: f32[a, c] = broadcast %s dims=[a, c]
+      %t: f32[a] = sum %q over=[c]
+      %u: f32[a] = add %s, %t
+      output u = %u
+    """)
+    assert read.mesh is not None
+    found = buffers(read.function("forward"), read.mesh)
+    assert [(b.birth, b.death) for b in found] == [(0, 1), (1, 5), (2, 3), (3, 4)]
+    assert peak(found, read.mesh) == 3
+    held = memory_of(read.function("forward"), read.mesh, Numbers(read.mesh))
+    assert held.activations_peak == 4 * (2 * 8 + 8 * 16 + 8 + 8)  # x, q, s and t
+
+
+def test_empty_function_holds_its_arguments() -> None:
+    held = memory("input %x: f32[a{all}, b]\nparameter %w: f32[b, c]\noutput x = %x", "forward")
+    assert held.parts() == {
+        "parameters": 4 * 128,
+        "gradients": 0,
+        "optimizer": 0,
+        "activations_peak": 4 * 16,
+        "total": 4 * 144,
+    }
+    assert held.peak is None
+
+
+STEP = """
+  input %x: f32[a{all}, b]
+  parameter %w: f32[b] at 2:1-2:9
+  state %w.momentum: f32[b] at 2:1-2:9
+  %y: f32[a{all}, b] = mul %x, %w at 3:1-3:9
+  %z: f32[a{all}, b] = exp %y at 4:1-4:9
+  %loss: f32[] +{all} = sum %z over=[a, b] layout {a: all} at 5:1-5:9
+  %loss_2: f32[] = all_reduce %loss axes={all} at 5:1-5:9
+  backward:
+  %d_w: f32[b] +{all} = einsum %z, %x dims=[b] layout {a: all} at 3:1-3:9
+  %d_w_2: f32[b] = all_reduce %d_w axes={all} at 3:1-3:9
+  update:
+  %c: f32[] = constant value=0.5 dtype="f32" at 2:1-2:9
+  %decayed: f32[b] = mul %w.momentum, %c at 2:1-2:9
+  %m: f32[b] = add %decayed, %d_w_2 at 2:1-2:9
+  %scaled: f32[b] = mul %m, %c at 2:1-2:9
+  %new: f32[b] = sub %w, %scaled at 2:1-2:9
+  output loss = %loss_2
+  output w = %new updates w
+  output w.momentum = %m updates w.momentum
+"""
+
+
+def test_step() -> None:
+    """`d_w` and `d_w_2` share the gradient's buffer, `m` and `new` are in those of their arguments, `z` in that of `y`."""
+    held = memory(STEP)
+    assert held.parameters == held.gradients == held.optimizer == 4 * 8
+    assert held.activations_peak == 4 * (16 + 16 + 1)  # x, z and the loss
+    assert held.peak is not None and held.peak.line == 5
+    assert held.total == 4 * (3 * 8 + 33)
+
+
+def test_stored_by_line() -> None:
+    """Line 2 has the parameter and its momentum; of the activations only `z` is read by the backward pass, and the input."""
+    stored = [(span.line if span else None, amount) for span, amount in memory(STEP).stored]
+    assert stored == [(None, 4 * 16), (2, 4 * 8), (2, 4 * 8), (4, 4 * 16)]
+
+
+def test_old_value_used_after_the_update_keeps_its_buffer() -> None:
+    """The new value cannot be written over `w` while `w` is still read."""
+    body = """
+      parameter %w: f32[a, c]
+      %new: f32[a, c] = neg %w
+      %late: f32[] = sum LATE over=[a, c]
+      output w = %new updates w
+      output late = %late
+    """
+    size = 4 * 8 * 16
+    assert memory(body.replace("LATE", "%new")).total == size + 4
+    assert memory(body.replace("LATE", "%w")).total == 2 * size + 4
+
+
+def test_unchanged_parameter_needs_nothing_more() -> None:
+    assert memory("parameter %w: f32[a, c]\noutput w = %w updates w").total == 4 * 8 * 16

@@ -1,0 +1,161 @@
+"""Costs of random programs under random layouts: formulas against numbers, the memory model against its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given, settings
+
+from mtfc.compiler.analysis.cost import Charge, LayoutCost, grouped, layout_cost, total
+from mtfc.compiler.analysis.cost_json import costs_json
+from mtfc.compiler.analysis.formula import formula
+from mtfc.compiler.analysis.formula_report import formulas
+from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses
+from mtfc.compiler.analysis.report import comparison, layout_report
+from mtfc.compiler.ir.core import Function, Value
+from mtfc.compiler.ir.ops.collectives import KINDS
+from mtfc.compiler.ir.types import Mesh
+from tests.generators.programs import Generated, programs
+from tests.harness import FILE, lowered
+
+MANY, FEW = settings(max_examples=200), settings(max_examples=60)
+
+
+def by_kind_and_axes(charges: Iterable[Charge]) -> dict[object, list[Charge]]:
+    return grouped(charges, lambda charge: (charge.kind, charge.axes, charge.span, charge.stage))
+
+
+@MANY
+@given(programs())
+def test_formulas_have_the_values_of_the_numbers(generated: Generated) -> None:
+    program = lowered(generated.source)
+    numbers, symbolic = layout_cost(program), formulas(program)
+    for name, amount in symbolic.bytes.items():
+        assert amount.evaluate(symbolic.values) == numbers.memory.parts()[name]
+    for function in ("forward", "step"):
+        exact = by_kind_and_axes(getattr(numbers, function))
+        for key, charges in by_kind_and_axes(getattr(symbolic.cost, function)).items():
+            found, expected = total(charges), total(exact[key])
+            assert formula(found.flops).evaluate(symbolic.values) == expected.flops
+            assert found.sent.count == expected.sent.count
+            for name in ("elements", "bytes", "wire_bytes"):
+                value = formula(getattr(found.sent, name)).evaluate(symbolic.values)
+                assert value == getattr(expected.sent, name)
+
+
+@MANY
+@given(programs())
+def test_memory_is_what_its_definition_says(generated: Generated) -> None:
+    """Between the values that are needed across some equation and those that it makes, uses or crosses it."""
+    program = lowered(generated.source)
+    assert program.mesh is not None
+    for function in program.functions:
+        found = buffers(function, program.mesh)
+        check_sharing(function, found, program.mesh)
+        held = [
+            sum(size(b.values[0], program.mesh) for b in found if b.birth <= i <= b.death)
+            for i in moments(function)
+        ]
+        across, around = bounds(function, program.mesh)
+        assert all(low <= at <= high for low, at, high in zip(across, held, around, strict=True))
+
+
+def moments(function: Function) -> range:
+    return range(len(function.body) + 1)
+
+
+def size(value: Value, mesh: Mesh) -> int:
+    return value.type.local_bytes(mesh)
+
+
+def check_sharing(function: Function, found: Sequence[Buffer], mesh: Mesh) -> None:
+    """Each value that is not in an argument has one buffer, of its size, and it to itself for as long as it is used."""
+    last, birth = last_uses(function), {v: i for i, eqn in enumerate(function.body) for v in eqn.results}
+    apart = donated(function, last)
+    held = [value for buffer in found for value in buffer.values]
+    assert len(held) == len(set(held))
+    assert set(held) == birth.keys() - apart
+    for buffer in found:
+        assert len({size(value, mesh) for value in buffer.values}) == 1
+        assert (buffer.birth, buffer.death) == (birth[buffer.values[0]], last[buffer.values[-1]])
+        for before, after in zip(buffer.values, buffer.values[1:], strict=False):
+            assert last[before] == birth[after]
+
+
+def bounds(function: Function, mesh: Mesh) -> tuple[list[int], list[int]]:
+    """For each equation the bytes of values that are made before and used after it, and of all that it sees."""
+    last, birth = last_uses(function), {v: i for i, eqn in enumerate(function.body) for v in eqn.results}
+    apart = donated(function, last)
+    values = [(birth[v], last[v], size(v, mesh)) for v in birth if v not in apart]
+    across = [sum(n for first, end, n in values if first < i < end) for i in moments(function)]
+    around = [sum(n for first, end, n in values if first <= i <= end) for i in moments(function)]
+    return across, around
+
+
+@FEW
+@given(programs())
+def test_parts_add_up(generated: Generated) -> None:
+    cost = layout_cost(lowered(generated.source))
+    parts = cost.memory.parts()
+    assert parts.pop("total") == sum(parts.values())
+    assert min(parts.values()) >= 0
+    for key in (lambda c: c.stage, lambda c: c.span, lambda c: c.axes):
+        groups = [total(group) for group in grouped(cost.step, key).values()]
+        assert sum(group.flops for group in groups) == total(cost.step).flops
+        assert sum(group.sent.bytes for group in groups) == total(cost.step).sent.bytes
+
+
+@FEW
+@given(programs())
+def test_reports_show_every_collective(generated: Generated) -> None:
+    """And every cost belongs to a line of the file."""
+    cost = layout_cost(lowered(generated.source))
+    text = layout_report(cost, {FILE: generated.source})
+    assert all(charge.span is not None and charge.span.file == FILE for charge in cost.step)
+    for charge in cost.step:
+        assert charge.kind is None or f"{charge.kind}{{{', '.join(charge.axes)}}}" in text
+    assert set(costs_json([cost])["layouts"][0]["step"]["collectives"]) == set(KINDS)
+    assert "main" in comparison([cost])
+
+
+CHAIN = """
+dim batch = 1024
+dim wide = 1024
+dim narrow = 512
+mesh grid = [rows: ROWS, cols: COLS]
+layout main = { batch: rows, narrow: cols }
+model chain(x_0: [batch, wide]) {
+LAYERS
+  loss = mean(square(x_DEPTH))
+  return loss
+}
+train chain {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+
+
+def chain(depth: int, rows: int, cols: int) -> LayoutCost:
+    layers = (
+        f"  param w_{i}: [wide, narrow] = zeros()\n"
+        f"  param v_{i}: [narrow, wide] = zeros()\n"
+        f"  x_{i + 1} = einsum(relu(einsum(x_{i}, w_{i} -> [batch, narrow])), v_{i} -> [batch, wide])"
+        for i in range(depth)
+    )
+    sizes = {"ROWS": rows, "COLS": cols, "DEPTH": depth, "LAYERS": "\n".join(layers)}
+    text = CHAIN
+    for name, value in sizes.items():
+        text = text.replace(name, str(value))
+    return layout_cost(lowered(text))
+
+
+def test_cost_does_not_grow_with_the_mesh() -> None:
+    small, large = chain(4, 2, 4), chain(4, 16, 32)
+    assert len(small.step) == len(large.step)
+
+
+def test_charges_grow_with_the_program_and_no_faster() -> None:
+    lengths = [len(chain(depth, 2, 4).step) for depth in (2, 4, 8)]
+    assert lengths[2] - lengths[1] == pytest.approx(2 * (lengths[1] - lengths[0]), rel=0.1)

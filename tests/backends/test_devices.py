@@ -1,0 +1,64 @@
+"""Where JAX programs run. Each case has a process of its own, as JAX makes its devices once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def output(code: str, **environment: str) -> str:
+    """What the code prints; it finds `devices` and `reserve` imported, and JAX not yet started."""
+    prologue = "from mtfc.backends.devices import *\nfrom mtfc.backends.devices import reserve\n"
+    clean = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    command = [sys.executable, "-c", prologue + code]
+    done = subprocess.run(
+        command, env={**clean, "JAX_PLATFORMS": "cpu", **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+REFUSED = """
+try:
+    devices(8)
+except Unavailable as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--xla_force_host_platform_device_count=12", "--xla_cpu_enable_fast_math=false"]
+)
+def test_virtual_devices(flags: str) -> None:
+    code = "found = devices(6); print(len(found), found[0].platform, len(devices(3)))"
+    assert output(code, XLA_FLAGS=flags) == "6 cpu 3"
+
+
+def test_a_flag_that_offers_more_devices_counts() -> None:
+    """The first mesh does not spoil the second."""
+    flags = "--xla_force_host_platform_device_count=8"
+    assert output("print(len(devices(2)), len(devices(8)))", XLA_FLAGS=flags) == "2 8"
+
+
+def test_reserved_devices_are_there_for_a_larger_mesh() -> None:
+    assert output("reserve(8); print(len(devices(2)), len(devices(8)))") == "2 8"
+
+
+def test_jax_has_started_with_too_few() -> None:
+    assert output("devices(2)" + REFUSED) == (
+        "the mesh has 8 processors, and JAX has started with 2 cpu devices: use a smaller mesh, or reserve 8 devices"
+        " before JAX makes its own"
+    )
+
+
+def test_jax_is_missing() -> None:
+    message = output("import sys; sys.modules['jax'] = None" + REFUSED)
+    assert message.startswith("the JAX backend needs the package jax") and message.endswith("pip install jax")
+
+
+def test_jax_finds_no_device() -> None:
+    message = output(REFUSED, JAX_PLATFORMS="none_such")
+    assert message.startswith("JAX finds no device to run on (") and message.endswith("or set it to cpu")

@@ -1,0 +1,200 @@
+"""Reading HLO: each form in which XLA writes a collective, and what XLA makes of the collectives that JAX gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from mtfc.backends.devices import devices
+from mtfc.backends.hlo import collectives
+
+
+def traffic(count: int, elements: int, bytes: int) -> dict[str, int]:
+    return {"count": count, "elements_per_device": elements, "bytes_per_device": bytes}
+
+
+def entry(*instructions: str, before: str = "") -> str:
+    body = "".join(f"  {instruction}\n" for instruction in instructions)
+    return f"HloModule m, num_partitions=8\n\n{before}ENTRY %main (p: f32[4,8]) -> f32[4,8] {{\n{body}}}\n"
+
+
+PARAMETERS = (
+    "%p = f32[4,8]{1,0} parameter(0)",
+    "%q = bf16[3]{0} parameter(1)",
+    "%s = f32[] parameter(2)",
+)
+PAIRS = "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kind", "expected"),
+    [
+        (f"%r = f32[4,8]{{1,0}} all-reduce(%p), {PAIRS}, to_apply=%add", "all_reduce", (1, 32, 128)),
+        (f"%r = f32[4,8]{{1,0:T(8,128)S(1)}} all-reduce(%p), {PAIRS}", "all_reduce", (1, 32, 128)),
+        (f"%r = f32[] all-reduce(%s), {PAIRS}, to_apply=%add", "all_reduce", (1, 1, 4)),
+        (
+            f"%r = (f32[4,8]{{1,0}}, /*index=1*/bf16[3]{{0}}) all-reduce(%p, %q), {PAIRS}",
+            "all_reduce",
+            (1, 35, 134),
+        ),
+        ("%r = f32[4,8]{1,0} all-reduce(f32[4,8]{1,0} %p), replica_groups={}", "all_reduce", (1, 32, 128)),
+        ("r = f32[4,8]{1,0} all-reduce(p), replica_groups=[4,2]<=[2,4]T(1,0)", "all_reduce", (1, 32, 128)),
+        (f"%r = f32[8,8]{{1,0}} all-gather(%p), {PAIRS}, dimensions={{0}}", "all_gather", (1, 32, 128)),
+        (
+            f"%r = f32[2,8]{{1,0}} reduce-scatter(%p), {PAIRS}, dimensions={{0}}",
+            "reduce_scatter",
+            (1, 32, 128),
+        ),
+        (f"%r = (bf16[3]{{0}}, bf16[3]{{0}}) all-to-all(%q, %q), {PAIRS}", "all_to_all", (1, 6, 12)),
+        (
+            "%r = f32[4,8]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,4},{4,1}}",
+            "permute",
+            (1, 32, 128),
+        ),
+    ],
+)
+def test_collective(instruction: str, kind: str, expected: tuple[int, int, int]) -> None:
+    assert collectives(entry(*PARAMETERS, instruction)) == {kind: traffic(*expected)}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "all-reduce(%p), replica_groups={{0},{1},{2},{3}}",
+        "all-gather(%p), replica_groups=[8,1]<=[8]",
+        "collective-permute(%p), source_target_pairs={{0,0},{1,1}}",
+    ],
+)
+def test_groups_of_one_device_communicate_nothing(attributes: str) -> None:
+    assert collectives(entry(*PARAMETERS, f"%r = f32[4,8]{{1,0}} {attributes}")) == {}
+
+
+def test_asynchronous_collectives_count_once() -> None:
+    started = (
+        f"%a = f32[4,8]{{1,0}} all-reduce-start(%p), {PAIRS}, to_apply=%add",
+        "%b = f32[4,8]{1,0} all-reduce-done(%a)",
+        f"%c = (f32[4,8]{{1,0}}, f32[8,8]{{1,0}}) all-gather-start(%p), {PAIRS}, dimensions={{0}}",
+        "%d = f32[8,8]{1,0} all-gather-done(%c)",
+    )
+    expected = {"all_reduce": traffic(1, 32, 128), "all_gather": traffic(1, 32, 128)}
+    assert collectives(entry(*PARAMETERS, *started)) == expected
+
+
+WRAPPED = f"""\
+%wrapped (x: bf16[3]) -> bf16[3] {{
+  %x = bf16[3]{{0}} parameter(0)
+  ROOT %moved = bf16[3]{{0}} all-to-all(%x), {PAIRS}
+}}
+
+"""
+
+
+def test_collectives_wrapped_in_asynchronous_computations_count_once() -> None:
+    started = (
+        "%a = ((bf16[3]{0}), bf16[3]{0}, u32[]) async-start(%q), calls=%wrapped",
+        "%b = ((bf16[3]{0}), bf16[3]{0}, u32[]) async-update(%a), calls=%wrapped",
+        "%c = bf16[3]{0} async-done(%b), calls=%wrapped",
+    )
+    assert collectives(entry(*PARAMETERS, *started, before=WRAPPED)) == {"all_to_all": traffic(1, 3, 6)}
+
+
+LOOP = f"""\
+%body (x: f32[5]) -> f32[5] {{
+  %x = f32[5]{{0}} parameter(0)
+  ROOT %sum = f32[5]{{0}} all-reduce(%x), {PAIRS}, to_apply=%add
+}}
+
+%outer (x: f32[5]) -> f32[5] {{
+  %x = f32[5]{{0}} parameter(0)
+  ROOT %w = f32[5]{{0}} while(%x), condition=%c, body=%body, backend_config={{"known_trip_count":{{"n":"3"}}}}
+}}
+
+"""
+
+
+def test_loops_multiply() -> None:
+    loop = (
+        '%w = f32[5]{0} while(%p), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"7"}}'
+    )
+    assert collectives(entry(*PARAMETERS, loop, before=LOOP)) == {"all_reduce": traffic(21, 105, 420)}
+
+
+def test_a_loop_of_unknown_length_that_communicates_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"how often the loop w runs"):
+        collectives(entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%c, body=%outer", before=LOOP))
+
+
+def test_a_program_without_collectives() -> None:
+    assert collectives(entry(*PARAMETERS, "ROOT %r = f32[4,8]{1,0} add(%p, %p)")) == {}
+
+
+# What XLA does on the CPU with what JAX writes: on two processors of `rows` and four of `cols`.
+
+Program = Callable[..., Any]
+
+
+def compiled(program: Program, in_specs: Any, out_specs: Any, *dtypes: Any) -> dict[str, dict[str, int]]:
+    """The collectives of a program on arrays of 8 x 16."""
+    mesh = jax.make_mesh((2, 4), ("rows", "cols"), (AxisType.Auto,) * 2, devices=devices(8))
+    function = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+    arguments = [jax.ShapeDtypeStruct((8, 16), dtype) for dtype in dtypes]
+    return collectives(function.lower(*arguments).compile().as_text())
+
+
+SPLIT = P("rows", "cols")
+SUMMED = P(None, "cols")
+
+
+def test_xla_combines_a_tuple_into_one_all_reduce() -> None:
+    found = compiled(
+        lambda a, b: lax.psum((a, b[:, 0]), "rows"), SPLIT, (SUMMED, P("cols")), "float32", "float32"
+    )
+    assert found == {"all_reduce": traffic(1, 16 + 4, 80)}
+
+
+def test_xla_combines_independent_all_reduces_of_one_dtype() -> None:
+    def both(a: Any, b: Any, c: Any) -> Any:
+        return lax.psum(a, "rows"), lax.psum(b, "rows"), lax.psum(c, "rows")
+
+    found = compiled(both, SPLIT, SUMMED, "float32", "float32", "int32")
+    assert found == {"all_reduce": traffic(2, 48, 192)}
+
+
+def test_xla_keeps_an_all_reduce_that_is_then_sliced() -> None:
+    def sliced(a: Any) -> Any:
+        return lax.dynamic_slice_in_dim(lax.psum(a, "rows"), lax.axis_index("rows") * 2, 2, axis=0)
+
+    assert compiled(sliced, SPLIT, SPLIT, "float32") == {"all_reduce": traffic(1, 16, 64)}
+
+
+def test_xla_promotes_bf16_on_the_cpu() -> None:
+    """The elements are those that were written, their bytes are not."""
+    assert compiled(lambda a: lax.psum(a, "rows"), SPLIT, SUMMED, "bfloat16") == {
+        "all_reduce": traffic(1, 16, 64)
+    }
+
+
+def test_xla_folds_collectives_of_constants() -> None:
+    found = compiled(lambda a: a + lax.psum(jnp.ones((4, 4)), "rows"), SPLIT, SPLIT, "float32")
+    assert found == {}
+
+
+def test_loop_of_jax() -> None:
+    def loop(a: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            return carry + lax.psum(row, "cols"), lax.all_gather(
+                row, "cols", axis=0, tiled=True, to="invarying"
+            )
+
+        start = lax.pcast(jnp.zeros(4), "rows", to="varying")
+        return lax.scan(body, start, a)
+
+    found = compiled(loop, SPLIT, (P("rows"), P("rows")), "float32")
+    assert found == {"all_reduce": traffic(4, 16, 64), "all_gather": traffic(4, 16, 64)}

@@ -1,0 +1,206 @@
+"""How the command starts and ends: help, exit statuses, streams; never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtfc.cli import command, selection
+from mtfc.cli.command import SUBCOMMANDS
+from tests.cli.conftest import Mtfc
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_of_every_subcommand_has_examples(name: str, mtfc: Mtfc) -> None:
+    outcome = mtfc(name, "--help")
+    assert outcome.status == 0
+    assert f"examples:\n  mtfc {name} " in outcome.out
+
+
+def test_help_lists_the_subcommands(mtfc: Mtfc) -> None:
+    outcome = mtfc("--help")
+    assert outcome.status == 0
+    assert all(f"    {name}" in outcome.out for name in SUBCOMMANDS)
+
+
+def test_version(mtfc: Mtfc) -> None:
+    assert mtfc("--version").out.startswith("mtfc")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["bogus"], "invalid choice: 'bogus'"),
+        (["check"], "required: FILE"),
+        (["check", "model.mtf", "--bogus"], "unrecognized arguments: --bogus"),
+        (["check", "missing.mtf"], "mtfc: cannot read missing.mtf: no such file or directory"),
+        (["check", "."], "mtfc: cannot read .: is a directory"),
+        (["check", "a\0b"], "cannot read"),
+        (
+            ["check", "model.mtf", "--dim", "batch"],
+            "--dim takes NAME=SIZE, for example --dim batch=64, and not `batch`",
+        ),
+        (["check", "model.mtf", "--dim", "batch=1.5"], "--dim takes NAME=SIZE"),
+        (
+            ["compile", "model.mtf", "-o", "missing/out.txt"],
+            "cannot write missing/out.txt: no such file or directory",
+        ),
+        (["compile", "model.mtf", "-o", "."], "cannot write .: is a directory"),
+        (["run", "model.mtf", "--steps", "0"], "expected a number from 1 on, not `0`"),
+        (["run", "model.mtf", "--seed", "-1"], "expected a number from 0 to 2**32 - 1"),
+        (["run", "model.mtf", "--eval", "x.npz"], "--eval goes with --train"),
+    ],
+)
+def test_wrong_usage(mtfc: Mtfc, arguments: list[str], message: str) -> None:
+    outcome = mtfc(*arguments)
+    assert outcome.status == 2
+    assert message in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("--model", "smal", "E106"),
+        ("--mesh", "lin", "E307"),
+        ("--mesh", "rows:0", "E207"),
+        ("--layout", "dat", "E311"),
+        ("--layout", "batch:rows", "E307"),
+        ("--dim", "bath=4", "E103"),
+        ("--dim", "batch=0", "E207"),
+    ],
+)
+@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost"])
+def test_an_option_that_names_nothing_is_diagnosed_alike(
+    mtfc: Mtfc, name: str, option: str, value: str, code: str
+) -> None:
+    outcome = mtfc(name, "model.mtf", option, value)
+    assert outcome.status == 1
+    assert f"error[{code}]" in outcome.err
+    assert f"<{option}>:1:" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost", "fmt"])
+def test_a_program_with_errors(mtfc: Mtfc, folder: Path, name: str) -> None:
+    (folder / "model.mtf").write_text("model m(x: f32[batch) { return x }")
+    outcome = mtfc(name, "model.mtf")
+    assert outcome.status == 1
+    assert "error[E0" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost", "fmt"])
+def test_a_file_that_is_no_text(mtfc: Mtfc, folder: Path, name: str) -> None:
+    (folder / "model.mtf").write_bytes(b"dim a = 1\n\xff")
+    outcome = mtfc(name, "model.mtf")
+    assert outcome.status == 1
+    assert (
+        "error[E013]: this file is not UTF-8 text: it has the byte 0xff here\n --> model.mtf:2:1"
+        in outcome.err
+    )
+
+
+@pytest.mark.parametrize("name", ["compile", "run", "verify", "cost"])
+def test_a_file_without_a_model(mtfc: Mtfc, folder: Path, name: str) -> None:
+    (folder / "model.mtf").write_text("dim a = 1\n")
+    outcome = mtfc(name, "model.mtf")
+    assert (outcome.status, outcome.err) == (2, "mtfc: model.mtf declares no model\n")
+
+
+@pytest.mark.parametrize("name", ["run", "verify"])
+def test_without_jax_the_command_says_how_to_get_it(
+    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    outcome = mtfc(name, "model.mtf", "--backend", "jax")
+    assert outcome.status == 3
+    assert "pip install" in outcome.err
+
+
+@pytest.mark.parametrize("error", [RuntimeError("strange"), AssertionError(), RecursionError("deep")])
+def test_a_bug_is_reported_in_a_sentence(
+    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(selection, "parse", fail)
+    outcome = mtfc("cost", "model.mtf")
+    assert outcome.status == 70
+    assert outcome.err.startswith(f"mtfc: internal error: {type(error).__name__}: {error}")
+    assert "Please report it" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_no_memory_is_no_bug(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise MemoryError("cannot allocate 8 TiB")
+
+    monkeypatch.setattr(selection, "parse", fail)
+    outcome = mtfc("cost", "model.mtf")
+    assert outcome.status == 3
+    assert outcome.err.startswith("mtfc: out of memory: use more devices, or smaller dimensions")
+
+
+def test_sources_hold_every_option_that_diagnostics_point_into(mtfc: Mtfc) -> None:
+    """The offending part of an option is shown with a caret, as that of a file."""
+    outcome = mtfc("check", "model.mtf", "--layout", "batch:rowz;io:cols", "--mesh", "rows:2;cols:3")
+    assert "1 | batch:rowz;io:cols\n  |       ^^^^" in outcome.err
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-m", "mtfc", *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        **options,
+    )
+
+
+def test_a_reader_that_stops_early_is_no_error(folder: Path) -> None:
+    with start("compile", "model.mtf", "--emit", "numpy") as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
+
+
+def test_an_interrupt_ends_quietly(folder: Path) -> None:
+    with start("run", "model.mtf", "--train", "--steps", "100000000") as process:
+        assert process.stdout and process.stderr
+        assert process.stderr.readline() == "mtfc: no --data: the inputs are drawn from seed 0\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "mtfc: interrupted\n"
+        assert process.wait() == 130
+
+
+def test_standard_input(folder: Path) -> None:
+    with start("check", "-", stdin=subprocess.PIPE) as process:
+        out, err = process.communicate("dim a = 0\n")
+    assert (process.returncode, out) == (1, "<stdin>: 1 error\n")
+    assert " --> <stdin>:1:9" in err
+
+
+def test_an_encoding_that_lacks_characters(folder: Path) -> None:
+    (folder / "model.mtf").write_text("dim a = 1 × 2\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    command_line = [sys.executable, "-m", "mtfc", "check", "model.mtf"]
+    result = subprocess.run(command_line, capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert "\\xd7" in result.stderr
+
+
+def test_each_subcommand_is_a_module() -> None:
+    for name in SUBCOMMANDS:
+        module = command._subcommand(name)
+        assert module.EXAMPLES.strip()

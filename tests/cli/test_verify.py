@@ -1,0 +1,92 @@
+"""`mtfc verify`: agreement of all cases, and that it notices when one is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtfc.backends import numpy_backend
+from mtfc.cli import verify
+from tests.cli.conftest import Mtfc
+
+
+def test_all_layouts_on_both_backends(mtfc: Mtfc) -> None:
+    outcome = mtfc("verify", "model.mtf", "--format", "json")
+    assert outcome.status == 0
+    found = outcome.json
+    assert found["ok"] is True
+    cases = {(case["layout"], case["backend"]): case for case in found["cases"]}
+    assert set(cases) == {
+        (layout, backend) for layout in ("replicated", "data", "both") for backend in ("numpy", "jax")
+    }
+    for case in cases.values():
+        assert case["outputs"].keys() == {"y", "loss"}
+        assert case["gradients"].keys() == {"x", "w", "bias"}
+        assert (
+            max(*case["outputs"].values(), *case["gradients"].values(), *case["parameters"].values()) < 1e-5
+        )
+
+
+def test_text(mtfc: Mtfc) -> None:
+    outcome = mtfc("verify", "model.mtf", "--layout", "both", "--backend", "numpy")
+    assert outcome.status == 0
+    first, verdict = outcome.out.splitlines()
+    assert first.startswith("both                 numpy  ok     outputs ")
+    assert verdict == "1 of 1 cases agree with the undistributed program"
+
+
+def test_a_wrong_result_is_found(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that adds wrongly: outputs and gradients differ, and the status says so."""
+    generate = numpy_backend.generate
+    monkeypatch.setattr(
+        numpy_backend, "generate", lambda program: generate(program).replace(" + bias", " - bias + 1")
+    )
+    outcome = mtfc("verify", "model.mtf", "--layout", "both", "--format", "json", "--backend", "numpy")
+    assert outcome.status == 1
+    (case,) = outcome.json["cases"]
+    assert (outcome.json["ok"], case["ok"]) == (False, False)
+    assert "output y" in case["wrong"] and "gradient w" in case["wrong"]
+    text = mtfc("verify", "model.mtf", "--layout", "both", "--backend", "numpy")
+    assert text.status == 1
+    assert "WRONG" in text.out
+    assert text.out.splitlines()[-1] == "0 of 1 cases agree with the undistributed program"
+
+
+def test_initial_parameters_that_depend_on_the_layout_are_found(
+    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = numpy_backend.generate
+    monkeypatch.setattr(
+        numpy_backend,
+        "generate",
+        lambda program: (
+            generate(program).replace('"w"), ', '"w2"), ')
+            if program.layout.name == "both"
+            else generate(program)
+        ),
+    )
+    outcome = mtfc("verify", "model.mtf", "--layout", "both", "--format", "json", "--backend", "numpy")
+    assert outcome.json["cases"][0]["wrong"] == ["parameter w"]
+
+
+def test_a_mesh_too_large_for_jax_is_passed_over_in_the_open(
+    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "MOST_VIRTUAL_DEVICES", 4)
+    outcome = mtfc("verify", "model.mtf", "--format", "json")
+    assert outcome.status == 0
+    skipped = [(case["layout"], case["backend"]) for case in outcome.json["cases"] if case["skipped"]]
+    assert skipped == [("both", "jax")]
+    assert "1 skipped" in mtfc("verify", "model.mtf").out.splitlines()[-1]
+
+
+def test_coarse_dtypes_have_a_coarse_tolerance(mtfc: Mtfc, folder: Path) -> None:
+    """In bf16 the layouts differ by rounding, which is no error."""
+    text = (folder / "model.mtf").read_text().replace("f32[", "bf16[")
+    (folder / "model.mtf").write_text(
+        text.replace("one_hot(labels, classes)", "cast(one_hot(labels, classes), bf16)")
+    )
+    outcome = mtfc("verify", "model.mtf", "--format", "json")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.json["tolerance"] == verify.TOLERANCE["bf16"]

@@ -1,0 +1,179 @@
+"""Documents as tests: what they show was printed by the program, and their links lead somewhere.
+
+A fenced block means something to a test by the words after its language:
+
+- ```` ```mtf model.mtf ````, and so for any language: the block is written to that file, for the commands that follow;
+  ```` ```mtf model.mtf append ````: it is added to it.
+- ```` ```console ````: lines that start with `$ ` are commands, the others what they print, both streams. They run in a folder of
+  the document's own, which holds `examples/`. Times are not compared, other decimal numbers up to rounding.
+- ```` ```console roughly ````: decimal numbers may be off by 2 %; what training prints is rounded differently on every machine.
+- ```` ```console jax ````: these commands need JAX, and are passed over where it is missing.
+- `<!-- generated: NAME -->`: what follows, up to the next line that ends it, is what the test's function NAME gives.
+
+`pytest --update-golden` puts in what the commands print, and what is generated.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+FENCE = re.compile(r"^```(.*)$\n((?:^(?!```).*$\n)*)^```$", re.MULTILINE)
+COMMAND = re.compile(r"^\$ (.*)$\n((?:^(?!\$ ).*(?:\n|\Z))*)", re.MULTILINE)
+TIME = re.compile(r"[\d.]+ (?=m?s\b)")
+DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?")
+GENERATED = re.compile(r"(<!-- generated: (.*) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@attrs.frozen
+class Fence:
+    """A fenced block: the words after the opening fence, and what is inside."""
+
+    words: tuple[str, ...]
+    text: str
+
+    @property
+    def language(self) -> str:
+        return self.words[0] if self.words else ""
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block is, if it is one."""
+        return next((word for word in self.words[1:] if "." in word), None)
+
+
+def fences(document: str) -> Iterator[Fence]:
+    for match in FENCE.finditer(document):
+        yield Fence(tuple(match[1].split()), match[2])
+
+
+@attrs.frozen
+class Session:
+    """The folder in which a document's commands run, and the environment that they see."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @classmethod
+    def start(cls, folder: Path) -> Session:
+        """`mtfc` and `python` are those of the running tests, whatever is installed."""
+        programs = folder / ".programs"
+        programs.mkdir()
+        for name, arguments in (("mtfc", " -m mtfc"), ("python", "")):
+            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n', "utf-8")
+            (programs / name).chmod(0o755)
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        return cls(folder, {**os.environ, **paths, "COLUMNS": "100", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+
+    def write(self, fence: Fence) -> None:
+        assert fence.file is not None
+        with (self.folder / fence.file).open("a" if "append" in fence.words else "w", encoding="utf-8") as file:
+            file.write(fence.text)
+
+    def run(self, command: str) -> str:
+        """What a command prints, on both streams."""
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout, f"$ {command}\n{done.stdout}"
+        return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+
+    def replay(self, document: str) -> str:
+        """The document with what its commands print now."""
+        return FENCE.sub(self._replayed, document)
+
+    def _replayed(self, match: re.Match[str]) -> str:
+        fence = Fence(tuple(match[1].split()), match[2])
+        if fence.file:
+            self.write(fence)
+        if fence.language != "console" or ("jax" in fence.words and find_spec("jax") is None):
+            return match[0]
+        return f"```{match[1]}\n{COMMAND.sub(partial(self._printed, 'roughly' in fence.words), fence.text)}```"
+
+    def _printed(self, roughly: bool, match: re.Match[str]) -> str:
+        """A command and its output: as shown, where that still holds."""
+        command, shown = match.groups()
+        actual = self.run(command)
+        return match[0] if agrees(actual, shown, roughly) else f"$ {command}\n{actual}"
+
+
+def agrees(actual: str, shown: str, roughly: bool) -> bool:
+    """Whether two outputs are the same but for times and rounding."""
+    actual, shown = TIME.sub("", actual), TIME.sub("", shown)
+    if [line.split() for line in DECIMAL.sub("#", actual).splitlines()] != [
+        line.split() for line in DECIMAL.sub("#", shown).splitlines()
+    ]:
+        return False
+    relative, absolute = (2e-2, 2e-2) if roughly else (1e-4, 5e-6)
+    pairs = zip(DECIMAL.findall(actual), DECIMAL.findall(shown), strict=True)
+    return all(math.isclose(float(a), float(b), rel_tol=relative, abs_tol=absolute) for a, b in pairs)
+
+
+def check_sessions(path: Path, folder: Path, update: bool) -> None:
+    """Assert that every command of a document prints what the document shows."""
+    document = path.read_text("utf-8")
+    settle(path, document, Session.start(folder).replay(document), update)
+
+
+def check_generated(path: Path, parts: Mapping[str, Callable[[], str]], update: bool) -> None:
+    """Assert that the generated parts of a document are up to date. A part's name may have an argument: `example E301`."""
+    document = path.read_text("utf-8")
+
+    def generate(match: re.Match[str]) -> str:
+        return f"{match[1]}{parts[match[2]]()}{match[4]}"
+
+    settle(path, document, GENERATED.sub(generate, document), update)
+
+
+def settle(path: Path, shown: str, now: str, update: bool) -> None:
+    """Put what is true now into the document, or assert that it is what the document shows."""
+    if update:
+        path.write_text(now, "utf-8")
+    else:
+        assert shown == now, f"{path.name} is out of date: run pytest --update-golden, and read the difference"
+
+
+# Links
+
+
+def anchors(document: str) -> set[str]:
+    """The anchors that GitHub gives a document's headings."""
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(FENCE.sub("", document)))
+    return {text.strip().replace(" ", "-") for text in plain}
+
+
+def broken_links(path: Path) -> list[str]:
+    """The links to files or headings of this repository that lead nowhere."""
+    found = [link for match in LINK.findall(FENCE.sub("", path.read_text("utf-8"))) for link in match if link]
+    return [link for link in found if not link.startswith(("https://", "http://")) and not _leads(path, link)]
+
+
+def _leads(path: Path, link: str) -> bool:
+    file, _, anchor = link.partition("#")
+    target = (path.parent / file).resolve() if file else path
+    if not target.exists() or not target.is_relative_to(ROOT):
+        return False
+    return not anchor or anchor in anchors(target.read_text("utf-8"))

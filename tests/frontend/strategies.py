@@ -1,0 +1,231 @@
+"""Random syntax trees, their text, and texts that are none.
+
+The trees are made here and written by `writing.source`, so that the parser has something to be compared with.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.frontend import ast
+from mtfc.frontend.lexer import END, Token, lex
+from tests.frontend.writing import source
+
+HERE = Span("random.mtf", 1, 1, 1, 1)
+
+# The second half are keywords elsewhere.
+NAMES = (
+    "x",
+    "h",
+    "w_1",
+    "batch",
+    "f32",
+    "A",
+    "model",
+    "dim",
+    "value",
+    "state",
+    "on",
+    "along",
+    "params",
+    "optimizer",
+)
+TWO_SIDED = ("+", "-", "*", "/", "//", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or")
+
+JUNK = (
+    *NAMES, *TWO_SIDED, "0.5", "64", "1e999", "0x1", "...", "->", "=", ":", ",", ";", "(", ")", "[", "]", "{", "}",
+    "\n", "\r\n", "\r", " ", "\t", "\f", "# c\n", "return", "param", "repeat", "scan", "yield", "as", "not", "true",
+    "layout", "mesh", "train", "minimize", "fn", "import", "checkpoint", "\0", "\ufeff", "é", "日", "\ud800", "\u2028",
+    "$", '"', "99999999999999999999",
+)  # fmt: skip
+
+
+@cache
+def names() -> st.SearchStrategy[ast.Name]:
+    return st.sampled_from(NAMES).map(lambda text: ast.Name(HERE, text))
+
+
+@cache
+def dotted() -> st.SearchStrategy[ast.Name | ast.Path]:
+    paths = st.lists(st.sampled_from(NAMES), min_size=2, max_size=3).map(lambda p: ast.Path(HERE, tuple(p)))
+    return names() | paths
+
+
+def tuples(of: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(of, min_size=least, max_size=most).map(tuple)
+
+
+@cache
+def dim_lists() -> st.SearchStrategy[ast.DimList]:
+    return st.builds(ast.DimList, st.just(HERE), tuples(names() | st.just(ast.Ellipsis(HERE))))
+
+
+@cache
+def expressions() -> st.SearchStrategy[ast.Expr]:
+    here = st.just(HERE)
+    floats = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+    leaves = (
+        st.builds(ast.Int, here, st.integers(0, 2**63 - 1))
+        | st.builds(ast.Float, here, floats)
+        | st.builds(ast.Bool, here, st.booleans())
+        | dotted()
+    )
+    return st.recursive(leaves, _compound, max_leaves=8)
+
+
+def _compound(parts: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Expr]:
+    here = st.just(HERE)
+    return (
+        st.builds(ast.Unary, here, st.sampled_from(("-", "not")), parts)
+        | st.builds(ast.Binary, here, st.sampled_from(TWO_SIDED), parts, parts)
+        | calls(parts)
+    )
+
+
+@st.composite
+def calls(draw: st.DrawFn, parts: st.SearchStrategy[ast.Expr]) -> ast.Call:
+    here = st.just(HERE)
+    values = parts | dim_lists() | st.builds(ast.Tuple, here, tuples(parts, 2))
+    arguments = values | st.builds(ast.Arrow, here, parts, names() | dim_lists())
+    keywords = draw(tuples(st.builds(ast.Keyword, here, names(), values)))
+    bindings = st.builds(ast.DimBinding, here, names(), names())
+    return ast.Call(
+        HERE,
+        draw(dotted()),
+        draw(tuples(bindings, 0, 2)),
+        draw(tuples(arguments)),
+        tuple({keyword.name.text: keyword for keyword in keywords}.values()),
+        draw(st.none() | names()),
+    )
+
+
+@cache
+def types() -> st.SearchStrategy[ast.Type]:
+    return st.builds(
+        ast.Type, st.just(HERE), st.none() | names(), tuples(names() | st.just(ast.Ellipsis(HERE)))
+    )
+
+
+@cache
+def statements() -> st.SearchStrategy[ast.Statement]:
+    here = st.just(HERE)
+    simple: st.SearchStrategy[ast.Statement] = (
+        st.builds(ast.Assign, here, tuples(names(), 1, 2), expressions())
+        | st.builds(ast.Param, here, names(), types(), expressions())
+        | st.builds(ast.State, here, names(), expressions())
+        | st.builds(ast.Return, here, tuples(expressions(), 1))
+        | st.builds(ast.Yield, here, names(), expressions())
+    )
+    return st.recursive(
+        simple,
+        lambda inner: (
+            st.builds(ast.Repeat, here, names(), st.booleans(), tuples(inner))
+            | st.builds(ast.Scan, here, names(), expressions(), names(), tuples(inner))
+        ),
+        max_leaves=4,
+    )
+
+
+@cache
+def rules() -> st.SearchStrategy[tuple[ast.LayoutRule, ...]]:
+    return tuples(st.builds(ast.LayoutRule, st.just(HERE), names(), tuples(names(), 1)))
+
+
+@cache
+def declarations() -> st.SearchStrategy[ast.Declaration]:
+    here = st.just(HERE)
+    body = tuples(statements(), 0, 4)
+    rule_sets = st.none() | st.builds(ast.RuleSet, here, rules())
+    axes = st.builds(ast.MeshAxis, here, names(), expressions())
+    values = st.builds(ast.ValueRules, here, dotted(), rules())
+    inputs = st.builds(ast.Input, here, names(), types())
+    fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
+    precision = st.builds(ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), names())))
+    settings = (st.none() | names(), st.none() | expressions(), st.none() | precision)
+    return (
+        st.builds(ast.ImportDecl, here, names())
+        | st.builds(ast.DimDecl, here, names(), expressions())
+        | st.builds(ast.MeshDecl, here, names(), tuples(axes))
+        | st.builds(
+            ast.LayoutDecl,
+            here,
+            names(),
+            st.none() | names(),
+            rules(),
+            rule_sets,
+            rule_sets,
+            tuples(values, 0, 2),
+        )
+        | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)
+        | st.builds(ast.FnDecl, here, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)
+        | st.builds(ast.OptimizerDecl, here, names(), tuples(fn_args), tuples(names()), body)
+        | st.builds(
+            ast.TrainDecl, here, names(), *settings, st.none() | expressions(), st.none() | expressions()
+        )
+    )
+
+
+@st.composite
+def files(draw: st.DrawFn) -> ast.File:
+    return ast.File(HERE, draw(tuples(declarations(), 0, 4)))
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[ast.Statement, ...]:
+    return draw(tuples(statements(), 1, 4))
+
+
+@cache
+def junk() -> st.SearchStrategy[str]:
+    return (
+        st.text()
+        | st.lists(st.sampled_from(JUNK), max_size=60).map(" ".join)
+        | st.lists(st.sampled_from(JUNK), max_size=60).map("".join)
+    )
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> str:
+    """Operations without parentheses, in Python's syntax as well as ours."""
+    operators = st.sampled_from(("+", "-", "*", "/", "//", "**", "<", "!=", "and", "or"))
+    text = draw(st.sampled_from(("", "not ")))
+    for operator in draw(st.lists(operators, max_size=7)):
+        logic = ("", "not ", "not not ") if operator in ("and", "or") else ("",)
+        text += f"{draw(st.sampled_from(('', '-', '- -')))}{draw(st.sampled_from('ab1'))} {operator} "
+        text += draw(st.sampled_from(logic))
+    return text + "c"
+
+
+@st.composite
+def disguised(draw: st.DrawFn) -> tuple[ast.File, str]:
+    """A tree, and its text with any white space and comments."""
+    tree = draw(files())
+    spaces = st.sampled_from((" ", "  ", "\t", "\f ", ""))
+    breaks = st.sampled_from(
+        ("\n", "\r\n", "\r", "  # why\n", "\n\n\n", "\n# one\n\n  # two\n", ";\n", "\n;;\n")
+    )
+    depth = 0
+    written = ""
+    before: Token | None = None
+    for token in lex(source(tree)):
+        depth += (token.text in ("(", "[")) - (token.text in (")", "]"))
+        if token.kind == END:
+            break
+        if token.text == "\n":
+            written += draw(breaks)
+        else:
+            written += _gap(before, token) + draw(spaces) + token.text
+            written += draw(st.sampled_from(("", "", "", "\n", " # why\n"))) if depth else ""
+        before = token
+    return tree, written
+
+
+def _gap(before: Token | None, token: Token) -> str:
+    """A space where two tokens would become one."""
+    if before is None or before.text == "\n":
+        return ""
+    return " " if before.text[-1:].isalnum() or before.text[-1] in "_.-+*/<>=!" else ""

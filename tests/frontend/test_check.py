@@ -1,0 +1,99 @@
+"""`check` as a whole: the codes, and that nothing but diagnostics comes of any text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+import mtfc.frontend
+from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.verify import verify
+from mtfc.compiler.render import render
+from mtfc.frontend.check import check
+from mtfc.frontend.codes import CODES
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.legality import check_layout
+from mtfc.frontend.parser import parse
+from tests.generators.illegal import Illegal, illegal_programs
+from tests.generators.programs import Generated, programs
+from tests.generators.text import arbitrary_text, mutated_programs
+
+FILE = "file.mtf"
+CASES = Path(__file__).parent.parent / "diagnostics"
+OF_OPTIONS = {"E311", "E312"}  # about the command line, which the cases do not have
+
+
+def test_codes_are_those_that_are_reported() -> None:
+    folder = Path(mtfc.frontend.__file__).parent
+    texts = [path.read_text("utf-8") for path in folder.glob("*.py") if path.name != "codes.py"]
+    used = set(re.findall(r'"([EW][1-9][0-9]{2})"', "".join(texts)))
+    assert used == CODES.keys()
+
+
+def test_every_code_has_a_case() -> None:
+    assert {case.stem[:4] for case in CASES.glob("*.test")} >= CODES.keys() - OF_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing", "most"),
+    [("relu(", ")", 99), ("(", ")", 99), ("-(", ")", 99), ("einsum(x, ", " -> [a])", 49)],
+)
+@pytest.mark.parametrize("depth", [10, 49, 50, 99, 100, 1000])
+def test_nesting_is_checked_or_refused(opening: str, closing: str, most: int, depth: int) -> None:
+    """A call that states its result's dims has two levels."""
+    expression = opening * depth + "x" + closing * depth
+    found = check(f"dim a = 4\nmodel m(x: [a]) {{\n  y = {expression}\n  return y\n}}\n", FILE)
+    assert [each.code for each in found] == (["E007"] if depth > most else [])
+
+
+# Whatever the file
+
+
+def inside(span: Span, source: str) -> bool:
+    """The end is exclusive, and the end of a line is a character too."""
+    lines = re.split(r"\r\n|\r|\n", source)
+    places = [(span.line, span.column), (span.end_line, span.end_column - 1)]
+    exist = [1 <= line <= len(lines) and 0 <= column <= len(lines[line - 1]) + 1 for line, column in places]
+    return span.column >= 1 and places[0] <= (span.end_line, span.end_column) and all(exist)
+
+
+def spans(diagnostic: Diagnostic) -> list[Span]:
+    return [diagnostic.span, *(label.span for label in diagnostic.labels)]
+
+
+def verified(program: Program, source: str) -> None:
+    verify(program, "global")
+    for function in program.functions:
+        assert all(eqn.span and inside(eqn.span, source) for eqn in function.body)
+        assert all(argument.span and inside(argument.span, source) for argument in function.arguments)
+
+
+@given(programs())
+def test_well_formed_files_give_well_typed_programs(generated: Generated) -> None:
+    diagnostics = Diagnostics()
+    module = elaborate(parse(generated.source, FILE, diagnostics), diagnostics)
+    assert not list(diagnostics), render(diagnostics, {FILE: generated.source})
+    for program in module.programs:
+        verified(program, generated.source)
+        for declared in module.layouts:
+            found = check_layout(program, declared)
+            assert all(each.severity == "warning" for each in found)
+            assert all(inside(span, generated.source) for each in found for span in spans(each))
+
+
+@given(illegal_programs())
+def test_illegal_layouts_are_refused(illegal: Illegal) -> None:
+    found = [each for each in check(illegal.source, FILE).errors if each.code == illegal.code]
+    assert any(illegal.word in each.message for each in found)
+
+
+@settings(max_examples=200)
+@given(mutated_programs() | arbitrary_text())
+def test_any_text_gives_diagnostics_and_nothing_else(source: str) -> None:
+    found = check(source, FILE)
+    assert all(inside(span, source) for each in found for span in spans(each))
+    render(found, {FILE: source})

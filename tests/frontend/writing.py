@@ -1,0 +1,226 @@
+"""A tree as text, with a parenthesis around every operation: written apart from the parser, to compare it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import singledispatch
+
+from mtfc.frontend import ast
+
+
+@singledispatch
+def source(node: ast.Node) -> str:
+    raise TypeError(node)
+
+
+def listed(nodes: Iterable[ast.Node]) -> str:
+    return ", ".join(map(source, nodes))
+
+
+def block(body: Iterable[ast.Node]) -> str:
+    return "{\n" + "".join(f"{source(statement)}\n" for statement in body) + "}"
+
+
+@source.register
+def _(node: ast.File) -> str:
+    return "".join(f"{source(declaration)}\n" for declaration in node.declarations)
+
+
+# Expressions
+
+
+@source.register(ast.Int | ast.Float)
+def _(node: ast.Int | ast.Float) -> str:
+    return repr(node.value)
+
+
+@source.register
+def _(node: ast.Bool) -> str:
+    return "true" if node.value else "false"
+
+
+@source.register(ast.Name | ast.Path)
+def _(node: ast.Name | ast.Path) -> str:
+    return node.text
+
+
+@source.register
+def _(node: ast.Ellipsis) -> str:
+    return "..."
+
+
+@source.register
+def _(node: ast.Unary) -> str:
+    return f"({node.op} {source(node.operand)})"
+
+
+@source.register
+def _(node: ast.Binary) -> str:
+    return f"({source(node.left)} {node.op} {source(node.right)})"
+
+
+@source.register
+def _(node: ast.DimList) -> str:
+    return f"[{listed(node.dims)}]"
+
+
+@source.register
+def _(node: ast.Tuple) -> str:
+    return f"({listed(node.items)})"
+
+
+@source.register
+def _(node: ast.Arrow) -> str:
+    return f"{source(node.source)} -> {source(node.target)}"
+
+
+@source.register
+def _(node: ast.Keyword) -> str:
+    return f"{source(node.name)} = {source(node.value)}"
+
+
+@source.register
+def _(node: ast.DimBinding) -> str:
+    return f"{source(node.generic)} = {source(node.dim)}"
+
+
+@source.register
+def _(node: ast.Call) -> str:
+    bindings = f"[{listed(node.bindings)}]" if node.bindings else ""
+    scope = f" as {source(node.scope)}" if node.scope else ""
+    return f"{source(node.function)}{bindings}({listed((*node.arguments, *node.keywords))}){scope}"
+
+
+@source.register
+def _(node: ast.Type) -> str:
+    return f"{source(node.dtype) if node.dtype else ''}[{listed(node.dims)}]"
+
+
+# Statements
+
+
+@source.register
+def _(node: ast.Assign) -> str:
+    return f"{listed(node.targets)} = {source(node.value)}"
+
+
+@source.register
+def _(node: ast.Param) -> str:
+    return f"param {source(node.name)}: {source(node.type)} = {source(node.init)}"
+
+
+@source.register
+def _(node: ast.State) -> str:
+    return f"state {source(node.name)} = {source(node.value)}"
+
+
+@source.register
+def _(node: ast.Return) -> str:
+    return f"return {listed(node.values)}"
+
+
+@source.register
+def _(node: ast.Yield) -> str:
+    return f"yield {source(node.name)} = {source(node.value)}"
+
+
+@source.register
+def _(node: ast.Repeat) -> str:
+    return f"repeat {source(node.dim)} {'checkpoint ' if node.checkpoint else ''}{block(node.body)}"
+
+
+@source.register
+def _(node: ast.Scan) -> str:
+    return f"scan {source(node.element)} = {source(node.source)} along {source(node.dim)} {block(node.body)}"
+
+
+# Declarations
+
+
+@source.register
+def _(node: ast.ImportDecl) -> str:
+    return f"import {source(node.name)}"
+
+
+@source.register
+def _(node: ast.DimDecl) -> str:
+    return f"dim {source(node.name)} = {source(node.size)}"
+
+
+@source.register
+def _(node: ast.MeshDecl) -> str:
+    return f"mesh {source(node.name)} = [{listed(node.axes)}]"
+
+
+@source.register
+def _(node: ast.MeshAxis) -> str:
+    return f"{source(node.name)}: {source(node.size)}"
+
+
+@source.register
+def _(node: ast.LayoutDecl) -> str:
+    sections = (("params", node.params), ("optimizer", node.optimizer))
+    entries = [source(rule) for rule in node.rules]
+    entries += [f"{key}: {source(section)}" for key, section in sections if section]
+    entries += [source(value) for value in node.values]
+    mesh = f" on {source(node.mesh)}" if node.mesh else ""
+    return f"layout {source(node.name)}{mesh} = {{{', '.join(entries)}}}"
+
+
+@source.register
+def _(node: ast.LayoutRule) -> str:
+    return f"{source(node.dim)}: ({listed(node.axes)})"
+
+
+@source.register(ast.RuleSet | ast.Precision)
+def _(node: ast.RuleSet | ast.Precision) -> str:
+    return f"{{{listed(node.rules)}}}"
+
+
+@source.register
+def _(node: ast.ValueRules) -> str:
+    return f"value {source(node.path)}: {{{listed(node.rules)}}}"
+
+
+@source.register
+def _(node: ast.ModelDecl) -> str:
+    return f"model {source(node.name)}({listed(node.inputs)}) {block(node.body)}"
+
+
+@source.register
+def _(node: ast.Input) -> str:
+    return f"{source(node.name)}: {source(node.type)}"
+
+
+@source.register
+def _(node: ast.FnDecl) -> str:
+    generics = f"[{listed(node.generics)}]" if node.generics else ""
+    head = f"fn {source(node.name)}{generics}({listed(node.args)})"
+    return f"{head} -> ({listed(node.results)}) {block(node.body)}"
+
+
+@source.register
+def _(node: ast.FnArg) -> str:
+    type_ = f": {source(node.type)}" if node.type else ""
+    default = f" = {source(node.default)}" if node.default else ""
+    return f"{source(node.name)}{type_}{default}"
+
+
+@source.register
+def _(node: ast.OptimizerDecl) -> str:
+    return (
+        f"optimizer {source(node.name)}({listed(node.hypers)}) ({listed(node.operands)}) {block(node.body)}"
+    )
+
+
+@source.register
+def _(node: ast.PrecisionRule) -> str:
+    return f"{source(node.use)}: {source(node.dtype)}"
+
+
+@source.register
+def _(node: ast.TrainDecl) -> str:
+    settings = {key: getattr(node, key) for key in ("optimizer", "precision", "accumulate", "clip")}
+    entries = [f"{key} = {source(value)}" for key, value in settings.items() if value]
+    entries += [f"minimize {source(node.minimize)}"] if node.minimize else []
+    return f"train {source(node.model)} {{\n" + "".join(f"{entry}\n" for entry in entries) + "}"

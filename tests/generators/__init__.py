@@ -1,0 +1,1 @@
+"""Hypothesis strategies, one file per family of features; `programs.py` composes them."""

@@ -1,0 +1,93 @@
+"""Layouts that are legal for a given program, by construction, and ones that break a given rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+from mtfc.compiler.ir.types import Axes, Dim, Mesh
+from tests.generators.meshes import splits_of
+
+Splits = dict[str, Axes]
+Shape = tuple[Dim, ...]
+
+
+@attrs.frozen
+class LayoutText:
+    """A layout as it will be written: rules, and what is stored or defined otherwise."""
+
+    rules: Splits = attrs.field(factory=dict)
+    params: Splits = attrs.field(factory=dict)
+    optimizer: Splits = attrs.field(factory=dict)
+    values: dict[str, Splits] = attrs.field(factory=dict)
+
+    def __str__(self) -> str:
+        entries = [_rule(dim, axes) for dim, axes in self.rules.items()]
+        for title, section in (("params", self.params), ("optimizer", self.optimizer)):
+            if section:
+                entries.append(f"{title}: {_braces(section)}")
+        entries += [f"value {name}: {_braces(section)}" for name, section in self.values.items()]
+        return "layout main on grid = {\n" + "".join(f"  {entry}\n" for entry in entries) + "}"
+
+
+def _rule(dim: str, axes: Axes) -> str:
+    return f"{dim}: {axes[0]}" if len(axes) == 1 else f"{dim}: ({', '.join(axes)})"
+
+
+def _braces(section: Splits) -> str:
+    return "{ " + ", ".join(_rule(dim, axes) for dim, axes in section.items()) + " }" if section else "{}"
+
+
+def injective(shape: Shape, splits: Splits) -> bool:
+    """Whether no axis splits two dims of a tensor of this shape."""
+    used = [axis for dim in shape for axis in splits.get(dim.name, ())]
+    return len(set(used)) == len(used)
+
+
+@st.composite
+def rules(draw: Any, mesh: Mesh, dims: Sequence[Dim], shapes: Iterable[Shape], base: Splits) -> Splits:
+    """Splits for some of the dims that, together with `base`, are injective on every shape.
+
+    One axis is popular: dims that meet in no tensor often share it.
+    """
+    chosen: Splits = {}
+    popular = (draw(st.sampled_from(mesh.names)),)
+    for dim in dims:
+        options = splits_of(dim.size, mesh)[1:]
+        if not options or draw(st.integers(0, 5)) == 0:
+            continue
+        axes = popular if popular in options and draw(st.booleans()) else draw(st.sampled_from(options))
+        if all(injective(shape, {**base, **chosen, dim.name: axes}) for shape in shapes if dim in shape):
+            chosen[dim.name] = axes
+    return chosen
+
+
+@st.composite
+def legal_layouts(
+    draw: Any, mesh: Mesh, shapes: Sequence[Shape], parameters: Sequence[Shape], values: dict[str, list[Shape]]
+) -> LayoutText:
+    """A legal layout. `values` holds the shapes that each name has, `parameters` those of the parameters."""
+    used = tuple(dict.fromkeys(dim for shape in shapes for dim in shape))
+    order = draw(st.permutations(used))
+    computed = draw(rules(mesh, order, shapes, {}))
+    params: Splits = {}
+    optimizer: Splits = {}
+    if parameters and draw(st.booleans()):
+        stored = tuple(dict.fromkeys(dim for shape in parameters for dim in shape))
+        params = draw(rules(mesh, stored, parameters, computed))
+        optimizer = draw(rules(mesh, stored, parameters, {**computed, **params}))
+    return LayoutText(computed, params, optimizer, draw(value_rules(mesh, values)))
+
+
+@st.composite
+def value_rules(draw: Any, mesh: Mesh, values: dict[str, list[Shape]]) -> dict[str, Splits]:
+    """Rules of their own for up to two values."""
+    chosen: dict[str, Splits] = {}
+    for _ in range(draw(st.sampled_from((0, 0, 1, 2))) if values else 0):
+        name = draw(st.sampled_from(sorted(values)))
+        common = [dim for dim in values[name][0] if all(dim in shape for shape in values[name])]
+        chosen[name] = draw(rules(mesh, common, values[name], {}))
+    return chosen

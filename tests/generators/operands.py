@@ -1,0 +1,123 @@
+"""Choosing the operands of an expression: a variable in scope, a nested expression, or something made to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+from mtfc.compiler.ir.types import Dim
+from tests.generators.scope import MAX_DEPTH, Scope, Term, dims_text, tame
+
+Wanted = Callable[[Term], bool]
+
+
+def operand(draw: Any, scope: Scope, wanted: Wanted) -> Term | None:
+    """A term that fits, or None when there is none: mostly a variable, often a new one, sometimes a nested expression."""
+    from tests.generators.programs import expression
+
+    if scope.depth < MAX_DEPTH and draw(st.integers(0, 4)) == 4:
+        scope.depth += 1
+        term = draw(expression(scope))
+        scope.depth -= 1
+        if wanted(term):
+            return term
+    fitting = [term for term in scope.terms if wanted(term)]
+    tensors = [term for term in fitting if term.dims]
+    if tensors and draw(st.integers(0, 7)) < 7:
+        fitting = tensors
+    if draw(st.integers(0, 3)) < 3:
+        fitting = fitting[:2]
+    return draw(st.sampled_from(fitting)) if fitting else None
+
+
+def real_operand(draw: Any, scope: Scope) -> Term:
+    """Any floating-point term; a constant tensor where the program has none left."""
+    return operand(draw, scope, scope.is_real) or constant_tensor(draw, scope)
+
+
+def sharp_operand(draw: Any, scope: Scope) -> Term:
+    """A term that ops that jump may be applied to."""
+    return operand(draw, scope, scope.is_sharp) or count(draw, scope)
+
+
+def number(draw: Any, scope: Scope) -> Term:
+    """A floating-point or integer term."""
+    return operand(draw, scope, lambda t: t.dtype in (scope.real, "i32")) or constant_tensor(draw, scope)
+
+
+def count(draw: Any, scope: Scope) -> Term:
+    """0, 1, 2, ... along a dimension, as integers."""
+    dim = draw(st.sampled_from(scope.dims))
+    return scope.seen(Term(f"range({dim.name})", (dim,), "i32", float(max(1, dim.size - 1))))
+
+
+def constant_tensor(draw: Any, scope: Scope) -> Term:
+    """A floating-point tensor of ones, in the program's floating-point dtype."""
+    dim = draw(st.sampled_from(scope.dims))
+    return scope.seen(Term(in_real(f"ones([{dim.name}])", "f32", scope), (dim,), scope.real))
+
+
+def in_real(text: str, dtype: str, scope: Scope) -> str:
+    return text if dtype == scope.real else f"cast({text}, {scope.real})"
+
+
+def argument(term: Term) -> str:
+    """The text as a function's argument: there a literal, which meets no tensor, is told its dtype."""
+    is_literal = not term.dims and term.text.replace(".", "").isdigit()
+    return f"cast({term.text}, {term.dtype})" if is_literal else term.text
+
+
+def literal(draw: Any, like: Term) -> Term:
+    """A scalar literal for arithmetic with `like`."""
+    if like.dtype == "i32":
+        value = draw(st.integers(0, 3))
+        return Term(str(value), (), "i32", float(max(1, value)))
+    quarters = draw(st.integers(1, 8))
+    return Term(repr(quarters / 4), (), like.dtype, quarters / 4, 2)
+
+
+def partner(draw: Any, scope: Scope, x: Term, wanted: Wanted) -> Term:
+    """A second operand for a component-wise op: its dims include those of `x` or are among them."""
+    kind = draw(st.sampled_from(("fitting", "fitting", "reduced", "literal")))
+    if kind == "literal":
+        return literal(draw, x)
+    same_dtype: Wanted = lambda t: t.dtype == x.dtype and wanted(t)  # noqa: E731
+    if kind == "reduced" and (y := operand(draw, scope, same_dtype)):
+        y = reduced_to(draw, scope, y, x.dims)
+        return y if wanted(y) else x
+    return operand(draw, scope, lambda t: same_dtype(t) and nested_dims(t.dims, x.dims)) or x
+
+
+def nested_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    return set(a) <= set(b) or set(b) <= set(a)
+
+
+def reduced_to(draw: Any, scope: Scope, y: Term, dims: tuple[Dim, ...]) -> Term:
+    """`y` summed over what `dims` lacks."""
+    kept = tuple(dim for dim in y.dims if dim in dims)
+    if len(kept) == len(y.dims):
+        return y
+    gone = [dim for dim in y.dims if dim not in kept]
+    text = draw(st.sampled_from((f"sum({y.text} -> {dims_text(kept)})", f"sum({y.text}, over = {dims_text(gone)})")))
+    factor = 1
+    for dim in gone:
+        factor *= dim.size
+    return tame(scope.seen(attrs.evolve(y, text=text, dims=kept, bound=y.bound * factor)), 64.0)
+
+
+def joint_dims(*terms: Term) -> tuple[Dim, ...]:
+    """The dims of a component-wise result."""
+    return max((term.dims for term in terms), key=len)
+
+
+def joint_grain(*terms: Term) -> int | None:
+    grains = [term.grain for term in terms]
+    return None if None in grains else max(grain for grain in grains if grain is not None)
+
+
+def total_grain(*terms: Term) -> int | None:
+    grains = [term.grain for term in terms]
+    return None if None in grains else sum(grain for grain in grains if grain is not None)

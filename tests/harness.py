@@ -1,0 +1,225 @@
+"""From source text to results, on every road that there is: the interpreter, both backends, each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.backends import jax_backend, jax_runtime, numpy_backend
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
+from mtfc.compiler.ir.core import Function, Program, walk
+from mtfc.compiler.ir.ops.collectives import KINDS, axes_of
+from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.verify import verify
+from mtfc.compiler.pipelines import differentiation, lower, run
+from mtfc.frontend.check import check
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.parser import parse
+from mtfc.frontend.rules import DeclaredLayout
+from tests.generators.programs import Generated
+
+Arrays = dict[str, Any]
+
+FILE = "test.mtf"
+
+
+def diagnose(source: str) -> list[Diagnostic]:
+    """Everything that `mtfc check` has to say."""
+    return list(check(source, FILE))
+
+
+def load(source: str) -> Module:
+    """The elaborated file. Raises `CompileError` where it, or one of its layouts, has an error."""
+    check(source, FILE).raise_if_errors()
+    return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
+
+
+def only_layout(module: Module, name: str | None) -> DeclaredLayout:
+    """The layout of that name, or the only one."""
+    if name is None:
+        (layout,) = module.layouts
+        return layout
+    return next(layout for layout in module.layouts if layout.name == name)
+
+
+def lowered(source: str, of: str = "step", layout: str | None = None) -> Program:
+    """The source's only model as an SPMD program."""
+    module = load(source)
+    chosen = only_layout(module, layout)
+    (program,) = module.programs
+    return lower(program, chosen.mesh, chosen.layout, of)
+
+
+def differentiated(program: Program, of: str) -> Program:
+    """The undistributed program with its gradients."""
+    found = run(program, differentiation(of))
+    verify(found, "global")
+    return found
+
+
+def stages(program: Program, declared: DeclaredLayout, of: str) -> list[tuple[str, Program]]:
+    """The program after each pass, by the pass's name, from `differentiate` on."""
+    seen: list[tuple[str, Program]] = []
+    lower(program, declared.mesh, declared.layout, of, [lambda each, made, _: seen.append((each.name, made))])
+    start = next(i for i, (name, _) in enumerate(seen) if name == "differentiate")
+    return seen[start:]
+
+
+def communication(
+    source: str, of: str = "forward", layout: str | None = None
+) -> list[tuple[str, tuple[str, ...], int]]:
+    """The collectives of one function: kind, mesh axes, elements of a processor's operands."""
+    program = lowered(source, "gradients" if of == "gradients" else "step", layout)
+    assert program.mesh is not None
+    return [
+        (eqn.op, axes_of(eqn), sum(value.type.local_size(program.mesh) for value in eqn.operands))
+        for eqn in walk(program.function(of).body)
+        if eqn.op in KINDS
+    ]
+
+
+# Data
+
+
+def exact_data(function: Function, seed: int) -> Arrays:
+    """Arguments that carry no rounding: multiples of 1/4 up to 2, small integers, truth values."""
+    return _data(function, seed, lambda random, shape: random.integers(-8, 9, shape) / 4)
+
+
+def generic_data(function: Function, seed: int) -> Arrays:
+    """Floating-point arguments in general position: no two are equal, none is near 0."""
+    return _data(function, seed, lambda random, shape: random.uniform(0.1, 2.0, shape) * random.choice([-1, 1], shape))
+
+
+def _data(function: Function, seed: int, draw: Callable[[Any, tuple[int, ...]], Any]) -> Arrays:
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for argument in function.arguments:
+        type = argument.value.type
+        shape = tuple(dim.size for dim in type.dims)
+        if type.dtype in ("i32", "u32"):
+            found = random.integers(-3, 4, shape)
+        elif type.dtype == "bool":
+            found = random.integers(0, 2, shape)
+        else:
+            found = np.asarray(draw(random, shape))
+        arrays[argument.value.name] = found.astype(numpy_dtype(np, type.dtype))
+    return arrays
+
+
+# Running
+
+
+def reference(source: str, function: str, arrays: Arrays) -> Arrays:
+    """What the undistributed program gives."""
+    (program,) = load(source).programs
+    whole = differentiated(program, "gradients" if function == "gradients" else "step")
+    return interpret(whole.function(function), whole, arrays)
+
+
+def simulate(source: str, function: str, arrays: Arrays, layout: str | None = None) -> Arrays:
+    """What the generated NumPy module gives."""
+    program = lowered(source, "gradients" if function == "gradients" else "step", layout)
+    return call(numpy_module(program), program.function(function), arrays)
+
+
+def numpy_module(program: Program, checked: bool = True) -> Any:
+    return numpy_backend.load(numpy_backend.generate(program, checked))
+
+
+def jax_module(program: Program) -> Any:
+    return jax_runtime.load(jax_backend.generate(program))
+
+
+def call(module: Any, function: Function, arrays: Arrays) -> Arrays:
+    """Run a function of a generated module on global arrays; its outputs, global, under the names of the IR's outputs."""
+    roles = {argument.value.name: argument.role for argument in function.arguments}
+    given = {role: {n: x for n, x in arrays.items() if roles[n] == role} for role in set(roles.values())}
+    params = module.shard(given.get("parameter", {}), module.PARAMETERS)
+    stacked = getattr(module, "BATCHES", module.INPUTS) if function.name == "step" else module.INPUTS
+    inputs = module.shard(given.get("input", {}), stacked)
+    if function.name != "step":
+        outputs = getattr(module, function.name)(params, inputs)
+        return whole(module, outputs, module.OUTPUTS[function.name])
+    state = module.shard(given.get("state", {}), module.STATE)
+    outputs, params, state = module.train_step(params, state, inputs, 0)
+    return {
+        **whole(module, outputs, module.OUTPUTS["train_step"]),
+        **whole(module, params, module.PARAMETERS),
+        **whole(module, state, module.STATE),
+    }
+
+
+def whole(module: Any, arrays: Arrays, layouts: Mapping[str, Any]) -> Arrays:
+    return {name: np.asarray(x) for name, x in module.unshard(arrays, layouts).items()}
+
+
+# Comparing
+
+
+@attrs.frozen
+class Tolerance:
+    """How far results may be apart: relative to the largest of their elements, and at least to 1."""
+
+    relative: float
+
+    def check(self, actual: Arrays, expected: Arrays, what: str) -> None:
+        assert actual.keys() == expected.keys(), what
+        scale = max([1.0, *(_largest(x) for x in expected.values())])
+        for name, wanted in expected.items():
+            self._check_one(np.asarray(actual[name]), np.asarray(wanted), scale, f"{what}: {name}")
+
+    def _check_one(self, actual: Any, wanted: Any, scale: float, what: str) -> None:
+        assert actual.shape == wanted.shape, what
+        assert actual.dtype == wanted.dtype, f"{what}: {actual.dtype} is not {wanted.dtype}"
+        if wanted.dtype.kind in "iub":
+            np.testing.assert_array_equal(actual, wanted, err_msg=what)
+            return
+        atol = self.relative * scale
+        np.testing.assert_allclose(
+            actual.astype(np.float64), wanted.astype(np.float64), rtol=self.relative, atol=atol, err_msg=what
+        )
+
+
+def _largest(x: Any) -> float:
+    x = np.asarray(x)
+    return float(np.max(np.abs(x.astype(np.float64)))) if x.size and x.dtype.kind not in "iub" else 0.0
+
+
+FINE, SINGLE, ROUGH = Tolerance(1e-9), Tolerance(2e-5), Tolerance(6e-2)
+
+
+def tolerance(program: Generated) -> Tolerance:
+    """What a generated program's results may differ by."""
+    if program.rough:
+        return ROUGH
+    return FINE if program.real == "f64" else SINGLE
+
+
+def functions(program: Program) -> Iterator[tuple[str, str]]:
+    """What can be compared of a model: option of `differentiate` and function."""
+    yield "gradients", "gradients"
+    if program.training is not None:
+        yield "step", "step"
+
+
+def agree(source: str, jax: bool = True) -> None:
+    """Assert that every layout gives, on both backends, what the undistributed program gives."""
+    module = load(source)
+    (program,) = module.programs
+    for of, name in functions(program):
+        original = differentiated(program, of)
+        arrays = exact_data(original.function(name), seed=7)
+        expected = interpret(original.function(name), original, arrays)
+        for layout in module.layouts:
+            placed = lower(program, layout.mesh, layout.layout, of)
+            verify(placed, "lowered")
+            backends = [numpy_module(placed), *([jax_module(placed)] if jax else [])]
+            for backend in backends:
+                SINGLE.check(call(backend, placed.function(name), arrays), expected, f"{layout.name}: {name}")
+
+

@@ -1,0 +1,152 @@
+"""Random IR: anything that the text can say, well-typed or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import (
+    Argument,
+    Equation,
+    Function,
+    Initializer,
+    OptimizerCall,
+    Output,
+    Parameter,
+    Program,
+    Region,
+    Training,
+    Value,
+)
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+
+# Names that are also words of the text, or values of it.
+ODD_NAMES = (
+    "at",
+    "as",
+    "inf",
+    "nan",
+    "true",
+    "false",
+    "value",
+    "params",
+    "optimizer",
+    "layout",
+    "output",
+    "input",
+    "max",
+)
+DIMS = tuple(Dim(name, 2 + i) for i, name in enumerate((*ODD_NAMES, "batch", "io", "d_model")))
+AXES = ("rows", "cols", "none", "step")
+OPS = ("einsum", "all_reduce", "reshard", "top_k", "and", "yield", "forward", "output")
+
+names = st.sampled_from([*ODD_NAMES, "h", "layers.ffn.wi", "batch:rows;hidden:cols"])
+numbers = st.one_of(st.integers(-(10**9), 10**9), st.floats())
+axes_tuples = st.lists(st.sampled_from(AXES), unique=True, max_size=3).map(tuple)
+dims_tuples = st.lists(st.sampled_from(DIMS), unique=True, max_size=3).map(tuple)
+positions = st.integers(1, 99)
+spans = st.none() | st.builds(
+    Span, st.sampled_from(["a.mtf", "lib/nn.mtf", 'quote".mtf']), positions, positions, positions, positions
+)
+layouts = st.none() | st.dictionaries(st.sampled_from([d.name for d in DIMS]), axes_tuples, max_size=3)
+rules = st.dictionaries(names, axes_tuples, max_size=2).map(lambda d: Rules(tuple(d.items())))
+settings_tuples = st.dictionaries(names, numbers, max_size=2).map(lambda d: tuple(d.items()))
+attr_values = st.one_of(
+    numbers,
+    st.booleans(),
+    st.text(),
+    st.sampled_from(DIMS),
+    dims_tuples,
+    axes_tuples,
+    st.lists(st.tuples(st.sampled_from(DIMS), st.sampled_from(DIMS)), max_size=2).map(tuple),
+)
+
+
+@st.composite
+def types(draw: Any) -> TensorType:
+    dims = draw(dims_tuples)
+    splits = tuple(draw(axes_tuples) for _ in dims)
+    pending = draw(axes_tuples)
+    reduction = draw(st.sampled_from(["sum", "max", "min"])) if pending else "sum"
+    return TensorType(draw(st.sampled_from(["f32", "bool"])), dims, splits, pending, reduction)
+
+
+class _Scope:
+    """Values that a later equation may use, and a counter for their names."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+
+    def define(self, draw: Any) -> Value:
+        self.values.append(
+            Value(f"{draw(st.sampled_from(['h', 'w.momentum', '7']))}_{len(self.values)}", draw(types()))
+        )
+        return self.values[-1]
+
+    def use(self, draw: Any) -> tuple[Value, ...]:
+        return tuple(draw(st.lists(st.sampled_from(self.values), max_size=3))) if self.values else ()
+
+
+def _equation(draw: Any, scope: _Scope, depth: int) -> Equation:
+    operands = scope.use(draw)
+    regions = [_region(draw, scope, depth + 1) for _ in range(draw(st.integers(0, 2 if depth < 2 else 0)))]
+    return Equation(
+        draw(st.sampled_from(OPS)),
+        operands,
+        tuple(scope.define(draw) for _ in range(draw(st.integers(1, 2)))),
+        draw(st.dictionaries(st.sampled_from(["dim", "over", "at", "value"]), attr_values, max_size=2)),
+        tuple(regions),
+        draw(spans),
+        draw(st.sampled_from(["forward", "backward", "update"])),
+        draw(st.none() | names),
+        draw(layouts),
+    )
+
+
+def _body(draw: Any, scope: _Scope, depth: int) -> tuple[Equation, ...]:
+    return tuple(_equation(draw, scope, depth) for _ in range(draw(st.integers(0, 3))))
+
+
+def _region(draw: Any, scope: _Scope, depth: int) -> Region:
+    arguments = tuple(scope.define(draw) for _ in range(draw(st.integers(0, 2))))
+    return Region(arguments, _body(draw, scope, depth), scope.use(draw))
+
+
+@st.composite
+def functions(draw: Any) -> Function:
+    scope = _Scope()
+    roles = draw(st.lists(st.sampled_from(["input", "parameter", "state", "step", "carried"]), max_size=2))
+    arguments = tuple(Argument(scope.define(draw), role, draw(spans), draw(layouts)) for role in roles)
+    body = _body(draw, scope, 0)
+    outputs = tuple(Output(draw(names), v, draw(st.none() | names), draw(layouts)) for v in scope.use(draw))
+    return Function(draw(names), arguments, body, outputs)
+
+
+parameters = st.builds(Parameter, names, types(), st.builds(Initializer, names, settings_tuples), spans)
+program_layouts = st.builds(
+    Layout, names, rules, rules, rules, st.lists(st.tuples(names, rules), max_size=2).map(tuple)
+)
+trainings = st.builds(
+    Training,
+    minimize=names,
+    optimizer=st.builds(OptimizerCall, names, settings_tuples, spans),
+    precision=st.none() | st.just(("f32", "bf16")),
+    clip=st.none() | numbers,
+    accumulate=st.integers(1, 3),
+    span=spans,
+)
+
+
+@st.composite
+def programs(draw: Any) -> Program:
+    return Program(
+        draw(names),
+        {dim.name: dim for dim in DIMS},
+        tuple(draw(st.lists(parameters, max_size=2))),
+        tuple(draw(st.lists(functions(), max_size=2))),
+        draw(st.none() | trainings),
+        draw(st.none() | st.just(Mesh("grid", tuple((axis, 2) for axis in AXES)))),
+        draw(st.none() | program_layouts),
+    )

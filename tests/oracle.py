@@ -1,0 +1,164 @@
+"""A second opinion: the meaning of a global program, told in JAX alone.
+
+It shares nothing with the compiler but the IR's data structures: not the ops' own `evaluate`, not their gradient rules, not their
+text. `jax.grad` of what it computes is what the compiler's gradients have to match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mtfc.compiler.ir.core import Equation, Function, Value
+
+Array = Any
+
+DTYPES = {
+    "f32": jnp.float32,
+    "f64": jnp.float64,
+    "f16": jnp.float16,
+    "bf16": jnp.bfloat16,
+    "i32": jnp.int32,
+    "u32": jnp.uint32,
+    "bool": jnp.bool_,
+}
+
+COMPONENTWISE: dict[str, Callable[..., Array]] = {
+    "neg": jnp.negative,
+    "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "sqrt": jnp.sqrt,
+    "rsqrt": jax.lax.rsqrt,
+    "square": jnp.square,
+    "abs": jnp.abs,
+    "sign": jnp.sign,
+    "erf": jax.lax.erf,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "floor": jnp.floor,
+    "not": jnp.logical_not,
+    "stop_gradient": jax.lax.stop_gradient,
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "mul": jnp.multiply,
+    "div": jnp.divide,
+    "pow": jnp.power,
+    "minimum": jnp.minimum,
+    "maximum": jnp.maximum,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "and": jnp.logical_and,
+    "or": jnp.logical_or,
+    "where": jnp.where,
+}
+
+REDUCTIONS: dict[str, Callable[..., Array]] = {
+    "sum": jnp.sum,
+    "max": jnp.max,
+    "min": jnp.min,
+    "prod": jnp.prod,
+    "any": jnp.any,
+    "all": jnp.all,
+}
+
+
+def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
+    """The function's outputs by name, from its arguments in order."""
+    known: dict[Value, Array] = {a.value: jnp.asarray(x) for a, x in zip(function.arguments, arrays, strict=True)}
+    for eqn in function.body:
+        known[eqn.result] = _result(eqn, [known[value] for value in eqn.operands])
+    return {output.name: known[output.value] for output in function.outputs}
+
+
+def _result(eqn: Equation, operands: list[Array]) -> Array:
+    """One equation's result, checked against the shape and dtype that its type promises."""
+    if eqn.op in COMPONENTWISE:
+        aligned = [_aligned(x, v, eqn.result) for x, v in zip(operands, eqn.operands, strict=True)]
+        result = COMPONENTWISE[eqn.op](*aligned)
+    elif eqn.op in REDUCTIONS:
+        result = REDUCTIONS[eqn.op](operands[0], axis=tuple(_axis(eqn, dim.name) for dim in eqn.attrs["over"]))
+    else:
+        result = STRUCTURE[eqn.op](eqn, *operands)
+    result = result.astype(DTYPES[eqn.result.type.dtype])
+    assert result.shape == tuple(dim.size for dim in eqn.result.type.dims), eqn
+    return result
+
+
+def _aligned(x: Array, source: Value, target: Value) -> Array:
+    """`x` with axes in the target's order, of size 1 where it lacks a dim."""
+    names = source.type.names
+    order = [names.index(name) for name in target.type.names if name in names]
+    missing = [i for i, name in enumerate(target.type.names) if name not in names]
+    return jnp.expand_dims(jnp.transpose(x, order), missing)
+
+
+def _axis(eqn: Equation, name: str) -> int:
+    return eqn.operands[0].type.names.index(name)
+
+
+def _shape(eqn: Equation) -> tuple[int, ...]:
+    return tuple(dim.size for dim in eqn.result.type.dims)
+
+
+def _einsum(eqn: Equation, *operands: Array) -> Array:
+    number: dict[str, int] = {}
+    terms: list[Any] = []
+    for x, value in zip(operands, eqn.operands, strict=True):
+        terms += [x, [number.setdefault(name, len(number)) for name in value.type.names]]
+    return jnp.einsum(*terms, [number[name] for name in eqn.result.type.names])
+
+
+def _slice(eqn: Equation, x: Array) -> Array:
+    start, stride, size = eqn.attrs["start"], eqn.attrs["stride"], eqn.attrs["target"].size
+    return jnp.take(x, jnp.asarray([start + i * stride for i in range(size)]), axis=_axis(eqn, eqn.attrs["source"].name))
+
+
+def _pad(eqn: Equation, x: Array) -> Array:
+    """Element i of the operand becomes element before + i * stride."""
+    source, before, stride = eqn.attrs["source"], eqn.attrs["before"], eqn.attrs["stride"]
+    axis = _axis(eqn, source.name)
+    place = (slice(None),) * axis + (jnp.asarray([before + i * stride for i in range(source.size)]),)
+    return jnp.full(_shape(eqn), eqn.attrs["value"], x.dtype).at[place].set(x)
+
+
+def _shift(eqn: Equation, x: Array) -> Array:
+    """Element i of the result is element i - by of the operand."""
+    dim, by = eqn.attrs["dim"], eqn.attrs["by"]
+    axis = _axis(eqn, dim.name)
+    origin = [i - by for i in range(dim.size)]
+    moved = jnp.take(x, jnp.asarray([i % dim.size for i in origin]), axis=axis)
+    inside = jnp.asarray([eqn.attrs["wrap"] or 0 <= i < dim.size for i in origin])
+    return jnp.where(inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)]), moved, 0)
+
+
+def _one_hot(eqn: Equation, ids: Array) -> Array:
+    return ids[..., None] == jnp.arange(eqn.result.type.dims[-1].size).astype(ids.dtype)
+
+
+STRUCTURE: dict[str, Callable[..., Array]] = {
+    "cast": lambda eqn, x: x,
+    "einsum": _einsum,
+    "argmax": lambda eqn, x: jnp.argmax(x, axis=_axis(eqn, eqn.attrs["over"][0].name)),
+    "broadcast": lambda eqn, x: jnp.broadcast_to(_aligned(x, eqn.operands[0], eqn.result), _shape(eqn)),
+    "transpose": lambda eqn, x: _aligned(x, eqn.operands[0], eqn.result),
+    "rename": lambda eqn, x: x,
+    "reshape": lambda eqn, x: x.reshape(_shape(eqn)),
+    "slice": _slice,
+    "pad": _pad,
+    "shift": _shift,
+    "concat": lambda eqn, *xs: jnp.concatenate(xs, eqn.result.type.names.index(eqn.attrs["target"].name)),
+    "constant": lambda eqn: jnp.asarray(eqn.attrs["value"]),
+    "full": lambda eqn: jnp.full(_shape(eqn), eqn.attrs["value"]),
+    "range": lambda eqn: jnp.arange(eqn.result.type.size),
+    "one_hot": _one_hot,
+}

@@ -1,0 +1,49 @@
+"""What each pass leaves: `*.test` holds a source that says which pass to stop after, a line `---`, and the IR.
+
+`pytest --update-golden` rewrites the IR; the diff is then to be read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from mtfc.compiler import pipelines
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.printer import print_program
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.parser import parse
+
+CASES = sorted(Path(__file__).parent.glob("*.test"))
+
+
+def lowered_until(source: str, stop_after: str) -> str:
+    """The IR of the file's model under its first layout, once the last pass of that name has run."""
+    diagnostics = Diagnostics()
+    module = elaborate(parse(source, "case.mtf", diagnostics), diagnostics)
+    diagnostics.raise_if_errors()
+    (declared,) = module.layouts
+    program = attrs.evolve(module.programs[0], mesh=declared.mesh, layout=declared.layout)
+    passes = pipelines.default_pipeline()
+    last = max(i for i, each in enumerate(passes) if each.name == stop_after)
+    return print_program(pipelines.run(program, passes[: last + 1]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_ir_after_pass(case: Path, update_golden: bool) -> None:
+    source, expected = case.read_text("utf-8").split("---\n", 1)
+    stop_after = re.match(r"# after: ([\w-]+)\n", source)
+    assert stop_after, "the first line says after which pass"
+    actual = lowered_until(source, stop_after[1])
+    if update_golden:
+        case.write_text(f"{source}---\n{actual}", "utf-8")
+        return
+    assert actual == expected
+
+
+def test_every_pass_has_a_case() -> None:
+    shown = {re.match(r"# after: ([\w-]+)", case.read_text("utf-8"))[1] for case in CASES}  # type: ignore[index]
+    assert shown == set(pipelines.PASSES)

@@ -1,0 +1,91 @@
+"""Gradients against two witnesses that know nothing of the compiler's own rules: JAX, and finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.types import FLOATS
+from tests.generators.programs import Generated, Options, programs
+from tests.harness import FINE, Arrays, differentiated, exact_data, generic_data, load
+from tests.properties.campaign import COMPILED_EXAMPLES, holds_for
+
+DOUBLE_PRECISION = Options(reals=("f64",))
+
+
+@holds_for(programs(DOUBLE_PRECISION), COMPILED_EXAMPLES)
+def test_results_and_gradients_are_those_of_jax(program: Generated) -> None:
+    (original,) = load(program.source).programs
+    whole = differentiated(original, "gradients")
+    arrays = exact_data(whole.function("gradients"), seed=6)
+    actual = interpret(whole.function("gradients"), whole, arrays)
+    FINE.check(actual, jax_results(original, arrays), "JAX")
+
+
+def jax_results(program: Program, arrays: Arrays) -> Arrays:
+    """Outputs, and gradients as `d_<name>`, of the undistributed program by the oracle and `jax.grad`."""
+    import jax
+    import jax.numpy as jnp
+
+    from tests import oracle
+
+    forward = program.function("forward")
+    wanted = differentiable(forward)
+    constant = {name: x for name, x in arrays.items() if name not in wanted}
+
+    def objective(varying: Arrays) -> Any:
+        known = {**varying, **constant}
+        outputs = oracle.evaluate(forward, [known[a.value.name] for a in forward.arguments])
+        return sum((outputs[name].sum() for name in minimized(program)), jnp.zeros(())), outputs
+
+    with jax.enable_x64(True):
+        gradients, outputs = jax.jit(jax.grad(objective, has_aux=True))({name: arrays[name] for name in wanted})
+        found = {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
+        return {name: np.asarray(x) for name, x in found.items()}
+
+
+def differentiable(forward: Function) -> list[str]:
+    return [a.value.name for a in forward.arguments if a.value.type.dtype in FLOATS]
+
+
+def minimized(program: Program) -> list[str]:
+    """The outputs whose sum is differentiated: the loss, or without training all that are floating-point."""
+    if program.training is not None:
+        return [program.training.minimize]
+    return [o.name for o in program.function("forward").outputs if o.value.type.dtype in FLOATS]
+
+
+@holds_for(programs(attrs.evolve(DOUBLE_PRECISION, slopes=True)))
+def test_gradients_are_those_of_finite_differences(program: Generated) -> None:
+    """Along a random direction. Where that crosses a kink, other data does not."""
+    (original,) = load(program.source).programs
+    whole = differentiated(original, "gradients")
+    errors = [_directional_error(original, whole, seed) for seed in range(3)]
+    assert min(errors) < 1e-5, errors
+
+
+STEP = 1e-6
+
+
+def _directional_error(original: Program, whole: Program, seed: int) -> float:
+    """How far the slope along a random direction is from what the gradients say, relative to the terms that make it up."""
+    gradients, forward = whole.function("gradients"), original.function("forward")
+    arrays = generic_data(gradients, seed)
+    random = np.random.default_rng(seed)
+    direction = {name: random.uniform(-1, 1, arrays[name].shape) for name in differentiable(forward)}
+    found = interpret(gradients, whole, arrays)
+    terms = [found[f"d_{name}"] * v for name, v in direction.items()]
+
+    def value(step: float) -> float:
+        moved = {name: arrays[name] + step * direction.get(name, 0) for name in arrays}
+        moved = {name: x if name in direction else arrays[name] for name, x in moved.items()}
+        outputs = interpret(forward, original, moved)
+        return float(sum(np.sum(outputs[name]) for name in minimized(original)))
+
+    slope = (value(STEP) - value(-STEP)) / (2 * STEP)
+    scale = 1 + abs(value(0.0)) + sum(float(np.abs(term).sum()) for term in terms)
+    return abs(slope - sum(float(term.sum()) for term in terms)) / scale

@@ -1,0 +1,40 @@
+"""The generated JAX module on eight virtual devices: its results, and the collectives that XLA compiles it to."""
+
+from __future__ import annotations
+
+from mtfc.backends import hlo, jax_runtime
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.pipelines import lower
+from tests.generators.programs import Generated, Options, programs
+from tests.harness import call, differentiated, exact_data, functions, jax_module, load, tolerance
+from tests.properties.campaign import COMPILED_EXAMPLES, holds_for
+from tests.properties.test_numpy import predicted
+
+SINGLE_PRECISION = Options(reals=("f32",))
+
+
+@holds_for(programs(SINGLE_PRECISION), COMPILED_EXAMPLES)
+def test_jax_gives_the_results(program: Generated) -> None:
+    module = load(program.source)
+    (original,), (layout,) = module.programs, module.layouts
+    for of, name in functions(original):
+        whole = differentiated(original, of)
+        arrays = exact_data(whole.function(name), seed=5)
+        expected = interpret(whole.function(name), whole, arrays)
+        placed = lower(original, layout.mesh, layout.layout, of)
+        actual = call(jax_module(placed), placed.function(name), arrays)
+        tolerance(program).check(actual, expected, f"{name} on JAX")
+
+
+@holds_for(programs(Options(reals=("f32",), rough=False)), COMPILED_EXAMPLES)
+def test_xla_compiles_the_collectives_that_cost_predicts(program: Generated) -> None:
+    """XLA may join several collectives of a kind into one, so their number is not compared; what they carry is."""
+    module = load(program.source)
+    (original,), (layout,) = module.programs, module.layouts
+    for of, name in functions(original):
+        placed = lower(original, layout.mesh, layout.layout, of)
+        assert _carried(hlo.collectives(jax_runtime.hlo(placed, name))) == _carried(predicted(placed, name)), name
+
+
+def _carried(figures: dict[str, dict[str, int]]) -> dict[str, tuple[int, int]]:
+    return {kind: (sent["elements_per_device"], sent["bytes_per_device"]) for kind, sent in figures.items()}

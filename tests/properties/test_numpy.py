@@ -1,0 +1,60 @@
+"""The generated NumPy module gives what the undistributed program gives, and moves the bytes that `cost` predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.analysis.cost import charges, total
+from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.pipelines import lower
+from tests.generators.programs import Generated, programs
+from tests.harness import call, differentiated, exact_data, functions, load, numpy_module, tolerance
+from tests.properties.campaign import holds_for
+
+
+@holds_for(programs())
+def test_simulation_of_all_processors_gives_the_results(program: Generated) -> None:
+    """Every processor computes everything, and those that should agree are compared bit by bit."""
+    _check_results(program, checked=True)
+
+
+@holds_for(programs())
+def test_simulation_that_shares_replicated_work_gives_the_results(program: Generated) -> None:
+    _check_results(program, checked=False)
+
+
+def _check_results(program: Generated, checked: bool) -> None:
+    module = load(program.source)
+    (original,), (layout,) = module.programs, module.layouts
+    for of, name in functions(original):
+        whole = differentiated(original, of)
+        arrays = exact_data(whole.function(name), seed=3)
+        expected = interpret(whole.function(name), whole, arrays)
+        placed = lower(original, layout.mesh, layout.layout, of)
+        actual = call(numpy_module(placed, checked), placed.function(name), arrays)
+        tolerance(program).check(actual, expected, f"{name} on NumPy")
+
+
+@holds_for(programs())
+def test_simulation_sends_what_cost_predicts(program: Generated) -> None:
+    module = load(program.source)
+    (original,), (layout,) = module.programs, module.layouts
+    for of, name in functions(original):
+        placed = lower(original, layout.mesh, layout.layout, of)
+        for each in ("forward", name):
+            backend = numpy_module(placed, checked=False)
+            call(backend, placed.function(each), exact_data(placed.function(each), seed=4))
+            sent = {kind: figures for kind, figures in backend.SENT.items() if figures["count"]}
+            assert sent == predicted(placed, each), each
+
+
+def predicted(program: Program, function: str) -> dict[str, dict[str, Any]]:
+    """What `cost` says that a processor sends: kind -> figures."""
+    assert program.mesh is not None
+    totals = total(charges(program.function(function), Numbers(program.mesh)))
+    return {
+        kind: {"count": sent.count, "elements_per_device": sent.elements, "bytes_per_device": sent.bytes}
+        for kind, sent in totals.collectives.items()
+    }

@@ -1,0 +1,34 @@
+"""Every pass leaves a program's results as they were: outputs, gradients and one training step."""
+
+from __future__ import annotations
+
+from mtfc.backends.interpreter import interpret
+from tests.generators.programs import Generated, programs
+from tests.harness import FINE, ROUGH, exact_data, functions, load, stages, tolerance
+from tests.properties.campaign import holds_for
+
+
+@holds_for(programs())
+def test_every_pass_keeps_the_results(program: Generated) -> None:
+    module = load(program.source)
+    (original,) = module.programs
+    for of, name in functions(original):
+        (_, first), *later = stages(original, module.layouts[0], of)
+        arrays = exact_data(first.function(name), seed=1)
+        expected = interpret(first.function(name), first, arrays)
+        for passed, found in later:
+            actual = interpret(found.function(name), found, arrays)
+            tolerance(program).check(actual, expected, f"{name} after {passed}")
+
+
+@holds_for(programs())
+def test_differentiation_keeps_the_outputs(program: Generated) -> None:
+    """Those of the model as it was elaborated, but for the precision that is asked for."""
+    module = load(program.source)
+    (original,) = module.programs
+    arrays = exact_data(original.function("forward"), seed=2)
+    expected = interpret(original.function("forward"), original, arrays)
+    whole = stages(original, module.layouts[0], "gradients")[0][1]
+    found = interpret(whole.function("gradients"), whole, arrays)
+    outputs = {name: found[name].astype(x.dtype) for name, x in expected.items()}
+    (ROUGH if program.rough else FINE).check(outputs, expected, "gradients")

@@ -1,0 +1,224 @@
+"""What is communicated, exactly: the collectives of the paper's section 6, and nothing more.
+
+Each case states all collectives of a function: kind, mesh axes, and elements of one processor's operand.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness import communication
+
+DIMS = """
+dim a = 8; dim b = 16; dim c = 4; dim d = 8; dim e = 4; dim f = 16
+mesh grid = [rows: 2, cols: 4]
+"""
+
+
+def sent(layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward") -> list[tuple[str, tuple[str, ...], int]]:
+    return communication(f"{DIMS}layout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n", of)
+
+
+# Einsum and reductions: an all-reduce over exactly the axes of the dims that are summed away.
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("{}", []),
+        ("{ a: rows, c: cols }", []),
+        ("{ b: cols }", [("all_reduce", ("cols",), 32)]),
+        ("{ a: rows, b: cols }", [("all_reduce", ("cols",), 16)]),
+        ("{ a: rows, b: cols, c: rows }", None),
+        ("{ b: (rows, cols) }", [("all_reduce", ("rows", "cols"), 32)]),
+        ("{ b: (cols, rows) }", [("all_reduce", ("rows", "cols"), 32)]),
+        ("{ b: rows, c: cols }", [("all_reduce", ("rows",), 8)]),
+    ],
+)
+def test_contraction(layout: str, expected: list[tuple[str, tuple[str, ...], int]] | None) -> None:
+    """[a, b] times [b, c]. None: illegal, as the result has two dims on one axis."""
+    inputs, body = "x: [a, b], w: [b, c]", "y = einsum(x, w -> [a, c]); return y"
+    if expected is None:
+        with pytest.raises(Exception, match="E301"):
+            sent(layout, body, inputs)
+    else:
+        assert sent(layout, body, inputs) == expected
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min"])
+def test_reduction_over_a_split_dim(reduction: str) -> None:
+    body = f"y = {reduction}(x, over = [b]); return y"
+    assert sent("{ b: cols }", body) == [("all_reduce", ("cols",), 8)]
+    assert sent("{ a: cols }", body) == []
+    assert sent("{ a: rows, b: cols }", body) == [("all_reduce", ("cols",), 4)]
+
+
+@pytest.mark.parametrize("quantifier", ["any", "all"])
+def test_any_and_all_over_a_split_dim(quantifier: str) -> None:
+    assert sent("{ b: cols }", f"y = {quantifier}(x > 0.0, over = [b]); return y") == [("all_reduce", ("cols",), 8)]
+
+
+def test_reduction_to_a_scalar_over_all_axes() -> None:
+    assert sent("{ a: rows, b: cols }", "y = sum(x); return y") == [("all_reduce", ("rows", "cols"), 1)]
+
+
+def test_component_wise_ops_send_nothing() -> None:
+    assert sent("{ a: rows, b: cols }", "y = tanh(x) * 2.0 + sum(z); return y", "x: [a, b], z: [c]") == []
+
+
+# Section 6.1: rename and reshape.
+
+
+def test_rename_from_split_to_unsplit_gathers() -> None:
+    assert sent("{ a: cols }", "y = rename(x, a -> d); return y") == [("all_gather", ("cols",), 32)]
+
+
+def test_rename_from_unsplit_to_split_sends_nothing() -> None:
+    assert sent("{ d: cols }", "y = rename(x, a -> d); return y") == []
+
+
+def test_rename_between_dims_split_alike_sends_nothing() -> None:
+    assert sent("{ a: cols, d: cols }", "y = rename(x, a -> d); return y") == []
+
+
+def test_rename_between_dims_on_different_axes() -> None:
+    """Each processor needs another's stripe: a slice costs nothing, so the other axis is gathered after it."""
+    kinds = [kind for kind, _, _ in sent("{ a: rows, d: cols }", "y = rename(x, a -> d); return y")]
+    assert "all_reduce" not in kinds and len(kinds) <= 2
+
+
+ONE_ALL_TO_ALL = [("all_to_all", ("cols",), 32)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = rename(x, a -> d, b -> f); return y",
+        "y = rename(rename(x, a -> d), b -> f); return y",
+        "y = rename(rename(x, b -> f), a -> d); return y",
+        "h = rename(x, a -> d); y = rename(h, b -> f); return y",
+        "y = reshape(x -> [d, f]); return y",
+        "y = rename(tanh(rename(x, a -> d)), b -> f); return y",
+    ],
+)
+def test_one_dim_to_another_on_one_axis_is_one_all_to_all(body: str) -> None:
+    """`a` is split before and `f` after, on the same axis."""
+    assert sent("{ a: cols, f: cols }", body) == ONE_ALL_TO_ALL
+
+
+def test_reshape_that_splits_a_dim_on_the_axis_of_its_major_part_sends_nothing() -> None:
+    """[b] to [c, e]: stripes of b are stripes of c."""
+    assert sent("{ b: cols, c: cols }", "y = reshape(x -> [a, c, e]); return y") == []
+    assert sent("{ b: cols }", "y = reshape(x -> [a, c, e]); return y") == [("all_gather", ("cols",), 32)]
+    assert sent("{ c: cols }", "y = reshape(x -> [a, c, e]); return y") == []
+
+
+# Pending sums.
+
+
+def test_reduced_value_used_split_is_a_reduce_scatter() -> None:
+    assert sent("{ b: cols, d: cols }", "y = rename(sum(x, over = [b]), a -> d); return y") == [
+        ("reduce_scatter", ("cols",), 8)
+    ]
+
+
+def test_contraction_used_split_is_a_reduce_scatter() -> None:
+    inputs, body = "x: [a, b], w: [b, c]", "y = rename(einsum(x, w -> [a, c]), a -> d); return y"
+    assert sent("{ b: cols, d: cols }", body, inputs) == [("reduce_scatter", ("cols",), 32)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = sum(x, over = [b]) + sum(z, over = [b]); return y",
+        "y = sum(x, over = [b]) - sum(z, over = [b]); return y",
+        "y = 2.0 * sum(x, over = [b]) + sum(z, over = [b]) + sum(x * z, over = [b]); return y",
+        "p = sum(x, over = [b]); q = p + sum(z, over = [b]); y = -q / 4.0; return y",
+    ],
+)
+def test_several_pending_sums_are_added_before_one_all_reduce(body: str) -> None:
+    assert sent("{ b: cols }", body, "x: [a, b], z: [a, b]") == [("all_reduce", ("cols",), 8)]
+
+
+def test_pending_sums_pass_through_linear_ops_that_make_them_smaller() -> None:
+    """8 x 4 elements are pending; their sum over `c` is what is sent."""
+    inputs, body = "x: [a, b], w: [b, c]", "y = sum(einsum(x, w -> [a, c]), over = [c]); return y"
+    assert sent("{ b: cols }", body, inputs) == [("all_reduce", ("cols",), 8)]
+
+
+def test_pending_sums_do_not_pass_through_ops_that_make_them_larger() -> None:
+    body = "y = broadcast(sum(x, over = [b]) -> [a, c]); return y"
+    assert sent("{ b: cols }", body) == [("all_reduce", ("cols",), 8)]
+
+
+def test_sums_that_cannot_be_added_are_sent_together() -> None:
+    body = "p = tanh(sum(x, over = [b])); q = sum(z, over = [b]); y = p * tanh(q); return y"
+    assert sent("{ b: cols }", body, "x: [a, b], z: [a, b]") == [("all_reduce", ("cols",), 16)]
+
+
+# What nobody uses.
+
+
+def test_unused_value_sends_nothing() -> None:
+    assert sent("{ b: cols }", "u = sum(x); y = tanh(x); return y") == []
+
+
+TRAINED = """
+dim batch = 16; dim io = 8; dim hidden = 4
+mesh grid = [rows: 2, cols: 4]
+layout main = LAYOUT
+model m(x: [batch, io]) {
+  param w: [io, hidden] = zeros()
+  param v: [hidden, io] = zeros()
+  param unused: [io, hidden] = zeros()
+  y = einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, io])
+  loss = mean(square(y - x))
+  return y, loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+
+
+def step(layout: str) -> list[tuple[str, tuple[str, ...], int]]:
+    return sorted(communication(TRAINED.replace("LAYOUT", layout), "step"))
+
+
+def test_data_parallel_step_reduces_the_gradients_that_are_used() -> None:
+    """w and v have 32 elements each; the loss is one more; neither x nor `unused` needs anything."""
+    assert sum(elements for kind, _, elements in step("{ batch: rows }") if kind == "all_reduce") == 32 + 32 + 1
+    assert {kind for kind, _, _ in step("{ batch: rows }")} == {"all_reduce"}
+
+
+def test_model_parallel_step_reduces_activations_only() -> None:
+    """y is reduced in the forward pass; the gradient of x, which would be in the backward one, is not wanted."""
+    assert step("{ hidden: cols }") == [("all_reduce", ("cols",), 16 * 8)]
+
+
+def test_sharded_parameters_are_gathered_and_their_gradients_scattered() -> None:
+    found = step("{ batch: rows, params: { io: rows } }")
+    # w and v are held as 4 x 4 and 4 x 4; each is gathered before use; gradients are reduced into the shards
+    assert found == [
+        ("all_gather", ("rows",), 16),
+        ("all_gather", ("rows",), 16),
+        ("all_reduce", ("rows",), 1),
+        ("reduce_scatter", ("rows",), 32),
+        ("reduce_scatter", ("rows",), 32),
+    ]
+
+
+# Two dims of one iteration space on one axis.
+
+
+def test_outer_product_summed_away_with_both_dims_on_one_axis() -> None:
+    """No tensor has `a` and `d` together; one operand is resharded, or each is summed first: the sums are what is sent."""
+    found = sent("{ a: cols, d: cols }", "y = einsum(x, z -> []); return y", "x: [a], z: [d]")
+    assert found == [("all_reduce", ("cols",), 2)]
+
+
+def test_contraction_of_dims_on_one_axis_moves_one_operand() -> None:
+    """[a, b] times [b, d] with a and b on one axis: the tensor [a, b] is illegal, but [b] and [a] alone are not."""
+    found = sent("{ a: cols, b: cols }", "y = einsum(x, z, w -> [a]); return y", "x: [b], z: [b], w: [a]")
+    assert found == [("all_reduce", ("cols",), 1)]

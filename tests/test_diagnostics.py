@@ -1,0 +1,32 @@
+"""Every diagnostic, as its reader sees it: `diagnostics/CODE_*.test` holds a source, a line `---`, and the text.
+
+`pytest --update-golden` rewrites the texts; the diff is then to be read as a user would.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtfc.compiler.render import render
+from mtfc.frontend import problems
+from mtfc.frontend.check import check
+
+CASES = sorted((Path(__file__).parent / "diagnostics").glob("*.test"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_text_of_diagnostics(case: Path, update_golden: bool) -> None:
+    source, expected = case.read_text("utf-8").split("---\n", 1)
+    actual = render(check(source, "case.mtf"), {"case.mtf": source})
+    if update_golden:
+        case.write_text(f"{source}---\n{actual}", "utf-8")
+        return
+    assert actual == expected
+    assert f"[{case.stem[:4]}]" in actual
+
+
+def test_every_syntax_error_has_a_case() -> None:
+    in_other_tests = {"E013"}  # a file that is not text
+    assert {case.stem[:4] for case in CASES} >= problems.CODES.keys() - in_other_tests

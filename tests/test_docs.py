@@ -1,0 +1,229 @@
+"""What `docs/` says is true: commands print what is shown, examples give the diagnostics that follow them, tables list everything."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
+from mtfc.compiler.ir.ops import FAMILIES, OPS
+from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
+from mtfc.compiler.pipelines import PASSES, default_pipeline
+from mtfc.compiler.render import render
+from mtfc.frontend import codes, problems
+from mtfc.frontend.calls import BUILTINS, NOT_YET
+from mtfc.frontend.check import check
+from mtfc.frontend.expressions import OPERATORS, SIGNS
+from mtfc.frontend.lexer import RESERVED
+from mtfc.frontend.training import NOT_YET as OPTIMIZERS_NOT_YET
+from tests.documents import (
+    DOCUMENTS,
+    ROOT,
+    broken_links,
+    check_generated,
+    check_sessions,
+    fences,
+    settle,
+)
+
+DOCS = ROOT / "docs"
+BY_NAME = {path.stem: path for path in DOCUMENTS}
+WITH_SESSIONS = [path for path in DOCUMENTS if "```console" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("path", [p for p in WITH_SESSIONS if p.parent == DOCS], ids=lambda path: path.stem)
+def test_commands_print_what_is_shown(path: Path, tmp_path: Path, update_golden: bool) -> None:
+    check_sessions(path, tmp_path, update_golden)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert broken_links(path) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_no_paths_of_one_machine(path: Path) -> None:
+    assert not re.search(r"(?<![\w.])/(?:home|tmp|usr|work|Users|root|opt)/", path.read_text("utf-8"))
+
+
+def test_readme_leads_to_every_document() -> None:
+    readme = BY_NAME["README"].read_text("utf-8")
+    assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in readme] == []
+
+
+# The language
+
+
+def test_every_function_is_described() -> None:
+    reference = BY_NAME["language"].read_text("utf-8")
+    assert [name for name in BUILTINS if f"`{name}(" not in reference] == []
+
+
+def test_every_word_and_gap_of_the_language_is_named() -> None:
+    reference = BY_NAME["language"].read_text("utf-8")
+    words = {*RESERVED, *NOT_YET, *OPTIMIZERS_NOT_YET}
+    assert [word for word in words if f"`{word}`" not in reference] == []
+
+
+def test_example_of_the_reference_has_no_errors() -> None:
+    (text,) = _marked("examples.mtf")
+    assert check(text, "examples.mtf").errors == ()
+
+
+def _marked(word: str) -> list[str]:
+    document = BY_NAME["language"].read_text("utf-8")
+    return [fence.text for fence in fences(document) if fence.words == ("mtf", word)]
+
+
+def _complete() -> Iterator[str]:
+    """The reference's fragments as files: declarations alone, statements and `train` blocks in its example."""
+    (example,) = _marked("examples.mtf")
+    yield from _marked("declarations")
+    yield from (example.replace("  # statements\n", text) for text in _marked("statements"))
+    yield from (example.partition("train ")[0] + text for text in _marked("training"))
+
+
+def test_fragments_in_the_reference_have_no_errors() -> None:
+    for text in _complete():
+        errors = check(text, "fragment.mtf").errors
+        assert errors == (), render(errors, {"fragment.mtf": text})
+
+
+def _written() -> dict[str, str]:
+    """How a program calls each op: a function, or an operator between x and y."""
+    operators = {op: f"x {sign} y" for sign, op in OPERATORS.items()}
+    signs = {op: f"-x" if sign == "-" else f"{sign} x" for sign, op in SIGNS.items()}
+    calls = {name: builtin.usage for name, builtin in BUILTINS.items()}
+    return {**calls, "full": calls["full"], "constant": "0.5", **operators, **signs}
+
+
+FLOPS = {
+    no_flops: "0",
+    flops_per_result: "1 per element of the result",
+    flops_per_operand: "1 per element of the operand",
+    OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
+}
+
+
+def ops_table() -> str:
+    written = _written()
+    rows = ["| op | written | what it gives | gradient | FLOPs |", "| --- | --- | --- | --- | --- |"]
+    for op in (op for family in FAMILIES for op in family.OPS if op not in COLLECTIVES):
+        call = f"`{written[op.name]}`" if op.name in written else "by the compiler"
+        gradient = "none" if op.gradient is no_gradient else "yes"
+        rows.append(f"| `{op.name}` | {call} | {op.doc} | {gradient} | {FLOPS[op.flops]} |")
+    return "\n".join(rows) + "\n"
+
+
+def collectives_table() -> str:
+    rows = ["| op | what it does |", "| --- | --- |", *(f"| `{op.name}` | {op.doc} |" for op in COLLECTIVES)]
+    return "\n".join(rows) + "\n"
+
+
+# Passes and modules
+
+
+def _docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+
+
+def passes_table() -> str:
+    """Every pass in the order in which it first runs, in the words of its own file."""
+    rows = ["| pass | what it does | after it |", "| --- | --- | --- |"]
+    for name in dict.fromkeys(each.name for each in default_pipeline()):
+        path = ROOT / f"mtfc/compiler/passes/{name.replace('-', '_')}.py"
+        text = " ".join(_docstring(path).split())
+        summary = re.match(r"[\w-]+: (.*?\.)(?: |$)", text)
+        after = re.search(r"After this pass (.*?\.)(?: |$)", text)
+        assert summary and after, name
+        link = f"[`{name}`](../{path.relative_to(ROOT)})"
+        rows.append(f"| {link} | {_capital(summary[1])} | {_capital(after[1])} |")
+    return "\n".join(rows) + "\n"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def modules_table() -> str:
+    """Every module, in the first sentence of its own docstring."""
+    rows = []
+    folder = None
+    for path in sorted((ROOT / "mtfc").rglob("*.py"), key=lambda path: (path.parent, path.name)):
+        summary = re.match(r"(.*?[.:])(?:\s|$)", " ".join(_docstring(path).split()))
+        if summary is None:
+            continue
+        if path.parent != folder:
+            folder = path.parent
+            rows.append(f"\n| `{folder.relative_to(ROOT)}/` | |\n| --- | --- |")
+        rows.append(f"| [`{path.name}`](../{path.relative_to(ROOT)}) | {_capital(summary[1].rstrip(':.'))} |")
+    return "\n".join(rows).lstrip("\n") + "\n"
+
+
+def test_every_pass_is_in_the_default_pipeline() -> None:
+    assert {each.name for each in default_pipeline()} == PASSES.keys()
+
+
+# Diagnostics
+
+
+def emitted_codes() -> set[str]:
+    """Every code that stands in the compiler's source."""
+    texts = (path.read_text("utf-8") for path in (ROOT / "mtfc").rglob("*.py"))
+    return {code for text in texts for code in re.findall(r'"([EW]\d{3})"', text)}
+
+
+TITLES = {
+    **problems.CODES,
+    **codes.CODES,
+    "E501": "a file that holds no arrays",
+    "E502": "an array missing for an input",
+    "E503": "an array of a wrong shape",
+    "E504": "an array of a wrong kind of numbers",
+    "E505": "an array for an unknown parameter",
+    "E506": "different numbers of batches",
+}
+
+
+def codes_table() -> str:
+    rows = [f"| [{code}](#{code.lower()}) | {_capital(TITLES[code])} |" for code in sorted(emitted_codes())]
+    return "\n".join(["| code | what is wrong |", "| --- | --- |", *rows]) + "\n"
+
+
+def test_every_code_is_documented() -> None:
+    documented = re.findall(r"^### (\w+)$", BY_NAME["diagnostics"].read_text("utf-8"), re.MULTILINE)
+    assert documented == sorted(emitted_codes())
+
+
+EXAMPLE = re.compile(r"(```mtf\n(.*?)```\n```text\n)(.*?)(```)", re.DOTALL)
+
+
+def test_examples_of_diagnostics(update_golden: bool) -> None:
+    """An example's output follows it; where it is in the section of a code, that code is in it, and no other."""
+    path = BY_NAME["diagnostics"]
+    shown = path.read_text("utf-8")
+
+    def explained(match: re.Match[str]) -> str:
+        found = list(check(match[2], "model.mtf"))
+        (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
+        assert {each.code for each in found} <= {section}, section
+        return f"{match[1]}{render(found, {'model.mtf': match[2]})}{match[4]}"
+
+    settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
+
+
+PARTS = {
+    "language": {"ops": ops_table},
+    "architecture": {"passes": passes_table, "collectives": collectives_table},
+    "contributing": {"modules": modules_table},
+    "diagnostics": {"codes": codes_table},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_generated_parts_are_up_to_date(name: str, update_golden: bool) -> None:
+    check_generated(BY_NAME[name], PARTS[name], update_golden)

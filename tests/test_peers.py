@@ -1,0 +1,212 @@
+"""Each complaint that users of other systems have, and what happens here.
+
+Mesh-TensorFlow's own were reproduced with version 0.1.21; the others are named by their issue.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mtfc.compiler.ir.core import walk
+from mtfc.compiler.ir.ops.collectives import KINDS
+from tests.harness import agree, communication, diagnose, load, lowered, reference, simulate
+
+# Mesh-TensorFlow
+
+
+def test_misspelt_dim_in_a_layout_is_refused() -> None:
+    """Mesh-TensorFlow ignores it: the program runs replicated."""
+    source = "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hiden: all }\nmodel f(x: [hidden]) { return x }\n"
+    (found,) = diagnose(source)
+    assert found.code == "E303"
+    assert "hidden" in (found.help or "")
+
+
+def test_misspelt_axis_in_a_layout_is_refused() -> None:
+    source = "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hidden: al }\nmodel f(x: [hidden]) { return x }\n"
+    (found,) = diagnose(source)
+    assert found.code == "E304"
+    assert "all" in (found.help or "")
+
+
+def test_one_name_cannot_have_two_sizes() -> None:
+    """There an einsum of two tensors whose dims share a name and not a size has two dims of that name."""
+    (found,) = diagnose("dim d = 4\ndim d = 8\nmodel f(x: [d]) { return x }\n")
+    assert found.code.startswith("E1")
+    assert found.span.line == 2
+
+
+def test_layout_errors_name_operation_sizes_and_source_and_come_all_at_once() -> None:
+    source = """dim batch = 6
+dim io = 8
+dim hidden = 8
+mesh grid = [rows: 4, cols: 2]
+layout a = { batch: rows }
+layout b = { io: cols, hidden: cols }
+layout c = { batch: cols, oi: rows }
+model f(x: [batch, io], w: [io, hidden]) {
+  h = einsum(x, w -> [batch, hidden])
+  return h
+}
+"""
+    found = diagnose(source)
+    assert [(d.code, d.span.line) for d in found if d.severity == "error"] == [
+        ("E302", 5),
+        ("E301", 6),
+        ("E303", 7),
+    ]
+    indivisible, not_injective, _ = found
+    assert "6" in indivisible.message and "4" in indivisible.message
+    places = {label.span.line for label in (*not_injective.labels, not_injective)}  # type: ignore[attr-defined]
+    assert {6, 8} <= places, "it points at the rule and at the value that is split twice"
+
+
+HEADER = """
+dim a = 4; dim b = 8; dim c = 8; dim joined = 16
+mesh grid = [rows: 2, cols: 4]
+layout none = {}
+layout one = { b: cols }
+layout two = { a: rows, b: cols }
+layout both = { b: (rows, cols) }
+layout stored = { a: rows, params: { b: cols } }
+"""
+
+
+@pytest.mark.parametrize("op", ["maximum", "minimum"])
+@pytest.mark.parametrize("operands", ["p, q", "q, p", "p, p", "p, 0.25", "q, 0.25 + 0.0 * q"])
+def test_gradient_of_an_extremum_with_broadcasting_and_ties(op: str, operands: str) -> None:
+    """There a broadcast operand's gradient has the result's shape, and at a tie both operands get all of it."""
+    agree(HEADER + f"model f(p: [a, b], q: [b]) {{ y = {op}({operands}) * p; return y }}")
+
+
+def test_gradient_of_a_tie_is_shared() -> None:
+    source = HEADER + "model f(p: [a], q: [a]) { y = maximum(p, q); return y }"
+    arrays = {"p": np.array([1, 2, 3, 4], np.float32), "q": np.array([1, 1, 3, 5], np.float32)}
+    found = simulate(source, "gradients", arrays, layout="two")
+    np.testing.assert_array_equal(found["d_p"], [0.5, 1.0, 0.5, 0.0])
+    np.testing.assert_array_equal(found["d_q"], [0.5, 0.0, 0.5, 1.0])
+
+
+STEP = """
+model f(x: [a, b]) {
+  param w: [b, c] = normal(stddev = 0.5)
+  param unused: [b, c] = normal(stddev = 0.5)
+  h = einsum(x, w -> [a, c])
+  loss = mean(square(h)) + 0.0 * sum(stop_gradient(unused))
+  return loss
+}
+train f { minimize loss; optimizer = sgd(learning_rate = 0.5) }
+"""
+
+
+def test_gradients_that_nobody_asked_for_are_not_computed() -> None:
+    """The step multiplies x with w and with the cotangent of h, nothing more: x's own gradient is not wanted."""
+    program = lowered(HEADER + STEP, "step", layout="none")
+    backward = [eqn for eqn in program.function("step").body if eqn.op == "einsum" and eqn.stage == "backward"]
+    assert len(backward) == 1
+    assert communication(HEADER + STEP, "step", layout="one") == [("all_reduce", ("cols",), 4 * 8)]
+
+
+def test_simulated_all_to_all_keeps_every_bit() -> None:
+    """There the simulated all-to-all rounds to bfloat16."""
+    source = HEADER + "layout moved = { b: cols, joined: cols }\nmodel f(x: [b, joined]) { return x }"
+    source = source.replace("model f(x: [b, joined]) { return x }", "model f(x: [b, a]) { y = rename(x, b -> c); return y }")
+    source = source.replace("joined: cols }", "a: cols }").replace("layout moved = { b: cols, a: cols }", "layout moved = { b: cols, value y: { a: cols } }")
+    x = np.arange(32, dtype=np.float32).reshape(8, 4) / 3
+    assert [kind for kind, _, _ in communication(source, layout="moved")] == ["all_to_all"]
+    np.testing.assert_array_equal(simulate(source, "forward", {"x": x}, layout="moved")["y"], x)
+
+
+# jax and pytorch
+
+
+def test_concatenation_of_split_tensors() -> None:
+    """jax#24576: the concatenation of arrays split over a mesh came out multiplied."""
+    agree(HEADER + "model f(x: [b], y: [c]) { z = concat(x, y, b -> joined, c -> joined); return z }")
+    agree(HEADER + "model f(x: [a, b]) { z = concat(x, tanh(x), b -> joined); return z }")
+
+
+def test_gradient_with_respect_to_a_replicated_value_used_split() -> None:
+    """jax#36886: per-example gradients inside shard_map were summed over the devices."""
+    agree(
+        HEADER
+        + """
+model f(x: [b, a]) {
+  param p: [a] = ones()
+  each = broadcast(p -> [b, a])
+  y = einsum(each, x -> [b])
+  return y, each
+}"""
+    )
+
+
+def test_reshape_across_shards() -> None:
+    """pytorch#179502: a view that needs data from other devices silently used what was there."""
+    agree(
+        """
+dim a = 12; dim b = 8; dim c = 16; dim d = 6
+mesh line = [all: 2]
+layout minor = { b: all }
+layout major = { a: all }
+layout result = { b: all, c: all }
+layout other = { a: all, d: all }
+model f(x: [a, b]) { y = reshape(x -> [c, d]); return y }"""
+    )
+
+
+def test_partial_sum_plus_a_scalar() -> None:
+    """pytorch#163193: the scalar was added once per device."""
+    agree(HEADER + "model f(x: [b], s: []) { y = sum(x) + 10.0; z = sum(x) + s; u = 3 - sum(x); return y, z, u }")
+
+
+def test_scaling_a_partial_sum() -> None:
+    agree(HEADER + "model f(x: [a, b]) { p = sum(x, over = [b]); y = p * 3.0; z = p / 7.0; u = -p; return y, z, u }")
+
+
+def test_product_of_two_partial_sums() -> None:
+    agree(HEADER + "model f(x: [b], z: [b]) { y = sum(x) * sum(z); u = square(sum(x)); return y, u }")
+
+
+@pytest.mark.parametrize("clip", [0.001, 0.5, 1000.0])
+def test_gradient_clipping_under_pending_sums(clip: float) -> None:
+    """pytorch#149768: the norm was taken of what each device had of the gradient."""
+    agree(HEADER + STEP.replace("optimizer", f"clip = {clip}; optimizer"))
+
+
+def test_a_dim_that_cannot_be_split_is_an_error_and_no_silent_replication() -> None:
+    source = "dim d = 7\nmesh m = [all: 2]\nlayout l = { d: all }\nmodel f(x: [d]) { return x }\n"
+    assert [d.code for d in diagnose(source)] == ["E302"]
+
+
+def test_every_collective_knows_its_source_line() -> None:
+    """jax#18591: a full rematerialization was reported without saying where."""
+    source = HEADER + STEP
+    for layout in load(source).layouts:
+        program = lowered(source, "step", layout=layout.name)
+        for function in program.functions:
+            assert all(eqn.span is not None for eqn in walk(function.body) if eqn.op in KINDS)
+
+
+def test_a_tensor_with_itself_by_renaming() -> None:
+    """haliax#13: a name stands once in a tensor, so attention of a sequence to itself renames."""
+    agree(
+        """
+dim length = 8; dim memory = length; dim model = 4
+mesh grid = [rows: 2, cols: 4]
+layout one = { length: cols }
+layout two = { memory: cols }
+layout both = { length: cols, memory: rows }
+model f(x: [length, model]) {
+  scores = einsum(x, rename(x, length -> memory) -> [length, memory])
+  weights = exp(scores - max(scores, over = [memory]))
+  y = einsum(weights / sum(weights, over = [memory]), rename(x, length -> memory) -> [length, model])
+  return y
+}"""
+    )
+
+
+def test_reference_is_not_the_simulator() -> None:
+    """The expected numbers of this file are computed without any layout."""
+    source = HEADER + "model f(x: [b]) { y = sum(x); return y }"
+    np.testing.assert_array_equal(reference(source, "forward", {"x": np.arange(8, dtype=np.float32)})["y"], 28.0)

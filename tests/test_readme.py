@@ -1,0 +1,44 @@
+"""What `README.md` shows was printed by the program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mtfc.frontend.calls import NOT_YET
+from tests.documents import ROOT, check_generated, check_sessions
+from tests.harness import lowered
+
+README = ROOT / "README.md"
+EXAMPLE = ROOT / "examples" / "two_layer.mtf"
+
+
+def example() -> str:
+    return f"```mtf two_layer.mtf\n{EXAMPLE.read_text('utf-8')}```\n"
+
+
+def test_example_is_the_file(update_golden: bool) -> None:
+    check_generated(README, {"example": example}, update_golden)
+
+
+def test_commands_print_what_is_shown(tmp_path: Path, update_golden: bool) -> None:
+    check_sessions(README, tmp_path, update_golden)
+
+
+def test_limits_name_what_is_missing() -> None:
+    limits = README.read_text("utf-8").partition("## What it cannot do yet")[2]
+    assert [name for name in NOT_YET if f"`{name}`" not in limits] == []
+
+
+def test_picture_shows_the_bytes_that_are_sent() -> None:
+    """The sizes in the picture are those of the collectives of one step, but for the loss's four bytes."""
+    picture = (ROOT / "docs/images/two_layer.svg").read_text("utf-8")
+    shown = {float(number) * 1024 for number in re.findall(r"([\d.]+) KiB", picture)}
+    program = lowered(EXAMPLE.read_text("utf-8"), layout="hybrid")
+    assert program.mesh is not None
+    sent = {
+        float(sum(value.type.local_bytes(program.mesh) for value in eqn.operands))
+        for eqn in program.function("step").body
+        if eqn.op == "all_reduce"
+    }
+    assert shown == sent - {4.0}
