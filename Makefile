@@ -8,7 +8,7 @@ MTFC := $(BIN)/mtfc
 SOURCES := mtfc tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench fuzz clean
+.PHONY: help setup demo test lint format tables bench fuzz clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +26,8 @@ $(VENV)/ready: pyproject.toml
 demo: setup  ## train the handwritten digits on both backends, then compare the layouts
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/digits.py
 
-test: setup  ## run all tests
-	$(BIN)/python -m pytest
+test: setup  ## run all tests, on two processors
+	$(BIN)/python -m pytest --numprocesses 2
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check $(SOURCES)
@@ -38,6 +38,9 @@ format: setup  ## rewrite the Python files and examples in canonical form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 	$(MTFC) fmt examples/*.mtf
+
+tables: setup  ## remake the parser's tables after a change to the grammar
+	$(BIN)/python -m mtfc.frontend.tables
 
 bench: setup  ## measure speed against the figures to reach
 	$(BIN)/python -m benchmarks

@@ -3,7 +3,8 @@
 A fenced block means something to a test by the words after its language:
 
 - ```` ```mtf model.mtf ````, and so for any language: the block is written to that file, for the commands that follow;
-  ```` ```mtf model.mtf append ````: it is added to it.
+  ```` ```mtf model.mtf append ````: it is added to it;
+  ```` ```mtf model.mtf replace ````: its lines replace those that assign the same names.
 - ```` ```console ````: lines that start with `$ ` are commands, the others what they print, both streams. They run in a folder of
   the document's own, which holds `examples/`. Times are not compared, other decimal numbers up to rounding.
 - ```` ```console roughly ````: decimal numbers may be off by 2 %; what training prints is rounded differently on every machine.
@@ -35,8 +36,9 @@ FENCE = re.compile(r"^```(.*)$\n((?:^(?!```).*$\n)*)^```$", re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*)$\n((?:^(?!\$ ).*(?:\n|\Z))*)", re.MULTILINE)
 TIME = re.compile(r"[\d.]+ (?=m?s\b)")
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?")
-GENERATED = re.compile(r"(<!-- generated: (.*) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
+CODE = re.compile(r"`[^`\n]*`")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -83,8 +85,10 @@ class Session:
 
     def write(self, fence: Fence) -> None:
         assert fence.file is not None
-        with (self.folder / fence.file).open("a" if "append" in fence.words else "w", encoding="utf-8") as file:
-            file.write(fence.text)
+        path = self.folder / fence.file
+        before = path.read_text("utf-8") if {"append", "replace"} & {*fence.words} else ""
+        now = replaced(before, fence.text) if "replace" in fence.words else before + fence.text
+        path.write_text(now, "utf-8")
 
     def run(self, command: str) -> str:
         """What a command prints, on both streams."""
@@ -111,13 +115,22 @@ class Session:
             self.write(fence)
         if fence.language != "console" or ("jax" in fence.words and find_spec("jax") is None):
             return match[0]
-        return f"```{match[1]}\n{COMMAND.sub(partial(self._printed, 'roughly' in fence.words), fence.text)}```"
+        printed = partial(self._printed, "roughly" in fence.words)
+        return f"```{match[1]}\n{COMMAND.sub(printed, fence.text)}```"
 
     def _printed(self, roughly: bool, match: re.Match[str]) -> str:
         """A command and its output: as shown, where that still holds."""
         command, shown = match.groups()
         actual = self.run(command)
         return match[0] if agrees(actual, shown, roughly) else f"$ {command}\n{actual}"
+
+
+def replaced(text: str, lines: str) -> str:
+    """`text` with the lines that assign what `lines` assign taken from there."""
+    new = {line.partition("=")[0]: line for line in lines.splitlines()}
+    old = text.splitlines()
+    assert new.keys() <= {line.partition("=")[0] for line in old}
+    return "".join(f"{new.get(line.partition('=')[0], line)}\n" for line in old)
 
 
 def agrees(actual: str, shown: str, roughly: bool) -> bool:
@@ -153,7 +166,7 @@ def settle(path: Path, shown: str, now: str, update: bool) -> None:
     if update:
         path.write_text(now, "utf-8")
     else:
-        assert shown == now, f"{path.name} is out of date: run pytest --update-golden, and read the difference"
+        assert shown == now, "out of date: run pytest --update-golden, and read the difference"
 
 
 # Links
@@ -167,7 +180,8 @@ def anchors(document: str) -> set[str]:
 
 def broken_links(path: Path) -> list[str]:
     """The links to files or headings of this repository that lead nowhere."""
-    found = [link for match in LINK.findall(FENCE.sub("", path.read_text("utf-8"))) for link in match if link]
+    prose = CODE.sub("", FENCE.sub("", path.read_text("utf-8")))
+    found = [link for match in LINK.findall(prose) for link in match if link]
     return [link for link in found if not link.startswith(("https://", "http://")) and not _leads(path, link)]
 
 

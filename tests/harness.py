@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -20,7 +20,6 @@ from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.parser import parse
 from mtfc.frontend.rules import DeclaredLayout
-from tests.generators.programs import Generated
 
 Arrays = dict[str, Any]
 
@@ -161,6 +160,13 @@ def whole(module: Any, arrays: Arrays, layouts: Mapping[str, Any]) -> Arrays:
 # Comparing
 
 
+class HasSource(Protocol):
+    """A generated program, or anything else that has a source text."""
+
+    @property
+    def source(self) -> str: ...
+
+
 @attrs.frozen
 class Tolerance:
     """How far results may be apart: relative to the largest of their elements, and at least to 1."""
@@ -193,11 +199,12 @@ def _largest(x: Any) -> float:
 FINE, SINGLE, ROUGH = Tolerance(1e-9), Tolerance(2e-5), Tolerance(6e-2)
 
 
-def tolerance(program: Generated) -> Tolerance:
-    """What a generated program's results may differ by."""
-    if program.rough:
+def tolerance(program: Program) -> Tolerance:
+    """What a program's results may differ by, for the precision that it computes in."""
+    if program.training is not None and program.training.precision is not None:
         return ROUGH
-    return FINE if program.real == "f64" else SINGLE
+    wide = any(argument.value.type.dtype == "f64" for argument in program.function("forward").arguments)
+    return FINE if wide else SINGLE
 
 
 def functions(program: Program) -> Iterator[tuple[str, str]]:
@@ -220,6 +227,6 @@ def agree(source: str, jax: bool = True) -> None:
             verify(placed, "lowered")
             backends = [numpy_module(placed), *([jax_module(placed)] if jax else [])]
             for backend in backends:
-                SINGLE.check(call(backend, placed.function(name), arrays), expected, f"{layout.name}: {name}")
+                tolerance(program).check(call(backend, placed.function(name), arrays), expected, f"{layout.name}: {name}")
 
 

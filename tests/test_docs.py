@@ -1,4 +1,4 @@
-"""What `docs/` says is true: commands print what is shown, examples give the diagnostics that follow them, tables list everything."""
+"""What `docs/` says is true: commands print what is shown, examples give what follows them, tables list everything."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_fragments_in_the_reference_have_no_errors() -> None:
 def _written() -> dict[str, str]:
     """How a program calls each op: a function, or an operator between x and y."""
     operators = {op: f"x {sign} y" for sign, op in OPERATORS.items()}
-    signs = {op: f"-x" if sign == "-" else f"{sign} x" for sign, op in SIGNS.items()}
+    signs = {op: "-x" if sign == "-" else f"{sign} x" for sign, op in SIGNS.items()}
     calls = {name: builtin.usage for name, builtin in BUILTINS.items()}
     return {**calls, "full": calls["full"], "constant": "0.5", **operators, **signs}
 
@@ -154,18 +154,24 @@ def modules_table() -> str:
     rows = []
     folder = None
     for path in sorted((ROOT / "mtfc").rglob("*.py"), key=lambda path: (path.parent, path.name)):
-        summary = re.match(r"(.*?[.:])(?:\s|$)", " ".join(_docstring(path).split()))
+        summary = re.match(r"(.*?)\.(?:\s|$)", " ".join(_docstring(path).split()))
         if summary is None:
             continue
         if path.parent != folder:
             folder = path.parent
             rows.append(f"\n| `{folder.relative_to(ROOT)}/` | |\n| --- | --- |")
-        rows.append(f"| [`{path.name}`](../{path.relative_to(ROOT)}) | {_capital(summary[1].rstrip(':.'))} |")
+        rows.append(f"| [`{path.name}`](../{path.relative_to(ROOT)}) | {_capital(summary[1])} |")
     return "\n".join(rows).lstrip("\n") + "\n"
 
 
 def test_every_pass_is_in_the_default_pipeline() -> None:
     assert {each.name for each in default_pipeline()} == PASSES.keys()
+
+
+def test_every_target_of_make_is_listed() -> None:
+    targets = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    guide = BY_NAME["contributing"].read_text("utf-8")
+    assert [name for name in targets if name != "help" and f"\nmake {name} " not in guide] == []
 
 
 # Diagnostics

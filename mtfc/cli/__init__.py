@@ -6,6 +6,7 @@ Results go to standard output, diagnostics and progress to standard error. Nothi
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -14,4 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the given arguments (the process's own by default); the exit status."""
     from mtfc.cli.command import main as command
 
-    return command(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return command(arguments)
+    gc.set_threshold(100_000, 50, 100)  # a compilation makes many objects and drops few: look for garbage rarely
+    return command(sys.argv[1:])

@@ -62,6 +62,7 @@ def partitioning() -> tuple[Pass, ...]:
         FollowUses(),
         InsertReshards(),
         PlaceReductions(),
+        Cse(),
         Dce(),
         LowerCollectives(),
         CombineCollectives(),

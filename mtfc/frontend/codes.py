@@ -59,5 +59,5 @@ CODES = {
     "E409": "a missing entry in a `train` block",
     "E410": "a wrong entry in a `train` block",
     "W601": "work that processors duplicate",
-    "W602": "an operand that must be gathered first",
+    "W602": "two rules that want one axis in an equation",
 }

@@ -1,50 +1,47 @@
-"""What a layout wastes: work that several processors do alike, and operands that must be gathered first.
+"""What a layout wastes: work that several processors do alike, and rules that cannot both hold in one equation.
 
 The readme of Mesh-TensorFlow ("How do I pick a layout?") has the rule: every expensive einsum should use all mesh axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label
-from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim
 from mtfc.frontend.facts import Facts
-from mtfc.frontend.rules import DeclaredLayout, Rule
+from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 
 
 def check_efficiency(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
     """W601 and W602 for one model under one layout."""
-    check = _Check(declared, facts.neighbours)
+    check = _Check(facts, declared)
     for eqn in facts.heavy:
         yield from check.duplicated(eqn)
-    for eqn in facts.einsums:
-        yield from check.gathered(eqn)
+    for eqn in facts.equations if declared.values else ():
+        yield from check.conflicts(eqn)
 
 
 class _Check:
-    def __init__(self, declared: DeclaredLayout, neighbours: Mapping[str, set[str]]) -> None:
-        self.declared, self.neighbours = declared, neighbours
+    def __init__(self, facts: Facts, declared: DeclaredLayout) -> None:
+        self.facts, self.declared = facts, declared
         self.mesh = declared.mesh
 
-    def _rules(self, eqn: Equation) -> dict[str, Rule]:
-        """The rules that apply to the dimensions of an equation; a value's own are for the dims that it has."""
-        own = self.declared.values.get(eqn.path or "", self.declared.compute)
+    def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, Rule]:
+        """The rules for the result's dimensions, which may be the value's own, and for those `reduced`."""
+        own = self._section(eqn.result)
         kept = {name: own[name] for name in eqn.result.type.names if name in own}
-        reduced = {
-            d.name: self.declared.compute[d.name]
-            for d in reduced_dims(eqn)
-            if d.name in self.declared.compute
-        }
-        return {**kept, **reduced}
+        compute = self.declared.compute
+        return {**kept, **{dim.name: compute[dim.name] for dim in reduced if dim.name in compute}}
 
     # W601
 
     def duplicated(self, eqn: Equation) -> Iterator[Diagnostic]:
         """A warning where the equation leaves axes unused, so that all processors along them do the same."""
-        used = {axis for rule in self._rules(eqn).values() for axis in rule.axes}
+        used = {axis for rule in self._rules(eqn, reduced_dims(eqn)).values() for axis in rule.axes}
         unused = [axis for axis, size in self.mesh.axes if size > 1 and axis not in used]
         if not unused or eqn.span is None:
             return
@@ -70,7 +67,7 @@ class _Check:
     def _may_split(self, dim: Dim, axis: str) -> bool:
         """Whether the size divides, and no tensor has the dimension beside one that is split over the axis."""
         divides = dim.size % self.mesh.size((*self._axes(dim.name), axis)) == 0
-        return divides and all(axis not in self._axes(name) for name in self.neighbours[dim.name])
+        return divides and all(axis not in self._axes(name) for name in self.facts.neighbours[dim.name])
 
     def _extended(self, dim: Dim, axis: str) -> str:
         before = self._axes(dim.name)
@@ -78,33 +75,47 @@ class _Check:
 
     # W602
 
-    def gathered(self, eqn: Equation) -> Iterator[Diagnostic]:
-        """A warning for each axis that two dimensions of the iteration space are split over and no single tensor is."""
+    def conflicts(self, eqn: Equation) -> Iterator[Diagnostic]:
+        """A warning for each axis that two dimensions of the equation want, though no tensor is split in both.
+
+        That takes rules of a value's own. Without them, two such dimensions have no tensor in common, and one is summed before.
+        """
         users: dict[str, list[Rule]] = {}
-        for rule in self._rules(eqn).values():
+        for rule in self._rules(eqn, _reduced(eqn)).values():
             for axis in rule.axes:
                 users.setdefault(axis, []).append(rule)
         for axis, rules in users.items():
-            if self.mesh.sizes[axis] > 1 and len(rules) > 1 and not _share_tensor(eqn, rules) and eqn.span:
-                yield self._gather(eqn, axis, rules)
+            if len(rules) > 1 and self.mesh.sizes[axis] > 1 and not self._is_error(eqn, axis, rules):
+                yield self._conflict(eqn, axis, rules)
 
-    def _gather(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> Diagnostic:
+    def _is_error(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> bool:
+        """Whether the layout is not injective on the result or an operand: that is E301."""
+        tensors = (*eqn.operands, *eqn.results)
+        return any(sum(self._splits(value, rule.dim, axis) for rule in rules) > 1 for value in tensors)
+
+    def _section(self, value: Value) -> Section:
+        return self.declared.values.get(self.facts.paths.get(value, ""), self.declared.compute)
+
+    def _splits(self, value: Value, dim: str, axis: str) -> bool:
+        """Whether the rules for a value split that dimension of it over the axis."""
+        rule = self._section(value).get(dim)
+        return rule is not None and dim in value.type.names and axis in rule.axes
+
+    def _conflict(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> Diagnostic:
         names = _list([rule.dim for rule in rules])
-        message = (
-            f"{names} are both split over mesh axis `{axis}` and meet here: an operand is gathered first"
-        )
-        owners = [(v.name, rule.dim) for rule in rules for v in eqn.operands if rule.dim in v.type.names]
-        listed = " or ".join(f"`{name}` along `{dim}`" for name, dim in owners)
+        message = f"{names} are both split over mesh axis `{axis}` and meet here: only one of them can be"
         labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)
-        help = f"the cheaper of {listed} is gathered; give the dimensions different axes to avoid that"
-        assert eqn.span is not None
+        help = "the other one stays whole in this equation; give the dimensions different axes to avoid that"
+        assert eqn.span is not None, "the user's equations have a place in the source"
         return Diagnostic("W602", message, eqn.span, labels, help)
 
 
-def _share_tensor(eqn: Equation, rules: Sequence[Rule]) -> bool:
-    """Whether one operand, or the result, has two of the dimensions: that is an error, and not reported here."""
-    dims = {rule.dim for rule in rules}
-    return any(len(dims & set(value.type.names)) > 1 for value in (*eqn.operands, *eqn.results))
+def _reduced(eqn: Equation) -> tuple[Dim, ...]:
+    """The dimensions that the equation sums away itself: those that one operand alone has are summed before."""
+    reduced = OPS[eqn.op].layout_rule(eqn).reduced
+    if len(eqn.operands) == 1:
+        return reduced
+    return tuple(dim for dim in reduced if sum(dim in value.type.dims for value in eqn.operands) > 1)
 
 
 def _list(names: Sequence[str]) -> str:

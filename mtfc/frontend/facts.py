@@ -8,7 +8,7 @@ from functools import cached_property
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Equation, Program, Role, walk
+from mtfc.compiler.ir.core import Equation, Program, Role, Value, walk
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
@@ -62,9 +62,7 @@ class Facts:
     def tensors(self) -> tuple[Tensor, ...]:
         forward = self.program.function("forward")
         arguments = (Tensor(a.value.type, a.span, a.value.name, a.role) for a in forward.arguments)
-        results = (
-            Tensor(v.type, eqn.span, eqn.path, None) for eqn in walk(forward.body) for v in eqn.results
-        )
+        results = (Tensor(v.type, eqn.span, eqn.path, None) for eqn in self.equations for v in eqn.results)
         return (*arguments, *results)
 
     @cached_property
@@ -99,8 +97,18 @@ class Facts:
         return found
 
     @cached_property
+    def equations(self) -> tuple[Equation, ...]:
+        return tuple(walk(self.program.function("forward").body))
+
+    @cached_property
+    def paths(self) -> dict[Value, str]:
+        """The values that the user has named: arguments and variables."""
+        arguments = {a.value: a.value.name for a in self.program.function("forward").arguments}
+        return arguments | {eqn.result: eqn.path for eqn in self.equations if eqn.path}
+
+    @cached_property
     def einsums(self) -> tuple[Equation, ...]:
-        return tuple(eqn for eqn in walk(self.program.function("forward").body) if eqn.op == "einsum")
+        return tuple(eqn for eqn in self.equations if eqn.op == "einsum")
 
     @cached_property
     def heavy(self) -> tuple[Equation, ...]:

@@ -70,7 +70,8 @@ def _not_injective(
     for (axis, *spans), (one, other, affected) in clashes.items():
         if tuple(spans) not in reported:
             reported.add(tuple(spans))
-            yield _clash(axis, one, other, affected, suffix, declared)
+            help = _instead(axis, one, other, section, shapes, declared.mesh)
+            yield _clash(axis, one, other, affected, suffix, declared.name, help)
 
 
 def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, Rule, Rule]]:
@@ -86,32 +87,34 @@ def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, Rule
 
 
 def _clash(
-    axis: str, one: Rule, other: Rule, affected: Sequence[Tensor], suffix: str, declared: DeclaredLayout
+    axis: str, one: Rule, other: Rule, affected: Sequence[Tensor], suffix: str, layout: str, help: str
 ) -> Diagnostic:
     tensor = next((each for each in affected if each.path), affected[0])
-    message = (
-        f"layout `{declared.name}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
-    )
+    message = f"layout `{layout}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
     more = len(affected) - 1
     rest = f", and {more} more value{'s' * (more > 1)} like it" if more else ""
     labels = [Label(one.span, f"`{one.dim}` is split over `{axis}` here")]
     if tensor.span:
         labels.append(Label(tensor.span, f"{tensor.shown} is {tensor.type}{rest}"))
-    return Diagnostic(
-        "E301", message, other.span, tuple(labels), _instead(axis, one, other, tensor, declared)
-    )
+    return Diagnostic("E301", message, other.span, tuple(labels), help)
 
 
-def _instead(axis: str, one: Rule, other: Rule, tensor: Tensor, declared: DeclaredLayout) -> str:
-    """What to change: another axis for one of the dimensions, if the mesh has one."""
-    mesh = declared.mesh
-    used = {a for name in tensor.type.names for a in _axes(declared.compute, name)} | {*one.axes, *other.axes}
+def _instead(axis: str, one: Rule, other: Rule, section: Section, shapes: Shapes, mesh: Mesh) -> str:
+    """What to change: another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
     for rule in (other, one):
-        size = tensor.type.dim(rule.dim).size
+        beside = {name: dim for alike in shapes.values() for name, dim in _dims(alike[0], rule.dim)}
+        used = {each for name in beside for each in _axes(section, name)}
+        size = beside[rule.dim].size
         free = [name for name in mesh.names if name not in used and size % mesh.sizes[name] == 0]
         if free:
             return f"axis `{free[0]}` is free: write `{rule.dim}: {free[0]}`"
     return f"keep one of the two rules, or use a mesh with another axis than `{axis}` for the other dimension"
+
+
+def _dims(tensor: Tensor, needed: str) -> Iterator[tuple[str, Dim]]:
+    """The dimensions of a tensor by name, if it has the one that is needed."""
+    if needed in tensor.type.names:
+        yield from zip(tensor.type.names, tensor.type.dims, strict=True)
 
 
 def _axes(section: Section, name: str) -> tuple[str, ...]:

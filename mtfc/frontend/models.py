@@ -12,6 +12,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend import ast
 from mtfc.frontend.calls import elaborate_call
@@ -19,13 +20,7 @@ from mtfc.frontend.expressions import Expressions
 from mtfc.frontend.hyper import Signature, read_numbers
 from mtfc.frontend.scope import Scope, count
 
-INITIALIZERS: dict[str, Signature] = {
-    "zeros": {},
-    "ones": {},
-    "constant": {"value": None},
-    "normal": {"mean": 0.0, "stddev": 1.0},
-    "uniform": {"low": 0.0, "high": 1.0},
-}
+INITIALIZERS: dict[str, Signature] = {name: each.args for name, each in DISTRIBUTIONS.items()}
 """Distributions of initial values, with the defaults of their numbers; None where one must be given."""
 
 

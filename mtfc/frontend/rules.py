@@ -124,8 +124,10 @@ def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: M
 
 def _is_reversed(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> bool:
     """Whether a rule is written `axis: dim`; an error where it is."""
-    (axis, *more), dim = rule.axes, rule.dim
-    if more or dim.text in scope.dims or axis.text in mesh.sizes:
+    if len(rule.axes) != 1:
+        return False
+    (axis,), dim = rule.axes, rule.dim
+    if dim.text in scope.dims or axis.text in mesh.sizes:
         return False
     if dim.text not in mesh.sizes or axis.text not in scope.dims:
         return False

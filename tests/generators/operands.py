@@ -57,11 +57,12 @@ def count(draw: Any, scope: Scope) -> Term:
 def constant_tensor(draw: Any, scope: Scope) -> Term:
     """A floating-point tensor of ones, in the program's floating-point dtype."""
     dim = draw(st.sampled_from(scope.dims))
-    return scope.seen(Term(in_real(f"ones([{dim.name}])", "f32", scope), (dim,), scope.real))
+    return scope.seen(Term(in_real(f"ones([{dim.name}])", scope), (dim,), scope.real))
 
 
-def in_real(text: str, dtype: str, scope: Scope) -> str:
-    return text if dtype == scope.real else f"cast({text}, {scope.real})"
+def in_real(call: str, scope: Scope) -> str:
+    """A call that makes an f32 tensor, made to give the program's floating-point dtype."""
+    return call if scope.real == "f32" else f"{call[:-1]}, dtype = {scope.real})"
 
 
 def argument(term: Term) -> str:

@@ -12,7 +12,7 @@ from mtfc.compiler.ir.types import Dim, Mesh
 from tests.generators import componentwise, contractions, structure
 from tests.generators.layouts import LayoutText, legal_layouts
 from tests.generators.meshes import dimensions, meshes
-from tests.generators.scope import MAX_ELEMENTS, Draw, Scope, Term, dims_text, tame
+from tests.generators.scope import MAX_ELEMENTS, Draw, Options, Scope, Term, dims_text, tame
 
 Feature = Callable[[Draw[Any], Scope], Term]
 
@@ -38,8 +38,7 @@ SMOOTH: tuple[tuple[int, Feature], ...] = (
     (2, structure.pad),
     (3, structure.concat),
     (2, structure.shift),
-    (1, structure.creation),
-    (1, structure.one_hot),
+    (2, structure.creation),
     (1, componentwise.conversion),
 )
 KINKED: tuple[tuple[int, Feature], ...] = (
@@ -77,7 +76,6 @@ class Generated:
     """A program, and what a property needs to know about it.
 
     values: the dims of every value that a name is ever bound to, the last one's last.
-    rough: it computes in bf16, so results are compared loosely.
     """
 
     source: str
@@ -86,9 +84,6 @@ class Generated:
     values: dict[str, list[tuple[Dim, ...]]]
     parameters: tuple[str, ...]
     dims: tuple[Dim, ...]
-    real: str
-    trained: bool
-    rough: bool
 
     def __str__(self) -> str:
         return self.source
@@ -96,20 +91,6 @@ class Generated:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """How Hypothesis shows a failing example."""
         printer.text(f'"""\n{self.source}"""')
-
-
-@attrs.frozen
-class Options:
-    """What kind of programs to generate.
-
-    reals: dtypes of floating-point inputs. rough: whether some compute in bf16. slopes: whether every gradient must be the
-    slope of what is computed, which `stop_gradient` and a cast to fewer bits are made to avoid.
-    """
-
-    reals: tuple[str, ...] = ("f32", "f64")
-    rough: bool = True
-    slopes: bool = False
-    statements: int = 8
 
 
 @st.composite
@@ -120,7 +101,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
     trained = draw(st.booleans())
     rough = options.rough and trained and real == "f32" and draw(st.integers(0, 11)) == 11
     kinks = not rough and draw(st.booleans())
-    scope = Scope(mesh, real, kinks, options.slopes, draw(dimensions(mesh)))
+    scope = Scope(mesh, real, kinks, options, draw(dimensions(mesh)))
     inputs, parameters = _inputs(draw, scope), _parameters(draw, scope, at_least=int(trained))
     header = [f"model m({', '.join(inputs)}) {{", *parameters.values()]
     body = [_anchor(draw, scope, tuple(parameters))] if trained else []
@@ -135,7 +116,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
         blocks.append(_training(draw, rough))
     text = "\n\n".join([_declarations(scope, layout), *blocks]) + "\n"
     used = tuple(dim for dim in scope.dims if any(dim in shape for shape in shapes))
-    return Generated(text, mesh, layout, scope.history, tuple(parameters), used, real, trained, rough)
+    return Generated(text, mesh, layout, scope.history, tuple(parameters), used)
 
 
 def _declarations(scope: Scope, layout: LayoutText) -> str:

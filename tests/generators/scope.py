@@ -76,19 +76,34 @@ def dims_text(dims: Sequence[Dim]) -> str:
     return "[" + ", ".join(dim.name for dim in dims) + "]"
 
 
+@attrs.frozen
+class Options:
+    """What kind of programs to generate.
+
+    reals: dtypes of floating-point inputs. rough: whether some compute in bf16. slopes: whether every gradient must be the
+    slope of what is computed, which `stop_gradient` and a cast to fewer bits are made to avoid. constants: whether tensors may
+    be made of nothing, so that a compiler can compute with them. statements: how many at most.
+    """
+
+    reals: tuple[str, ...] = ("f32", "f64")
+    rough: bool = True
+    slopes: bool = False
+    constants: bool = True
+    statements: int = 8
+
+
 @attrs.define
 class Scope:
     """A program under construction.
 
     real: the dtype of floating-point inputs. shapes: the dims of every tensor so far. history: the dims of every value that a
-    name was ever bound to. kinks: whether ops that jump may be used.
-    slopes: whether gradients must be slopes. depth: how deeply nested the present expression is.
+    name was ever bound to. kinks: whether ops that jump may be used. depth: how deeply nested the present expression is.
     """
 
     mesh: Mesh
     real: str
     kinks: bool
-    slopes: bool
+    options: Options
     dims: list[Dim]
     variables: dict[str, Term] = attrs.field(factory=dict)
     shapes: dict[tuple[Dim, ...], None] = attrs.field(factory=dict)

@@ -173,29 +173,36 @@ def shift(draw: Any, scope: Scope) -> Term:
     if x.dtype == "bool":
         x = attrs.evolve(x, text=f"cast({x.text}, {scope.real})", dtype=scope.real)
     dim = draw(st.sampled_from(x.dims))
-    by = draw(st.integers(-2, dim.size))
-    options = draw(st.sampled_from((f", by = {by}", f", by = {by}, wrap = true", f", by = {by}, wrap = false", "")))
+    most = dim.size if scope.options.constants else dim.size - 1
+    by = draw(st.integers(-most, most))
+    forms = [f", by = {by}", f", by = {by}, wrap = true", f", by = {by}, wrap = false", "" if most > 0 else ", by = 0"]
+    options = draw(st.sampled_from(forms))
     return attrs.evolve(x, text=f"shift({x.text}, {dim.name}{options})")
 
 
 def creation(draw: Any, scope: Scope) -> Term:
-    """`zeros ones full range`."""
-    kind = draw(st.sampled_from(("full", "zeros", "ones", "range")))
+    """`zeros ones full range one_hot`."""
+    kind = draw(st.sampled_from(("one_hot", "full", "zeros", "ones", "range")))
+    if kind == "one_hot" or not scope.options.constants:
+        return one_hot(draw, scope)
     if kind == "range":
         return count(draw, scope)
     dims = tuple(dim for dim in scope.dims[:3] if draw(st.booleans()))
     value = draw(st.integers(-4, 4)) / 4
     call = f"full({dims_text(dims)}, {value!r})" if kind == "full" else f"{kind}({dims_text(dims)})"
-    return scope.seen(Term(in_real(call, "f32", scope), dims, scope.real, 1.0, 2))
+    return scope.seen(Term(in_real(call, scope), dims, scope.real, 1.0, 2))
 
 
 def one_hot(draw: Any, scope: Scope) -> Term:
-    ids = operand(draw, scope, lambda t: t.dtype == "i32") or count(draw, scope)
+    """Of some integers; where there are none, those of a new range."""
+    ids = operand(draw, scope, lambda t: t.dtype == "i32")
+    if ids is None:
+        return count(draw, scope) if scope.options.constants else real_operand(draw, scope)
     if draw(st.integers(0, 3)) == 0:
         ids = attrs.evolve(ids, text=f"cast(abs({ids.text}), u32)")
     free = [dim for dim in scope.dims if dim not in ids.dims and ids.size * dim.size <= MAX_ELEMENTS]
     dim = draw(st.sampled_from(free)) if free else scope.new_dim(2)
-    text = in_real(f"one_hot({ids.text}, {dim.name})", "f32", scope)
+    text = in_real(f"one_hot({ids.text}, {dim.name})", scope)
     return scope.seen(Term(text, (*ids.dims, dim), scope.real))
 
 

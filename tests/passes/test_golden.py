@@ -1,4 +1,4 @@
-"""What each pass leaves: `*.test` holds a source that says which pass to stop after, a line `---`, and the IR.
+"""What each pass leaves: `*.test` holds a source that says after which pass to stop, a line `---`, and the IR.
 
 `pytest --update-golden` rewrites the IR; the diff is then to be read.
 """
@@ -21,15 +21,15 @@ CASES = sorted(Path(__file__).parent.glob("*.test"))
 
 
 def lowered_until(source: str, stop_after: str) -> str:
-    """The IR of the file's model under its first layout, once the last pass of that name has run."""
+    """The IR of the file's model under its layout, once the first pass of that name has run."""
     diagnostics = Diagnostics()
     module = elaborate(parse(source, "case.mtf", diagnostics), diagnostics)
     diagnostics.raise_if_errors()
     (declared,) = module.layouts
     program = attrs.evolve(module.programs[0], mesh=declared.mesh, layout=declared.layout)
     passes = pipelines.default_pipeline()
-    last = max(i for i, each in enumerate(passes) if each.name == stop_after)
-    return print_program(pipelines.run(program, passes[: last + 1]))
+    first = next(i for i, each in enumerate(passes) if each.name == stop_after)
+    return print_program(pipelines.run(program, passes[: first + 1]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)

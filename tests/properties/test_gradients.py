@@ -10,15 +10,16 @@ import numpy as np
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import FLOATS
-from tests.generators.programs import Generated, Options, programs
-from tests.harness import FINE, Arrays, differentiated, exact_data, generic_data, load
+from tests.generators.programs import programs
+from tests.generators.scope import Options
+from tests.harness import FINE, Arrays, HasSource, differentiated, exact_data, generic_data, load
 from tests.properties.campaign import COMPILED_EXAMPLES, holds_for
 
 DOUBLE_PRECISION = Options(reals=("f64",))
 
 
 @holds_for(programs(DOUBLE_PRECISION), COMPILED_EXAMPLES)
-def test_results_and_gradients_are_those_of_jax(program: Generated) -> None:
+def test_results_and_gradients_are_those_of_jax(program: HasSource) -> None:
     (original,) = load(program.source).programs
     whole = differentiated(original, "gradients")
     arrays = exact_data(whole.function("gradients"), seed=6)
@@ -60,7 +61,7 @@ def minimized(program: Program) -> list[str]:
 
 
 @holds_for(programs(attrs.evolve(DOUBLE_PRECISION, slopes=True)))
-def test_gradients_are_those_of_finite_differences(program: Generated) -> None:
+def test_gradients_are_those_of_finite_differences(program: HasSource) -> None:
     """Along a random direction. Where that crosses a kink, other data does not."""
     (original,) = load(program.source).programs
     whole = differentiated(original, "gradients")

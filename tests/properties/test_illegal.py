@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mtfc.compiler.diagnostics import Severity
 from tests.generators.illegal import Illegal, illegal_programs
-from tests.generators.programs import Generated, programs
-from tests.harness import diagnose
+from tests.generators.programs import programs
+from tests.harness import HasSource, diagnose
 from tests.properties.campaign import holds_for
 
 
@@ -19,6 +19,6 @@ def test_illegal_layouts_are_refused_with_the_right_code(case: Illegal) -> None:
 
 
 @holds_for(programs())
-def test_legal_layouts_are_accepted(program: Generated) -> None:
+def test_legal_layouts_are_accepted(program: HasSource) -> None:
     severities: set[Severity] = {d.severity for d in diagnose(program.source)}
     assert "error" not in severities

@@ -15,14 +15,14 @@ from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.format import format_source
 from mtfc.frontend.parser import parse
-from tests.generators.programs import Generated, programs
+from tests.generators.programs import programs
 from tests.generators.text import arbitrary_text, mutated_programs, respaced
-from tests.harness import FILE, exact_data, load, stages
+from tests.harness import FILE, HasSource, exact_data, load, stages
 from tests.properties.campaign import holds_for
 
 
 @holds_for(programs())
-def test_ir_text_is_read_back_after_every_pass(program: Generated) -> None:
+def test_ir_text_is_read_back_after_every_pass(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs
     for passed, found in [("elaboration", original), *stages(original, module.layouts[0], "gradients")]:
@@ -33,7 +33,7 @@ def test_ir_text_is_read_back_after_every_pass(program: Generated) -> None:
 
 
 @holds_for(programs())
-def test_ir_text_has_all_of_the_meaning(program: Generated) -> None:
+def test_ir_text_has_all_of_the_meaning(program: HasSource) -> None:
     module = load(program.source)
     found = stages(module.programs[0], module.layouts[0], "gradients")[-1][1]
     read = read_program(print_program(found))

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.analysis.resharding import plan
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.opdef import LayoutRule, no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import result_types
 from mtfc.compiler.ir.rewrite import names_of
@@ -40,6 +40,7 @@ class Realization:
         self.body: list[Equation] = []
         self.behind: dict[Equation, list[Equation]] = {}
         self.versions: dict[Value, list[Made]] = {}
+        self.defined = {value: eqn for eqn in function.body if len(eqn.results) == 1 for value in eqn.results}
         self.source = function
 
     def run(self) -> Function:
@@ -82,17 +83,38 @@ class Realization:
 
     def _version(self, old: Value, wanted: TensorType, user: Equation | None) -> Value:
         """The value placed as `wanted`, resharded from its cheapest version unless there is one."""
+        found = self._placed(old, wanted)
+        if found is not None:
+            return found
         versions = self.versions[old]
-        for made in versions:
-            if made.value.type == wanted:
-                return made.value
         origin = min(
             (made for made in versions if set(wanted.pending) <= set(made.value.type.pending)),
             key=lambda made: plan(made.value.type, wanted, self.mesh)[0],
         )
-        eqn = self._reshard(origin, wanted, user)
+        sent = plan(origin.value.type, wanted, self.mesh)[0]
+        eqn = (self._again(old, wanted) if sent else None) or self._reshard(origin, wanted, user)
         versions.append(Made(eqn.result, eqn))
         return eqn.result
+
+    def _again(self, old: Value, wanted: TensorType) -> Equation | None:
+        """The value made once more, where that needs no data and no work: a broadcast, or a tensor made of nothing."""
+        eqn = self.defined.get(old)
+        if eqn is None or wanted.pending or OPS[eqn.op].flops is not no_flops:
+            return None
+        rule = OPS[eqn.op].layout_rule(eqn)
+        layout = {dim: axes for dim, axes in zip(wanted.names, wanted.splits, strict=True) if axes}
+        found = [self._placed(value, _needed(value, rule, layout, ())) for value in eqn.operands]
+        operands = tuple(value for value in found if value is not None)
+        if rule.reduced or rule.whole & set(layout) or len(operands) < len(found):
+            return None
+        result = Value(self.names.fresh(old.name), wanted)
+        again = attrs.evolve(eqn, operands=operands, results=(result,), layout=layout, path=None)
+        self.body.append(again)
+        return again
+
+    def _placed(self, old: Value, wanted: TensorType) -> Value | None:
+        """The version of a value that is placed so, if there is one."""
+        return next((made.value for made in self.versions[old] if made.value.type == wanted), None)
 
     def _reshard(self, origin: Made, wanted: TensorType, user: Equation | None) -> Equation:
         """A sum is completed on behalf of the line that left it pending; data is moved on behalf of the line that needs it."""

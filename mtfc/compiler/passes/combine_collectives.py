@@ -2,7 +2,7 @@
 
 Each collective costs a latency of its own; small ones cost little else. An all-reduce can run as soon as its operand is there;
 from then on it waits for others of its kind until one of the waiting results is used, or until together they would hold
-more than `max_bytes` on a processor.
+more than `max_bytes` on a processor. Equations between scalars (what is left of a loss, say) wait along with what they use.
 
 Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
@@ -44,39 +44,59 @@ def merged(eqns: list[Equation]) -> Equation:
 
 
 class Combiner:
+    """Walks one function; `waiting` holds all-reduces, `deferred` the scalar equations that wait for them, by result."""
+
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
         self.mesh, self.max_bytes = mesh, max_bytes
         self.body: list[Equation] = []
         self.waiting: dict[Hashable, list[Equation]] = {}
         self.bytes: dict[Hashable, int] = {}
         self.bucket_of: dict[Value, Hashable] = {}
+        self.deferred: dict[Value, Equation] = {}
+        self.reductions: dict[Value, list[Equation]] = {}
 
     def run(self, function: Function) -> list[Equation]:
-        reductions: dict[Value, list[Equation]] = {}
         for eqn in function.body:
             if eqn.op == "all_reduce":
-                reductions.setdefault(eqn.operands[0], []).append(eqn)
+                self.reductions.setdefault(eqn.operands[0], []).append(eqn)
         for eqn in function.body:
-            if eqn.op == "all_reduce":
-                continue
-            self._append(eqn)
-            self._ready(eqn.results, reductions)
-        for key in list(self.waiting):
-            self._flush(key)
+            if eqn.op != "all_reduce":
+                self._append(eqn)
+                self._ready(eqn.results)
+        self._settle()
         return self.body
 
     def _append(self, eqn: Equation) -> None:
+        if self._can_wait(eqn):
+            self.deferred[eqn.result] = eqn
+            return
+        if any(value in self.deferred for value in eqn.operands):
+            self._settle()
         for value in eqn.operands:
             self._flush(self.bucket_of.get(value))
         self.body.append(eqn)
 
-    def _ready(self, values: tuple[Value, ...], reductions: dict[Value, list[Equation]]) -> None:
+    def _can_wait(self, eqn: Equation) -> bool:
+        """Whether it computes a scalar, which nothing reduces, from one that waits."""
+        if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands:
+            return False
+        waits = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
+        return waits and not any(value.type.dims for value in (*eqn.operands, eqn.result))
+
+    def _settle(self) -> None:
+        """Emit all that waits."""
+        for key in list(self.waiting):
+            self._flush(key)
+        self.body += self.deferred.values()
+        self.deferred.clear()
+
+    def _ready(self, values: tuple[Value, ...]) -> None:
         """All-reduces of the values may run from here on, and so those of their results."""
         for value in values:
-            for eqn in reductions.get(value, ()):
+            for eqn in self.reductions.get(value, ()):
                 self._flush(self.bucket_of.get(value))
                 self._wait(eqn)
-                self._ready(eqn.results, reductions)
+                self._ready(eqn.results)
 
     def _wait(self, eqn: Equation) -> None:
         type = eqn.operands[0].type

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Value
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.transform import Pass
 
@@ -29,9 +29,16 @@ class Cse(Pass):
         return program.map_functions(lambda function: share(function, named))
 
 
+def _attribute(name: str, value: Attr) -> Hashable:
+    """An attribute up to what means the same: the order of reduced dimensions. Numbers by text, as 0.0 == -0.0 == False."""
+    if name == "over" and isinstance(value, tuple):
+        return frozenset(value)
+    return repr(value) if isinstance(value, int | float) else value
+
+
 def _key(eqn: Equation, named: set[str]) -> Hashable:
     """What makes two equations the same computation, placed the same way."""
-    attributes = tuple((name, type(value), value) for name, value in sorted(eqn.attrs.items()))
+    attributes = tuple((name, _attribute(name, value)) for name, value in sorted(eqn.attrs.items()))
     layout = None if eqn.layout is None else frozenset(eqn.layout.items())
     own = eqn.path if eqn.path in named else None
     return (eqn.op, eqn.operands, attributes, tuple(value.type for value in eqn.results), layout, own)

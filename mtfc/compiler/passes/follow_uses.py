@@ -1,22 +1,25 @@
-"""follow-uses: an equation runs in the layout that its one use wants, where it sends or computes less there.
+"""follow-uses: an equation runs in the layout that its uses want, or its operand has, where it sends or computes less there.
 
 The layout rules place an intermediate value although nobody looks at it. Between two renames, say, they may ask for all of a
 tensor on every processor: an all-gather, and a slice right after it, where one all-to-all does. Equations are visited from
-last to first, so that a whole chain follows its end. Those that reduce a dimension stay where the rules put them.
+last to first, so that a whole chain follows its end. Those that reduce a dimension stay where the rules put them, and so do
+those that may add up pending sums, which place-reductions completes together.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
-After this pass no such equation would send less, and compute no more, in its use's layout; types are still global.
+After this pass no such equation would send less, and compute no more, in its uses' layout; types are still global.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import attrs
 
 from mtfc.compiler.analysis.resharding import plan
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type, result_types
 from mtfc.compiler.ir.transform import Pass
@@ -34,14 +37,15 @@ class FollowUses(Pass):
         return program.map_functions(lambda function: Following(mesh, fixed).function(function))
 
 
-def only_uses(function: Function) -> dict[Value, tuple[Equation, int]]:
-    """Values that exactly one operand of one equation uses, and no output: that equation and the operand's number."""
+def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
+    """Of each value that is no output, the equations that use it, with the operand's number."""
     uses: dict[Value, list[tuple[Equation, int]]] = {}
     for eqn in function.body:
         for i, value in enumerate(eqn.operands):
             uses.setdefault(value, []).append((eqn, i))
-    outputs = {output.value for output in function.outputs}
-    return {value: found[0] for value, found in uses.items() if len(found) == 1 and value not in outputs}
+    for output in function.outputs:
+        uses.pop(output.value, None)
+    return uses
 
 
 class Following:
@@ -50,6 +54,7 @@ class Following:
     def __init__(self, mesh: Mesh, fixed: set[str]) -> None:
         self.mesh, self.fixed = mesh, fixed
         self.placed: dict[Value, TensorType] = {}
+        self.pending: dict[Value, set[str]] = {}  # axes over which a sum may be pending
         self.changed: dict[Equation, Equation] = {}
 
     def function(self, function: Function) -> Function:
@@ -57,33 +62,68 @@ class Following:
             self.placed[argument.value] = argument.value.type.split_by(argument.layout or {})
         for eqn in function.body:
             self._place(eqn)
-        uses = only_uses(function)
+        uses = inner_uses(function)
         for eqn in reversed(function.body):
             if self._moves(eqn) and eqn.result in uses:
-                self._follow(eqn, *uses[eqn.result])
+                self._follow(eqn, uses[eqn.result])
         return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
 
     def _place(self, eqn: Equation) -> None:
         types = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
         self.placed.update(zip(eqn.results, types, strict=True))
+        taken = {axis for axes in (eqn.layout or {}).values() for axis in axes}
+        for value, type in zip(eqn.results, types, strict=True):
+            own = set(type.pending) if type.reduction == "sum" else set()
+            if passed := own.union(*(self._joint(eqn, group) - taken for group in OPS[eqn.op].linear(eqn))):
+                self.pending[value] = passed
+
+    def _joint(self, eqn: Equation, group: tuple[int, ...]) -> set[str]:
+        """Axes over which sums may be pending in all operands of a group."""
+        return set.intersection(*(self.pending.get(eqn.operands[i], set()) for i in group))
 
     def _moves(self, eqn: Equation) -> bool:
-        return bool(eqn.operands) and eqn.path not in self.fixed and not OPS[eqn.op].layout_rule(eqn).reduced
+        opdef = OPS[eqn.op]
+        if not eqn.operands or eqn.path in self.fixed or opdef.layout_rule(eqn).reduced:
+            return False
+        return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
 
-    def _follow(self, eqn: Equation, user: Equation, operand: int) -> None:
-        user = self.changed.get(user, user)
-        wanted = operand_type(OPS[user.op].layout_rule(user), user, operand)
-        rule = OPS[eqn.op].layout_rule(eqn)
-        layout = {dim: axes for dim, axes in zip(wanted.names, wanted.splits, strict=True) if axes}
-        moved = attrs.evolve(eqn, layout=layout)
-        if rule.whole & set(layout) or not self._runs(moved):
+    def _wanted(self, use: tuple[Equation, int]) -> TensorType:
+        user = self.changed.get(use[0], use[0])
+        return operand_type(OPS[user.op].layout_rule(user), user, use[1])
+
+    def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
+        """Take the best of the layout it has, the one that all uses want, and the one that its only operand has."""
+        wanted = dict.fromkeys(self._wanted(use) for use in uses)
+        layouts = [layout for layout in self._candidates(eqn, list(wanted)) if layout != eqn.layout]
+        if not layouts:
             return
-        placed = self.placed[eqn.result]
-        sent = self._sent(eqn) + plan(placed, wanted, self.mesh)[0]
-        computed, moved_computed = placed.local_size(self.mesh), wanted.local_size(self.mesh)
-        if moved_computed <= computed and (self._sent(moved), moved_computed) < (sent, computed):
-            self.changed[eqn] = moved
-            self.placed[eqn.result] = wanted
+        candidates = [attrs.evolve(eqn, layout=layout) for layout in layouts]
+        size = self._made(eqn).local_size(self.mesh)
+        fitting = [c for c in candidates if self._runs(c) and self._made(c).local_size(self.mesh) <= size]
+        best = min([eqn, *fitting], key=lambda candidate: self._cost(candidate, wanted))
+        if best is not eqn:
+            self.changed[eqn] = best
+            self.placed[eqn.result] = self._made(best)
+
+    def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
+        rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
+        found = wanted if len(wanted) == 1 else []
+        if len(operands) == 1 and rule is BY_NAME and not operands[0].pending:
+            found = [*found, operands[0]]
+        for type in found:
+            layout = {dim: axes for dim, axes in zip(type.names, type.splits, strict=True) if axes}
+            if not rule.whole & set(layout):
+                yield layout
+
+    def _made(self, eqn: Equation) -> TensorType:
+        (type,) = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
+        return type
+
+    def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
+        """Bytes that a processor sends before and after the equation, and elements that it computes."""
+        made = self._made(eqn)
+        sent = self._sent(eqn) + sum(plan(made, type, self.mesh)[0] for type in wanted)
+        return sent, made.local_size(self.mesh)
 
     def _runs(self, eqn: Equation) -> bool:
         """Whether the operands' dimensions divide as the equation's layout splits them."""

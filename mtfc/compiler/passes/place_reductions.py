@@ -2,19 +2,19 @@
 
 A sum that is pending over an axis may pass through linear equations instead of being completed at once: several pending sums
 are added first and reduced together, and one that a later equation makes smaller is reduced there. For each mesh axis, which
-values stay pending is a minimum cut: every value that can be pending costs its size if it is pending and somebody needs it
-complete; a source (a split contraction) is pending in any case; a linear equation gives a pending result only from pending
-operands. Of equally cheap cuts the earliest wins. Where the use is split along the axis, the reshard that completes the sum
-becomes a reduce-scatter (lower-collectives).
+values stay pending is a minimum cut: every value that can be pending costs twice its size if it is pending and somebody needs
+it complete (an all-reduce), or just its size if all such uses want it split over the axis (a reduce-scatter); a source (a
+split contraction) is pending in any case; a linear equation gives a pending result only from pending operands. Of equally
+cheap cuts the earliest wins.
 
 Input:   %a: f32[io] +{rows} = sum %x; %a_2 = reshard %a; %b: f32[io] +{rows} = sum %z; %b_2 = reshard %b; %c = add %a_2, %b_2
 Output:  %a: f32[io] +{rows} = sum %x; %b: f32[io] +{rows} = sum %z; %c: f32[io] +{rows} = add %a, %b; %c_2 = reshard %c
-After this pass no other choice of where to complete pending sums would all-reduce fewer bytes.
+After this pass no other choice of where to complete pending sums would send fewer bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -23,6 +23,7 @@ from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Graph
 from mtfc.compiler.analysis.placement import realize
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.place import operand_type
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import Axes, Mesh
@@ -56,12 +57,13 @@ class Problem:
     """Where one axis may be pending: values left pending by their own equation, and how others can become so.
 
     through: result -> (its equation, the operands that must then be pending). needed: values that some use, which is not one
-    of those ways, needs complete.
+    of those ways, needs complete. whole: those of them that some use wants complete and not split over the axis.
     """
 
     sources: Sequence[Value]
     through: Mapping[Value, tuple[Equation, Group]]
     needed: Iterable[Value]
+    whole: Collection[Value]
     uses: Mapping[Value, Sequence[Value]]
 
 
@@ -81,12 +83,17 @@ def _way(eqn: Equation, axis: str, possible: set[Value]) -> Group | None:
     return next((group for group in groups if all(eqn.operands[i] in possible for i in group)), None)
 
 
+def _wants_split(eqn: Equation, operand: int, axis: str) -> bool:
+    return axis in operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand).split_axes
+
+
 def problem(function: Function, axis: str) -> Problem | None:
     """What there is to decide about `axis`; None where no pending sum could pass through anything."""
     sources: list[Value] = []
     through: dict[Value, tuple[Equation, Group]] = {}
     possible: set[Value] = set()
     needed: dict[Value, None] = {}
+    whole: set[Value] = set()
     uses: dict[Value, list[Value]] = {}
     for eqn in function.body:
         way = _way(eqn, axis, possible) if possible and len(eqn.results) == 1 else None
@@ -94,16 +101,23 @@ def problem(function: Function, axis: str) -> Problem | None:
             if value in possible:
                 if way and i in way:
                     uses.setdefault(value, []).append(eqn.result)
+                    whole.add(value)
                 else:
                     needed[value] = None
+                    if not _wants_split(eqn, i, axis):
+                        whole.add(value)
         if axis in _sources(eqn):
             sources += eqn.results
         if way:
             through[eqn.result] = (eqn, way)
         if way or axis in _sources(eqn):
             possible.update(eqn.results)
-    needed.update((o.value, None) for o in function.outputs if o.value in possible)
-    return Problem(sources, through, needed, uses) if through else None
+    for output in function.outputs:
+        if output.value in possible:
+            needed[output.value] = None
+            if not any(axis in axes for axes in (output.layout or {}).values()):
+                whole.add(output.value)
+    return Problem(sources, through, needed, whole, uses) if through else None
 
 
 def solve(problem: Problem, mesh: Mesh) -> set[Value]:
@@ -115,7 +129,8 @@ def solve(problem: Problem, mesh: Mesh) -> set[Value]:
     for value in problem.sources:
         graph.arc(SOURCE, (value, "made"), INFINITE)
     for value in (*problem.sources, *problem.through):
-        graph.arc((value, "made"), (value, "kept"), value.type.local_bytes(mesh))
+        factor = 2 if value in problem.whole else 1
+        graph.arc((value, "made"), (value, "kept"), factor * value.type.local_bytes(mesh))
     for value, users in problem.uses.items():
         for user in users:
             graph.arc((value, "kept"), (user, "made"), INFINITE)

@@ -19,6 +19,7 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.ir.types import FLOATS, Dim
 
 Definitions = Mapping[Value, Equation]
 
@@ -131,10 +132,44 @@ def _filled(c: Context, eqn: Equation) -> Value | None:
     return None
 
 
-def _broadcast_full(c: Context, eqn: Equation) -> Value | None:
-    """broadcast(full(v)) == full(v)."""
-    number, type = c.number(eqn.operands[0]), eqn.result.type
-    return None if number is None else c.build("full", dims=type.dims, value=number, dtype=type.dtype)
+def _number(c: Context, eqn: Equation, number: float | int | bool) -> Value:
+    """The number as a tensor like the equation's result."""
+    type = eqn.result.type
+    if not type.dims:
+        return c.build.constant(number, type.dtype)
+    return c.build("full", dims=type.dims, value=number, dtype=type.dtype)
+
+
+def _moved_full(c: Context, eqn: Equation) -> Value | None:
+    """op(full(v)) == full(v), where op only moves elements."""
+    number = c.number(eqn.operands[0])
+    return None if number is None else _number(c, eqn, number)
+
+
+def _sum_of_full(c: Context, eqn: Equation) -> Value | None:
+    """sum(full(v)) == full(n v) over n elements."""
+    number = c.number(eqn.operands[0])
+    if number is None or eqn.result.type.dtype not in FLOATS:
+        return None
+    return _number(c, eqn, number * (eqn.operands[0].type.size // eqn.result.type.size))
+
+
+def _negated_number(c: Context, eqn: Equation) -> Value | None:
+    """- full(v) == full(-v)."""
+    number = c.number(eqn.operands[0])
+    return None if number is None or eqn.result.type.dtype not in FLOATS else _number(c, eqn, -number)
+
+
+def _shifted_by_nothing(c: Context, eqn: Equation) -> Value | None:
+    """shift(x, by = 0) == x."""
+    return eqn.operands[0] if eqn.attrs["by"] == 0 else None
+
+
+def _shifted_away(c: Context, eqn: Equation) -> Value | None:
+    """shift(x) == 0 where every element falls off the end."""
+    dim, by = eqn.attrs["dim"], eqn.attrs["by"]
+    assert isinstance(dim, Dim) and isinstance(by, int)
+    return _number(c, eqn, 0) if abs(by) >= dim.size and not eqn.attrs["wrap"] else None
 
 
 def _merge_factors(c: Context, eqn: Equation) -> Value | None:
@@ -151,13 +186,13 @@ def _merge_factors(c: Context, eqn: Equation) -> Value | None:
 
 
 def _fold(function: Callable[[float, float], float]) -> Rule:
-    """op(a, b) == the number, for float scalars a and b."""
+    """op(a, b) == the number, for floating-point numbers a and b."""
 
     def rule(c: Context, eqn: Equation) -> Value | None:
         a, b = (c.number(value) for value in eqn.operands)
-        if a is None or b is None or eqn.result.type.dims or not eqn.result.type.dtype.startswith("f"):
+        if a is None or b is None or eqn.result.type.dtype not in FLOATS:
             return None
-        return c.build.constant(function(a, b), eqn.result.type.dtype)
+        return _number(c, eqn, function(a, b))
 
     return rule
 
@@ -217,14 +252,19 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "mul": (_right_identity(1), _left_identity(1), _number_last, _fold(lambda a, b: a * b), _merge_factors),
     "div": (_right_identity(1),),
     "pow": (_right_identity(1),),
-    "neg": (_double_negation,),
+    "neg": (_double_negation, _negated_number),
     "not": (_double_negation,),
-    "transpose": (_same_type, _twice),
-    "reshape": (_same_type, _twice),
-    "broadcast": (_same_type, _twice, _broadcast_full),
+    "transpose": (_same_type, _twice, _moved_full),
+    "reshape": (_same_type, _twice, _moved_full),
+    "broadcast": (_same_type, _twice, _moved_full),
+    "rename": (_moved_full,),
+    "slice": (_moved_full,),
+    "shift": (_shifted_by_nothing, _shifted_away),
     "cast": (_same_type,),
     "einsum": (_einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
-    **dict.fromkeys(("sum", "max", "min", "prod", "any", "all"), (_sum_of_nothing,)),
+    "sum": (_sum_of_nothing, _sum_of_full),
+    **dict.fromkeys(("max", "min", "any", "all"), (_sum_of_nothing, _moved_full)),
+    "prod": (_sum_of_nothing,),
 }
 TABLE = {
     op: (*RULES.get(op, ()), *((_implicit_broadcast, _filled) if op in COMPONENTWISE else ()))

@@ -24,7 +24,7 @@ from mtfc.compiler.ir.opdef import (
     rule_by_name,
 )
 from mtfc.compiler.ir.place import place_by_layout
-from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 
 INTEGERS = frozenset({"i32", "u32"})
 NUMBERS = FLOATS | INTEGERS
@@ -185,6 +185,13 @@ def _cast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
 def _cast_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value | None]:
     source, target = e.operands[0].type.dtype, e.result.type.dtype
     return (b.cast(g[0], source) if {source, target} <= FLOATS else None,)
+
+
+def _widens(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Linear where nothing is rounded: rounding each part and then summing is not rounding the sum."""
+    source, target = eqn.operands[0].type.dtype, eqn.result.type.dtype
+    wider = {source, target} <= FLOATS and ITEM_BYTES[target] > ITEM_BYTES[source]
+    return ((0,),) if wider else ()
 
 
 def _cast_text(code: Code) -> str:
@@ -359,7 +366,7 @@ CAST = OpDef(
     infer=_cast_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,
-    linear=not_linear,  # rounding each part and then summing is not rounding the sum
+    linear=_widens,
     gradient=_cast_gradient,
     flops=no_flops,
     evaluate=_cast,

@@ -1,0 +1,40 @@
+"""Programs that were once compiled wrongly: `regressions/*.mtf`, each with a comment that says what went wrong.
+
+Every one goes through all checks of the random programs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.properties import test_jax, test_numpy, test_passes, test_text
+
+CASES = sorted((Path(__file__).parent / "regressions").glob("*.mtf"))
+CHECKS: tuple[Any, ...] = (
+    test_passes.test_every_pass_keeps_the_results,
+    test_passes.test_differentiation_keeps_the_outputs,
+    test_numpy.test_simulation_of_all_processors_gives_the_results,
+    test_numpy.test_simulation_that_shares_replicated_work_gives_the_results,
+    test_numpy.test_simulation_sends_what_cost_predicts,
+    test_jax.test_jax_gives_the_results,
+    test_jax.test_xla_compiles_the_collectives_that_cost_predicts,
+    test_text.test_ir_text_is_read_back_after_every_pass,
+    test_text.test_ir_text_has_all_of_the_meaning,
+)
+
+
+@attrs.frozen
+class Case:
+    """What the checks need of a program."""
+
+    source: str
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_regression(case: Path, check: Any) -> None:
+    check.check(Case(case.read_text("utf-8")))
