@@ -29,9 +29,13 @@ def figures() -> Iterator[Figure]:
         taken = {n: median(compile_seconds(file, "on_8") for _ in range(RUNS)) for n, file in files.items()}
         for n in LAYERS:
             limit = 10.0 if n == LAYERS[-1] else None
-            yield Figure(f"compile --emit spmd, {n} dense layers and gradients, 8 processors", taken[n], "s", limit)
+            yield Figure(
+                f"compile --emit spmd, {n} dense layers and gradients, 8 processors", taken[n], "s", limit
+            )
         growth = taken[LAYERS[-1]] / taken[LAYERS[0]] / (LAYERS[-1] / LAYERS[0])
         yield Figure(f"seconds per layer, {LAYERS[-1]} layers over {LAYERS[0]}", growth, "", 1.2)
-        pairs = [[compile_seconds(files[LAYERS[-1]], layout) for layout in ("on_512", "on_8")] for _ in range(RUNS)]
+        pairs = [
+            [compile_seconds(files[LAYERS[-1]], layout) for layout in ("on_512", "on_8")] for _ in range(RUNS)
+        ]
         ratio = median(large / small for large, small in pairs)
         yield Figure("512 processors over 8, the longest chain", ratio, "", 1.1)

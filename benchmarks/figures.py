@@ -23,7 +23,9 @@ class Figure:
         return self.limit is not None and self.value > self.limit
 
     def __str__(self) -> str:
-        target = "" if self.limit is None else f"  (at most {self.limit:,.10g}{', MISSED' if self.missed else ''})"
+        target = (
+            "" if self.limit is None else f"  (at most {self.limit:,.10g}{', MISSED' if self.missed else ''})"
+        )
         number = f"{self.value:>12,.0f}" if self.unit == "B" else f"{self.value:>12.4g}"
         return f"{self.what:<76} {number} {self.unit}{target}"
 

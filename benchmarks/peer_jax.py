@@ -61,7 +61,9 @@ def handwritten(sizes: dict[str, int], rules: dict[str, str], arrays: dict[str, 
     jitted, place = compiled_step(mesh, rules)
     random = np.random.default_rng(0)
     shapes = {"w": ("io", "hidden"), "bias": ("hidden",), "v": ("hidden", "io")}
-    host = {n: 0.05 * random.standard_normal([DIMS[d] for d in dims], np.float32) for n, dims in shapes.items()}
+    host = {
+        n: 0.05 * random.standard_normal([DIMS[d] for d in dims], np.float32) for n, dims in shapes.items()
+    }
     held = {"params": {name: jax.device_put(array, place[name]) for name, array in host.items()}}
     inputs = [jax.device_put(arrays[name], place[name]) for name in ("x", "target")]
 
@@ -81,4 +83,6 @@ def figures() -> Iterator[Figure]:
         yield Figure(f"{name}: bytes in collectives per device, jax.jit and NamedSharding", their_bytes, "B")
         yield Figure(f"{name}: bytes in collectives per device, generated", our_bytes, "B", their_bytes)
         a, b, ratio = median_ratio(ours, theirs, RUNS)
-        yield Figure(f"{name}: step, generated over jax.jit and NamedSharding", ratio, f"({a:.4f} s, {b:.4f} s)")
+        yield Figure(
+            f"{name}: step, generated over jax.jit and NamedSharding", ratio, f"({a:.4f} s, {b:.4f} s)"
+        )

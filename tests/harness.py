@@ -37,18 +37,17 @@ def load(source: str) -> Module:
     return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 
-def only_layout(module: Module, name: str | None) -> DeclaredLayout:
-    """The layout of that name, or the only one."""
+def chosen_layout(module: Module, name: str | None) -> DeclaredLayout:
+    """The layout of that name, or the first."""
     if name is None:
-        (layout,) = module.layouts
-        return layout
+        return module.layouts[0]
     return next(layout for layout in module.layouts if layout.name == name)
 
 
 def lowered(source: str, of: str = "step", layout: str | None = None) -> Program:
     """The source's only model as an SPMD program."""
     module = load(source)
-    chosen = only_layout(module, layout)
+    chosen = chosen_layout(module, layout)
     (program,) = module.programs
     return lower(program, chosen.mesh, chosen.layout, of)
 

@@ -224,3 +224,21 @@ def test_contraction_of_dims_on_one_axis_moves_one_operand() -> None:
     """[a, b] times [b, d] with a and b on one axis: the tensor [a, b] is illegal, but [b] and [a] alone are not."""
     found = sent("{ a: cols, b: cols }", "y = einsum(x, z, w -> [a]); return y", "x: [b], z: [b], w: [a]")
     assert found == [("all_reduce", ("cols",), 1)]
+
+
+def test_micro_batches_in_bf16_are_reduced_once() -> None:
+    """Two sums in bf16 have as many bytes as their sum in f32: then one is better than two."""
+    source = f"""{DIMS}layout main = {{ a: cols }}
+    model m(x: [a, b]) {{
+      param w: [b, c] = ones()
+      loss = mean(square(einsum(x, w -> [a, c])))
+      return loss
+    }}
+    train m {{
+      minimize loss
+      optimizer = sgd(0.1)
+      accumulate = 2
+      precision = {{ params: f32, compute: bf16 }}
+    }}
+    """
+    assert communication(source, "step") == [("all_reduce", ("cols",), 16 * 4 + 1)]

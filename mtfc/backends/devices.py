@@ -11,6 +11,9 @@ import re
 from contextlib import suppress
 from typing import Any
 
+MOST_VIRTUAL = 2048
+"""The CPU devices of one process: JAX numbers them so that those from here on belong to the next process."""
+
 
 class Unavailable(Exception):
     """The environment lacks something: says what, and how to get it (exit status 3)."""
@@ -42,13 +45,18 @@ def reserve(count: int) -> None:
 def devices(count: int) -> list[Any]:
     """`count` devices of one kind: JAX's default ones where there are so many, else virtual CPU devices.
 
-    Raises `Unavailable` where JAX is missing, or has already started with fewer.
+    Raises `Unavailable` where JAX is missing, has already started with fewer, or cannot make so many.
     """
     jax = import_jax()
-    reserve(count)
+    reserve(min(count, MOST_VIRTUAL))
     found = _of_kind(jax, None)
     if len(found) >= count:
         return found[:count]
+    if count > MOST_VIRTUAL:
+        raise Unavailable(
+            f"the mesh has {count} processors, and JAX makes at most {MOST_VIRTUAL} virtual devices: use a smaller mesh,"
+            " or --backend numpy"
+        )
     virtual = _of_kind(jax, "cpu")
     if len(virtual) >= count:
         return virtual[:count]

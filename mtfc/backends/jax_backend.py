@@ -17,7 +17,6 @@ from mtfc.backends.module import (
     imports,
     initial_value,
     is_wide,
-    mesh_of,
     shape_text,
     stacked_inputs,
     summary,
@@ -109,7 +108,7 @@ RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", "permute"})
 
 def generate(program: Program) -> str:
     """The module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
-    mesh = mesh_of(program)
+    mesh = program.placed_on
     sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
     if any(" permute(" in section for section in sections):
@@ -217,5 +216,5 @@ def _function(program: Program, function: Function) -> str:
     name = NAMES[function.name]
     decorators = Template(TRAINING if function.name == "step" else EVALUATION)
     head = decorators.substitute(name=name, inputs="BATCHES" if stacked_inputs(program) else "INPUTS")
-    emitter = Emitter(dialect(mesh_of(program), function))
+    emitter = Emitter(dialect(program.placed_on, function))
     return head + emitter.function(function, name, summary(function))

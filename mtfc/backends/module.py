@@ -11,17 +11,12 @@ from mtfc.compiler.ir.core import Function, Output, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.printer import program_layout_text
-from mtfc.compiler.ir.types import Mesh, TensorType
-
-
-def mesh_of(program: Program) -> Mesh:
-    assert program.mesh is not None, "only a program that is placed on a mesh can be generated"
-    return program.mesh
+from mtfc.compiler.ir.types import TensorType
 
 
 def title(program: Program) -> str:
     """What the module computes, on which mesh, and in which layout."""
-    mesh = mesh_of(program)
+    mesh = program.placed_on
     axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
     layout = f" under layout {program_layout_text(program.layout)}" if program.layout else ""
     return f"{program.name} on mesh {mesh.name} = [{axes}]{layout}."
@@ -68,7 +63,7 @@ def summary(function: Function) -> str:
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
     """`MESH`, `PARAMETERS`, `STATE`, `INPUTS`, `BATCHES` if needed, `OUTPUTS`; `layout` gives the text of one entry."""
-    sizes = ", ".join(f'"{name}": {size}' for name, size in mesh_of(program).axes)
+    sizes = ", ".join(f'"{name}": {size}' for name, size in program.placed_on.axes)
     lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
     for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
         lines.append(_table(name, arguments(program, role), layout))

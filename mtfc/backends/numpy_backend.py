@@ -20,7 +20,6 @@ from mtfc.backends.module import (
     imports,
     initial_value,
     is_wide,
-    mesh_of,
     shape_text,
     summary,
     tables,
@@ -79,7 +78,7 @@ def generate(program: Program, checked: bool = False) -> str:
     where processors that should hold the same do not.
     """
     layouts = f"{tables(program, layout_text)}\n{_narrowed(program)}\n{_definitions()['SENT']}"
-    speech = dialect(mesh_of(program), checked)
+    speech = dialect(program.placed_on, checked)
     functions = [Emitter(speech).function(f, NAMES[f.name], summary(f)) for f in program.functions]
     sections = [layouts, *_initial(program), *functions]
     sections += [SIMULATION, *prelude("\n".join(sections))]

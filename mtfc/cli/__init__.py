@@ -17,5 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if arguments is not None:
         return command(arguments)
-    gc.set_threshold(100_000, 50, 100)  # a compilation makes many objects and drops few: look for garbage rarely
+    gc.set_threshold(
+        100_000, 50, 100
+    )  # a compilation makes many objects and drops few: look for garbage rarely
     return command(sys.argv[1:])

@@ -10,6 +10,8 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TextIO
 
 OK, ERRORS, USAGE, ENVIRONMENT, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
 
@@ -17,6 +19,8 @@ BROKEN_PIPE = 141
 """What a shell reports for a process that SIGPIPE ended."""
 
 OUT_OF_MEMORY = "out of memory: use more devices, or smaller dimensions with --dim NAME=SIZE"
+
+MISSING = "a package that mtfc needs cannot be imported ({error}): pip install mtfc again, or that package"
 
 REPORT = """\
 This is a bug in mtfc, not in your program. Please report it, with the command and the .mtf file.
@@ -41,28 +45,41 @@ def encode_anything() -> None:
 
 def guarded(action: Callable[[], int]) -> int:
     """The status of `action`; an error that is not a diagnostic becomes a sentence and a status, never a traceback."""
-    from mtfc.backends.devices import Unavailable
-
     try:
         status = action()
         sys.stdout.flush()
         return status
     except UsageError as error:
         return _ended(f"{error}", USAGE)
-    except Unavailable as error:
-        return _ended(f"{error}", ENVIRONMENT)
     except BrokenPipeError:
         return _abandoned()
     except KeyboardInterrupt:
         return _ended("interrupted", INTERRUPTED)
-    except MemoryError as error:
-        return _ended(f"{OUT_OF_MEMORY} ({error})" if str(error) else OUT_OF_MEMORY, ENVIRONMENT)
     except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error):  # XLA's word for a device without memory left
-            return _ended(OUT_OF_MEMORY, ENVIRONMENT)
+        lacking = _lacking(error)
+        if lacking is not None:
+            return _ended(lacking, ENVIRONMENT)
         if os.environ.get("MTFC_DEBUG"):
             raise
         return _ended(f"internal error: {type(error).__name__}: {error}\n{REPORT}", BUG)
+
+
+def _lacking(error: Exception) -> str | None:
+    """What the environment lacks, if that is what an error says."""
+    from mtfc.backends.devices import Unavailable
+
+    if isinstance(error, Unavailable):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"{OUT_OF_MEMORY} ({error})" if str(error) else OUT_OF_MEMORY
+    if "RESOURCE_EXHAUSTED" in str(error):  # XLA's word for a device without memory left
+        return OUT_OF_MEMORY
+    if isinstance(error, ImportError) and not (error.name or "").startswith("mtfc"):
+        return MISSING.format(error=error)
+    if isinstance(error, OSError):
+        _drop(sys.stdout)
+        return f"cannot read or write: {(error.strerror or str(error)).lower()}"
+    return None
 
 
 def _ended(message: str, status: int) -> int:
@@ -71,7 +88,13 @@ def _ended(message: str, status: int) -> int:
 
 
 def _abandoned() -> int:
-    """Whoever reads the output has gone: end quietly, and keep Python from complaining at exit."""
+    """Whoever reads the output has gone: end quietly."""
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _drop(stream)
     return BROKEN_PIPE
+
+
+def _drop(stream: TextIO) -> None:
+    """Keep Python from complaining at exit that what is left in the stream cannot be written."""
+    with suppress(OSError):  # a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

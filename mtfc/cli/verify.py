@@ -90,7 +90,9 @@ def _start_jax(cases: Sequence[Case]) -> None:
     """JAX makes its devices once, so the largest mesh asks for them. Raises `Unavailable`."""
     from mtfc.backends.devices import reserve
 
-    reserve(max((case.mesh.devices for case in cases if case.mesh.devices <= MOST_VIRTUAL_DEVICES), default=1))
+    reserve(
+        max((case.mesh.devices for case in cases if case.mesh.devices <= MOST_VIRTUAL_DEVICES), default=1)
+    )
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend.efficiency import check_efficiency
 from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
@@ -21,6 +22,7 @@ def check_layouts(programs: Iterable[Program], layouts: Iterable[DeclaredLayout]
     found: list[Diagnostic] = []
     for declared in layouts:
         found += _unknown_paths(facts, declared)
+        found += _absent_dims(facts, declared)
         for each in facts:
             found += _check(each, declared)
     return found
@@ -28,7 +30,8 @@ def check_layouts(programs: Iterable[Program], layouts: Iterable[DeclaredLayout]
 
 def check_layout(program: Program, declared: DeclaredLayout) -> list[Diagnostic]:
     """What is wrong or wasteful about one layout for one model."""
-    return list(_check(Facts(program), declared))
+    facts = Facts(program)
+    return [*_absent_dims([facts], declared), *_check(facts, declared)]
 
 
 def _check(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
@@ -36,7 +39,6 @@ def _check(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
     for section, shapes, suffix in _applications(facts, declared):
         yield from _not_injective(section, shapes, suffix, declared, reported)
         yield from _indivisible(section, shapes, declared, reported)
-    yield from _absent_dims(facts, declared)
     yield from check_efficiency(facts, declared)
 
 
@@ -161,10 +163,10 @@ def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator
             yield Diagnostic("E305", f"no model has a value `{path}`", node.span, help=help)
 
 
-def _absent_dims(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
-    """E306: rules for dimensions that the value does not have."""
+def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E306: rules for dimensions that no value of the name has, in any model."""
     for path, section in declared.values.items():
-        named = facts.by_path.get(path, [])
+        named = [tensor for each in facts for tensor in each.by_path.get(path, ())]
         for rule in section.values():
             if named and not any(rule.dim in tensor.type.names for tensor in named):
                 labels = [Label(t.span, f"`{path}` is {t.type}") for t in named if t.span]

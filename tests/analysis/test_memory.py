@@ -158,6 +158,24 @@ def test_step() -> None:
     assert held.total == 4 * (3 * 8 + 33)
 
 
+def test_gradient_that_is_reduced_with_the_loss() -> None:
+    """A combined all-reduce has the stage of its first operand, here the loss, and yet its second result is a gradient."""
+    body = """
+      input %x: f32[a{all}, b]
+      parameter %w: f32[b]
+      %loss: f32[] +{all} = sum %x over=[a, b] layout {a: all}
+      backward:
+      %d_w: f32[b] +{all} = sum %x over=[a] layout {a: all}
+      forward:
+      %loss_2: f32[], %d_w_2: f32[b] = all_reduce %loss, %d_w axes={all}
+      update:
+      %new: f32[b] = sub %w, %d_w_2
+      output loss = %loss_2
+      output w = %new updates w
+    """
+    assert memory(body).gradients == 4 * 8
+
+
 def test_stored_by_line() -> None:
     """Line 2 has the parameter and its momentum; of the activations only `z` is read by the backward pass, and the input."""
     stored = [(span.line if span else None, amount) for span, amount in memory(STEP).stored]

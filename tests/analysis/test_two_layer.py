@@ -74,7 +74,7 @@ MEMORY = {
     "replicated": "12*batch*io + 12*batch*hidden + 16*io*hidden",
     "data_parallel": "12*batch*io/all + 12*batch*hidden/all + 16*io*hidden",
     "model_parallel": "16*batch*io + 8*batch*hidden/all + 16*io*hidden/all",
-    "hybrid": "16*batch*io/rows + 8*batch*hidden/(rows*cols) + 16*io*hidden/cols",
+    "hybrid": "12*batch*io/rows + 12*batch*hidden/(rows*cols) + 16*io*hidden/cols",
     "tiled_3d": "12*batch*io/(rows*planes) + 12*batch*hidden/(rows*cols) + 16*io*hidden/(cols*planes)",
 }
 

@@ -54,6 +54,11 @@ def test_jax_has_started_with_too_few() -> None:
     )
 
 
+def test_more_than_jax_can_make() -> None:
+    refused = REFUSED.replace("devices(8)", "devices(2049)")
+    assert "the mesh has 2049 processors, and JAX makes at most 2048 virtual devices" in output(refused)
+
+
 def test_jax_is_missing() -> None:
     message = output("import sys; sys.modules['jax'] = None" + REFUSED)
     assert message.startswith("the JAX backend needs the package jax") and message.endswith("pip install jax")

@@ -139,6 +139,28 @@ def test_a_bug_is_reported_in_a_sentence(
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.parametrize("package", ["numpy", "ml_dtypes"])
+def test_a_missing_package_is_no_bug(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    def fail(*arguments: object) -> None:
+        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+
+    monkeypatch.setattr(selection, "parse", fail)
+    outcome = mtfc("cost", "model.mtf")
+    assert outcome.status == 3
+    assert f"(No module named '{package}'): pip install" in outcome.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("name", ["check", "compile", "cost"])
+def test_a_full_disk_is_no_bug(folder: Path, name: str) -> None:
+    command = [sys.executable, "-m", "mtfc", name, "model.mtf"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert done.stderr.endswith("mtfc: cannot read or write: no space left on device\n")
+
+
 def test_no_memory_is_no_bug(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise MemoryError("cannot allocate 8 TiB")

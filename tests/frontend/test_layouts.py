@@ -53,6 +53,12 @@ def test_a_layout_has_all_its_sections() -> None:
     assert layout.value_rules == {"y": Rules((("io", ("cols",)),))}
 
 
+def test_a_rule_over_no_axes_keeps_a_dimension_whole() -> None:
+    """So a section can take back what the layout says: here `w` is stored whole, though computed on in parts."""
+    layout = parse_layout("io: cols; params: { io: () }", load(), parse_mesh("grid", load())).layout
+    assert layout.rules.override(layout.params) == Rules((("io", ()),))
+
+
 @pytest.mark.parametrize("text", ["grid", " grid ", "[rows: 2, cols: 2]", "rows:2;cols:2", "rows=2, cols=2"])
 def test_forms_of_a_mesh(text: str) -> None:
     assert parse_mesh(text, load()).axes == (("rows", 2), ("cols", 2))
@@ -175,3 +181,17 @@ model f(x: [a, b]) { y = einsum(x -> [a]); return y }"""
     found = check(source.replace("LAYOUT", ""), FILE)
     assert [d.help for d in found] == ["split a dimension over `all`: `a: all` or `b: all`"]
     assert not list(check(source.replace("LAYOUT", "value y: { a: all }"), FILE))
+
+
+def test_a_rule_for_values_of_one_name_in_several_models() -> None:
+    """It need not fit every model that has a value of the name: `x` of the second has no `b`."""
+    source = """
+    dim a = 4; dim b = 4
+    mesh line = [all: 4]
+    layout own = { value x: { RULE: all } }
+    model one(x: [a, b]) { y = x + 1.0; return y }
+    model two(x: [a]) { y = x + 1.0; return y }
+    """
+    assert not list(check(source.replace("RULE", "b"), FILE))
+    found = list(check(source.replace("RULE", "c").replace("dim b", "dim c = 4; dim b"), FILE))
+    assert [each.code for each in found] == ["E306"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.properties.campaign import property_test
+from tests.properties.campaign import search
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
-BATCH = 50
 
 
 def properties() -> list[Any]:
@@ -26,11 +27,15 @@ def properties() -> list[Any]:
 PROPERTIES = properties() if MINUTES else []
 
 
-@pytest.mark.parametrize("property", PROPERTIES, ids=lambda test: test.__name__)
-def test_campaign(property: Any, record_property: Any) -> None:
+def seeds() -> Iterator[int]:
+    """New ones until the time of one property is over."""
     end = time.monotonic() + 60 * MINUTES / len(PROPERTIES)
-    batches = 0
     while time.monotonic() < end:
-        property_test(property.strategy, property.check, BATCH, derandomize=False)()
-        batches += 1
-    print(f"{property.__name__}: {batches * BATCH} examples")
+        yield random.randrange(2**64)
+
+
+@pytest.mark.parametrize("property", PROPERTIES, ids=lambda test: test.__name__)
+def test_campaign(property: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = search(property.strategy, property.check, seeds())
+    with capsys.disabled():
+        print(f" {property.__name__}: {cases} cases")

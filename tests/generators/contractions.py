@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from mtfc.compiler.ir.types import Dim
 from tests.generators.componentwise import condition
-from tests.generators.operands import Term, number, operand, real_operand, sharp_operand, total_grain
+from tests.generators.operands import (
+    Term,
+    argument,
+    joint_grain,
+    literal,
+    number,
+    operand,
+    real_operand,
+    sharp_operand,
+    total_grain,
+)
 from tests.generators.scope import MAX_ELEMENTS, Scope, dims_text, tame
 
 MAX_ITERATIONS = 6000
@@ -34,7 +44,8 @@ def einsum(draw: Any, scope: Scope) -> Term:
     kept = tuple(draw(st.permutations(kept)))
     bound = prod(term.bound for term in terms) * volume(union) / volume(kept)
     text = f"einsum({', '.join(term.text for term in terms)} -> {dims_text(kept)})"
-    return tame(scope.seen(Term(text, kept, terms[0].dtype, bound, total_grain(*terms))), 32.0)
+    result = Term(text, kept, terms[0].dtype, bound, total_grain(*terms))
+    return tame(scope.kept(result, *terms), 32.0)
 
 
 def _einsum_operands(draw: Any, scope: Scope) -> list[Term]:
@@ -83,9 +94,47 @@ def total(draw: Any, scope: Scope) -> Term:
     n = volume(gone)
     if x.dtype != "i32" and draw(st.booleans()):
         grain = x.grain + int(log2(n)) if x.grain is not None and n & (n - 1) == 0 else None
-        return scope.seen(attrs.evolve(x, text=_call(draw, "mean", x, kept, gone), dims=kept, grain=grain))
+        return scope.kept(attrs.evolve(x, text=_call(draw, "mean", x, kept, gone), dims=kept, grain=grain), x)
     summed = attrs.evolve(x, text=_call(draw, "sum", x, kept, gone), dims=kept, bound=x.bound * n)
-    return tame(scope.seen(summed), 64.0)
+    return tame(scope.kept(summed, x), 64.0)
+
+
+def sums_combined(draw: Any, scope: Scope) -> Term:
+    """Two sums to the same dims, combined, and what comes of it perhaps summed further: pending sums meet each other here."""
+    x, y = tame(real_operand(draw, scope), 8.0), tame(real_operand(draw, scope), 8.0)
+    shared = tuple(dim for dim in x.dims if dim in y.dims)
+    kept = subset(draw, shared[:-1] if len(shared) in (len(x.dims), len(y.dims)) else shared)
+    a, b = _summed_to(draw, scope, x, kept), _summed_to(draw, scope, y, kept)
+    if draw(st.integers(0, 4)) == 0:
+        b = literal(draw, a)
+    combined = draw(st.sampled_from((_added, _added, _multiplied, _divided)))(a, b)
+    if kept and draw(st.booleans()):
+        dim = draw(st.sampled_from(kept))
+        rest = tuple(d for d in kept if d != dim)
+        text, bound = f"sum({combined.text}, over = [{dim.name}])", combined.bound * dim.size
+        combined = scope.seen(attrs.evolve(combined, text=text, dims=rest, bound=bound))
+    return tame(combined, 64.0)
+
+
+def _summed_to(draw: Any, scope: Scope, x: Term, kept: tuple[Dim, ...]) -> Term:
+    """`x` summed to the dims `kept` by `sum` or `einsum`, and perhaps negated or scaled."""
+    form = draw(st.sampled_from(("sum({} -> {})", "einsum({} -> {})", "-sum({} -> {})", "0.5 * sum({} -> {})")))
+    bound = x.bound * volume(x.dims) / volume(kept)
+    grain = None if x.grain is None else x.grain + 1
+    text = form.format(x.text, dims_text(kept))
+    return tame(scope.kept(attrs.evolve(x, text=text, dims=kept, bound=bound, grain=grain), x), 8.0)
+
+
+def _added(a: Term, b: Term) -> Term:
+    return Term(f"{a.operand} + {b.operand}", a.dims, a.dtype, a.bound + b.bound, joint_grain(a, b))
+
+
+def _multiplied(a: Term, b: Term) -> Term:
+    return Term(f"{a.operand} * {b.operand}", a.dims, a.dtype, a.bound * b.bound, total_grain(a, b))
+
+
+def _divided(a: Term, b: Term) -> Term:
+    return Term(f"{a.operand} / (0.5 + square({argument(b)}))", a.dims, a.dtype, 2 * a.bound, None)
 
 
 def extreme(draw: Any, scope: Scope) -> Term:
@@ -95,7 +144,7 @@ def extreme(draw: Any, scope: Scope) -> Term:
         return x
     kept, gone = _over(draw, x)
     name = draw(st.sampled_from(("max", "min")))
-    return scope.seen(attrs.evolve(x, text=_call(draw, name, x, kept, gone), dims=kept))
+    return scope.kept(attrs.evolve(x, text=_call(draw, name, x, kept, gone), dims=kept), x)
 
 
 def product(draw: Any, scope: Scope) -> Term:
@@ -122,7 +171,7 @@ def quantifier(draw: Any, scope: Scope) -> Term:
         return x
     kept, gone = _over(draw, x)
     name = draw(st.sampled_from(("any", "all")))
-    return scope.seen(attrs.evolve(x, text=_call(draw, name, x, kept, gone), dims=kept))
+    return scope.kept(attrs.evolve(x, text=_call(draw, name, x, kept, gone), dims=kept), x)
 
 
 def argmax(draw: Any, scope: Scope) -> Term:
@@ -144,4 +193,4 @@ def outer_product_summed_away(draw: Any, scope: Scope) -> Term:
     kept = kept[:1]
     bound = x.bound * y.bound * volume({*x.dims, *y.dims}) / volume(kept)
     text = f"einsum({x.text}, {y.text} -> {dims_text(kept)})"
-    return tame(scope.seen(Term(text, kept, scope.real, bound, total_grain(x, y))), 32.0)
+    return tame(scope.kept(Term(text, kept, scope.real, bound, total_grain(x, y)), x, y), 32.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mtfc.compiler.ir.types import Dim
 from tests.generators.layouts import LayoutText, Splits
 from tests.generators.programs import Generated, programs
+from tests.generators.scope import Options
 
 
 @attrs.frozen
@@ -29,7 +30,7 @@ class Illegal:
 
 @st.composite
 def illegal_programs(draw: Any) -> Illegal:
-    program = draw(programs())
+    program = draw(programs(Options(layouts=1)))
     breakage = draw(st.sampled_from(BREAKAGES))
     section = draw(st.sampled_from(("rules", "params", "value")))
     return breakage(draw, program, section)  # type: ignore[no-any-return]
@@ -38,11 +39,11 @@ def illegal_programs(draw: Any) -> Illegal:
 def _with(program: Generated, section: str, splits: Splits, owner: str) -> str:
     """The program's source with these splits as the only ones, in the given section of its layout."""
     layout = {
-        "rules": LayoutText(rules=splits),
-        "params": LayoutText(params=splits),
-        "value": LayoutText(values={owner: splits}),
+        "rules": LayoutText("main", rules=splits),
+        "params": LayoutText("main", params=splits),
+        "value": LayoutText("main", values={owner: splits}),
     }[section]
-    return program.source.replace(str(program.layout), str(layout))
+    return program.source.replace(str(program.layouts[0]), str(layout))
 
 
 def _owner(draw: Any, program: Generated, section: str, fits: Callable[[tuple[Dim, ...]], bool]) -> tuple[str, tuple[Dim, ...]]:

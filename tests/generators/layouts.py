@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from tests.generators.meshes import splits_of
+from tests.generators.scope import Scope
 
 Splits = dict[str, Axes]
 Shape = tuple[Dim, ...]
@@ -19,6 +20,7 @@ Shape = tuple[Dim, ...]
 class LayoutText:
     """A layout as it will be written: rules, and what is stored or defined otherwise."""
 
+    name: str
     rules: Splits = attrs.field(factory=dict)
     params: Splits = attrs.field(factory=dict)
     optimizer: Splits = attrs.field(factory=dict)
@@ -30,7 +32,7 @@ class LayoutText:
             if section:
                 entries.append(f"{title}: {_braces(section)}")
         entries += [f"value {name}: {_braces(section)}" for name, section in self.values.items()]
-        return "layout main on grid = {\n" + "".join(f"  {entry}\n" for entry in entries) + "}"
+        return f"layout {self.name} on grid = {{\n" + "".join(f"  {entry}\n" for entry in entries) + "}"
 
 
 def _rule(dim: str, axes: Axes) -> str:
@@ -67,11 +69,17 @@ def rules(draw: Any, mesh: Mesh, dims: Sequence[Dim], shapes: Iterable[Shape], b
 
 @st.composite
 def legal_layouts(
-    draw: Any, mesh: Mesh, shapes: Sequence[Shape], parameters: Sequence[Shape], values: dict[str, list[Shape]]
+    draw: Any, name: str, scope: Scope, parameters: Sequence[Shape], values: dict[str, list[Shape]]
 ) -> LayoutText:
-    """A legal layout. `values` holds the shapes that each name has, `parameters` those of the parameters."""
-    used = tuple(dict.fromkeys(dim for shape in shapes for dim in shape))
-    order = draw(st.permutations(used))
+    """A layout that is legal for every tensor of a program.
+
+    `values` holds the shapes that each name has, `parameters` those of the parameters. Dims that are summed away come first
+    as often as not: splitting those is what leaves sums pending.
+    """
+    mesh, shapes = scope.mesh, tuple(scope.shapes)
+    order = draw(st.permutations(tuple(dict.fromkeys(dim for shape in shapes for dim in shape))))
+    if draw(st.booleans()):
+        order = sorted(order, key=lambda dim: dim not in scope.reduced)
     computed = draw(rules(mesh, order, shapes, {}))
     params: Splits = {}
     optimizer: Splits = {}
@@ -79,7 +87,7 @@ def legal_layouts(
         stored = tuple(dict.fromkeys(dim for shape in parameters for dim in shape))
         params = draw(rules(mesh, stored, parameters, computed))
         optimizer = draw(rules(mesh, stored, parameters, {**computed, **params}))
-    return LayoutText(computed, params, optimizer, draw(value_rules(mesh, values)))
+    return LayoutText(name, computed, params, optimizer, draw(value_rules(mesh, values)))
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Whole programs: well-typed .mtf source text with one mesh and one layout that is legal for it."""
+"""Whole programs: well-typed .mtf source text with one mesh and layouts that are legal for it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ SMOOTH: tuple[tuple[int, Feature], ...] = (
     (1, componentwise.power),
     (10, contractions.einsum),
     (2, contractions.outer_product_summed_away),
+    (5, contractions.sums_combined),
     (5, contractions.total),
     (1, contractions.product),
     (1, structure.broadcast),
@@ -42,15 +43,17 @@ SMOOTH: tuple[tuple[int, Feature], ...] = (
     (1, componentwise.conversion),
 )
 KINKED: tuple[tuple[int, Feature], ...] = (
-    (3, componentwise.kinked),
-    (3, componentwise.extremum),
-    (1, componentwise.comparison),
-    (1, componentwise.logical),
-    (2, componentwise.choice),
-    (2, contractions.extreme),
-    (1, contractions.quantifier),
-    (1, contractions.argmax),
+    (6, componentwise.kinked),
+    (5, componentwise.extremum),
+    (2, componentwise.comparison),
+    (2, componentwise.logical),
+    (4, componentwise.choice),
+    (4, contractions.extreme),
+    (2, contractions.quantifier),
+    (2, contractions.argmax),
 )
+
+LAYOUT_NAMES = ("main", "second", "third")
 
 
 def _repeated(table: tuple[tuple[int, Feature], ...]) -> list[Feature]:
@@ -80,7 +83,7 @@ class Generated:
 
     source: str
     mesh: Mesh
-    layout: LayoutText
+    layouts: tuple[LayoutText, ...]
     values: dict[str, list[tuple[Dim, ...]]]
     parameters: tuple[str, ...]
     dims: tuple[Dim, ...]
@@ -95,7 +98,7 @@ class Generated:
 
 @st.composite
 def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B008
-    """A well-typed program under a legal layout."""
+    """A well-typed program with legal layouts."""
     mesh = draw(meshes())
     real = draw(st.sampled_from(options.reals))
     trained = draw(st.booleans())
@@ -110,21 +113,22 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
     shapes = tuple(scope.shapes)
     values = {name: shapes for name, shapes in scope.history.items() if any(shapes[0])}
     stored = [scope.history[name][0] for name in parameters]
-    layout = draw(legal_layouts(mesh, shapes, stored, values))
+    names = LAYOUT_NAMES[: draw(st.integers(1, options.layouts))]
+    layouts = [draw(legal_layouts(name, scope, stored, values)) for name in names]
     blocks = ["\n".join([*header, *body, "}"])]
     if trained:
         blocks.append(_training(draw, rough))
-    text = "\n\n".join([_declarations(scope, layout), *blocks]) + "\n"
+    text = "\n\n".join([_declarations(scope, layouts), *blocks]) + "\n"
     used = tuple(dim for dim in scope.dims if any(dim in shape for shape in shapes))
-    return Generated(text, mesh, layout, scope.history, tuple(parameters), used)
+    return Generated(text, mesh, tuple(layouts), scope.history, tuple(parameters), used)
 
 
-def _declarations(scope: Scope, layout: LayoutText) -> str:
-    """Dims that some tensor has, the mesh and the layout."""
+def _declarations(scope: Scope, layouts: list[LayoutText]) -> str:
+    """Dims that some tensor has, the mesh and the layouts."""
     used = {dim for shape in scope.shapes for dim in shape}
     lines = [f"dim {dim.name} = {dim.size}" for dim in scope.dims if dim in used]
     axes = ", ".join(f"{name}: {size}" for name, size in scope.mesh.axes)
-    return "\n".join([*lines, f"mesh grid = [{axes}]", str(layout)])
+    return "\n".join([*lines, f"mesh grid = [{axes}]", *map(str, layouts)])
 
 
 def _shape(draw: Any, scope: Scope) -> tuple[Dim, ...]:
@@ -144,7 +148,7 @@ def _argument(draw: Any, scope: Scope, name: str, dtype: str) -> str:
 
 
 def _inputs(draw: Any, scope: Scope) -> list[str]:
-    extra = ["i32"] * draw(st.sampled_from((0, 0, 1))) + ["bool"] * draw(st.sampled_from((0, 0, 0, 1)))
+    extra = ["i32"] * draw(st.sampled_from((0, 1))) + ["bool"] * draw(st.sampled_from((0, 0, 0, 1)))
     dtypes = [scope.real] * draw(st.integers(1, 3)) + extra
     return [_argument(draw, scope, name, dtype) for name, dtype in zip("xyzuv", dtypes, strict=False)]
 

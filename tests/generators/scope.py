@@ -82,21 +82,23 @@ class Options:
 
     reals: dtypes of floating-point inputs. rough: whether some compute in bf16. slopes: whether every gradient must be the
     slope of what is computed, which `stop_gradient` and a cast to fewer bits are made to avoid. constants: whether tensors may
-    be made of nothing, so that a compiler can compute with them. statements: how many at most.
+    be made of nothing, so that a compiler can compute with them. statements, layouts: how many at most.
     """
 
     reals: tuple[str, ...] = ("f32", "f64")
     rough: bool = True
     slopes: bool = False
     constants: bool = True
-    statements: int = 8
+    statements: int = 10
+    layouts: int = 3
 
 
 @attrs.define
 class Scope:
     """A program under construction.
 
-    real: the dtype of floating-point inputs. shapes: the dims of every tensor so far. history: the dims of every value that a
+    real: the dtype of floating-point inputs. shapes: the dims of every tensor so far. reduced: dims that
+    something was summed over. history: the dims of every value that a
     name was ever bound to. kinks: whether ops that jump may be used. depth: how deeply nested the present expression is.
     """
 
@@ -107,6 +109,7 @@ class Scope:
     dims: list[Dim]
     variables: dict[str, Term] = attrs.field(factory=dict)
     shapes: dict[tuple[Dim, ...], None] = attrs.field(factory=dict)
+    reduced: set[Dim] = attrs.field(factory=set)
     history: dict[str, list[tuple[Dim, ...]]] = attrs.field(factory=dict)
     depth: int = 0
 
@@ -126,6 +129,11 @@ class Scope:
         """Remember that the program has a tensor with these dims."""
         self.shapes[term.dims] = None
         return term
+
+    def kept(self, term: Term, *operands: Term) -> Term:
+        """Remember a tensor, and the dims of the operands that it was reduced over."""
+        self.reduced.update({dim for operand in operands for dim in operand.dims} - set(term.dims))
+        return self.seen(term)
 
     def is_real(self, term: Term) -> bool:
         return term.dtype == self.real

@@ -15,7 +15,7 @@ from tests.generators.scope import Options
 from tests.harness import FINE, Arrays, HasSource, differentiated, exact_data, generic_data, load
 from tests.properties.campaign import COMPILED_EXAMPLES, holds_for
 
-DOUBLE_PRECISION = Options(reals=("f64",))
+DOUBLE_PRECISION = Options(reals=("f64",), layouts=1)
 
 
 @holds_for(programs(DOUBLE_PRECISION), COMPILED_EXAMPLES)

@@ -27,27 +27,33 @@ def test_simulation_that_shares_replicated_work_gives_the_results(program: HasSo
 
 def _check_results(program: HasSource, checked: bool) -> None:
     module = load(program.source)
-    (original,), (layout,) = module.programs, module.layouts
+    (original,) = module.programs
     for of, name in functions(original):
         whole = differentiated(original, of)
         arrays = exact_data(whole.function(name), seed=3)
         expected = interpret(whole.function(name), whole, arrays)
-        placed = lower(original, layout.mesh, layout.layout, of)
-        actual = call(numpy_module(placed, checked), placed.function(name), arrays)
-        tolerance(original).check(actual, expected, f"{name} on NumPy")
+        for layout in module.layouts:
+            placed = lower(original, layout.mesh, layout.layout, of)
+            actual = call(numpy_module(placed, checked), placed.function(name), arrays)
+            tolerance(original).check(actual, expected, f"{layout.name}: {name} on NumPy")
 
 
 @holds_for(programs())
 def test_simulation_sends_what_cost_predicts(program: HasSource) -> None:
     module = load(program.source)
-    (original,), (layout,) = module.programs, module.layouts
+    (original,) = module.programs
     for of, name in functions(original):
-        placed = lower(original, layout.mesh, layout.layout, of)
-        for each in ("forward", name):
-            backend = numpy_module(placed, checked=False)
-            call(backend, placed.function(each), exact_data(placed.function(each), seed=4))
-            sent = {kind: figures for kind, figures in backend.SENT.items() if figures["count"]}
-            assert sent == predicted(placed, each), each
+        for layout in module.layouts:
+            placed = lower(original, layout.mesh, layout.layout, of)
+            for each in ("forward", name):
+                assert _sent(placed, each) == predicted(placed, each), f"{layout.name}: {each}"
+
+
+def _sent(program: Program, function: str) -> dict[str, dict[str, Any]]:
+    """What a processor sends when the function runs once: kind -> figures."""
+    backend = numpy_module(program, checked=False)
+    call(backend, program.function(function), exact_data(program.function(function), seed=4))
+    return {kind: figures for kind, figures in backend.SENT.items() if figures["count"]}
 
 
 def predicted(program: Program, function: str) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtfc.backends.interpreter import interpret
 from tests.generators.programs import programs
-from tests.harness import FINE, ROUGH, HasSource, exact_data, functions, load, stages, tolerance
+from tests.harness import HasSource, differentiated, exact_data, functions, load, stages, tolerance
 from tests.properties.campaign import holds_for
 
 
@@ -13,12 +13,13 @@ def test_every_pass_keeps_the_results(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs
     for of, name in functions(original):
-        (_, first), *later = stages(original, module.layouts[0], of)
-        arrays = exact_data(first.function(name), seed=1)
-        expected = interpret(first.function(name), first, arrays)
-        for passed, found in later:
-            actual = interpret(found.function(name), found, arrays)
-            tolerance(original).check(actual, expected, f"{name} after {passed}")
+        whole = differentiated(original, of)
+        arrays = exact_data(whole.function(name), seed=1)
+        expected = interpret(whole.function(name), whole, arrays)
+        for layout in module.layouts:
+            for passed, found in stages(original, layout, of):
+                actual = interpret(found.function(name), found, arrays)
+                tolerance(original).check(actual, expected, f"{layout.name}: {name} after {passed}")
 
 
 @holds_for(programs())

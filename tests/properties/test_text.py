@@ -45,7 +45,7 @@ def test_ir_text_has_all_of_the_meaning(program: HasSource) -> None:
 
 
 @holds_for(st.tuples(programs(), st.randoms(use_true_random=False)))
-def test_formatting_is_idempotent_and_keeps_the_meaning(case: tuple[Generated, Any]) -> None:
+def test_formatting_is_idempotent_and_keeps_the_meaning(case: tuple[HasSource, Any]) -> None:
     program, random = case
     untidy = respaced(program.source, random)
     tidy = format_source(untidy)

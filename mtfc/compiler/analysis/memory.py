@@ -71,8 +71,18 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
 
 
 def gradients(function: Function) -> list[Value]:
-    """What the backward pass made and the update reads, constants aside."""
-    made = {v for eqn in function.body if eqn.stage == "backward" and eqn.operands for v in eqn.results}
+    """What the backward pass made and the update reads, constants aside.
+
+    A combined all-reduce has results of several stages: each belongs to the stage of its operand.
+    """
+    made: set[Value] = set()
+    for eqn in function.body:
+        if eqn.op == "all_reduce" and len(eqn.results) > 1:
+            made.update(
+                after for before, after in zip(eqn.operands, eqn.results, strict=True) if before in made
+            )
+        elif eqn.stage == "backward" and eqn.operands:
+            made.update(eqn.results)
     read = (v for eqn in function.body if eqn.stage == "update" for v in eqn.operands)
     return list(dict.fromkeys(value for value in read if value in made))
 

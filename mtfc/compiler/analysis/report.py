@@ -90,9 +90,10 @@ def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
         stored[_line(span)] = stored.get(_line(span), 0) + amount
     stages = _stages(cost)
     rows = [["line", "source", *stages, "sent", "stored"]]
+    texts = {file: text.splitlines() for file, text in sources.items()}
     for line in sorted({*charges, *stored}):
         kept = _bytes(stored[line]) if line in stored else ""
-        rows += _line_rows(line, _source(line, sources), charges.get(line, []), stages, kept)
+        rows += _line_rows(line, _source(line, texts), charges.get(line, []), stages, kept)
     return _fitted(rows)
 
 
@@ -119,9 +120,9 @@ def _line(span: Span | None) -> Line:
     return (span.file, span.line) if span else ("", 0)
 
 
-def _source(line: Line, sources: Mapping[str, str]) -> str:
+def _source(line: Line, texts: Mapping[str, Sequence[str]]) -> str:
     file, number = line
-    text = sources.get(file, "").splitlines()
+    text = texts.get(file, ())
     return text[number - 1].strip() if 0 < number <= len(text) else ""
 
 

@@ -154,6 +154,12 @@ class Program:
     mesh: Mesh | None = None
     layout: Layout | None = None
 
+    @property
+    def placed_on(self) -> Mesh:
+        """The mesh, which every program has from `assign-layouts` on."""
+        assert self.mesh is not None, "this pass comes after assign-layouts"
+        return self.mesh
+
     def function(self, name: str) -> Function:
         return next(f for f in self.functions if f.name == name)
 

@@ -60,7 +60,9 @@ def implied_layout(op: str, first: TensorType) -> dict[str, Axes]:
 
 def is_placed(function: Function) -> bool:
     """Whether anything in a function has a layout."""
-    nodes: Iterable[Argument | Output | Equation] = chain(function.arguments, function.outputs, walk(function.body))
+    nodes: Iterable[Argument | Output | Equation] = chain(
+        function.arguments, function.outputs, walk(function.body)
+    )
     return any(node.layout is not None for node in nodes)
 
 
@@ -105,7 +107,9 @@ def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim]
     """Dims in square brackets, axes in braces, `old -> new` in parentheses."""
     dims = [name_text(item.name) for item in value if isinstance(item, Dim)]
     axes = [name_text(item) for item in value if isinstance(item, str)]
-    pairs = [f"{name_text(a.name)} -> {name_text(b.name)}" for a, b in (i for i in value if isinstance(i, tuple))]
+    pairs = [
+        f"{name_text(a.name)} -> {name_text(b.name)}" for a, b in (i for i in value if isinstance(i, tuple))
+    ]
     if axes:
         return "{" + ", ".join(axes) + "}"
     return f"({', '.join(pairs)})" if pairs else f"[{', '.join(dims)}]"
@@ -253,5 +257,7 @@ class _Printer:
         if self.mesh and eqn.op in collectives.KINDS:
             facts.append(bytes_text(sum(value.type.local_bytes(self.mesh) for value in eqn.operands)))
         if eqn.span and not self.locations:
-            facts.append(f"line {eqn.span.line}" if eqn.span.file == self.file else f"{eqn.span.file}:{eqn.span.line}")
+            facts.append(
+                f"line {eqn.span.line}" if eqn.span.file == self.file else f"{eqn.span.file}:{eqn.span.line}"
+            )
         return f"  // {', '.join(facts)}" if facts else ""

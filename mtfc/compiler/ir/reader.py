@@ -52,7 +52,9 @@ def read_program(text: str) -> Program:
     try:
         tree = _parser().parse(text if text.endswith("\n") else text + "\n")
     except UnexpectedInput as error:
-        found = text.splitlines()[error.line - 1].strip() if 0 < error.line <= text.count("\n") + 1 else "the end"
+        found = (
+            text.splitlines()[error.line - 1].strip() if 0 < error.line <= text.count("\n") + 1 else "the end"
+        )
         raise ReadError(f"cannot read `{found}` from column {error.column} on", error.line) from None
     return _Reader(tree).program()
 

@@ -12,11 +12,11 @@ After this pass no two all-reduces that could be one are apart (within `max_byte
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import Mesh
 
@@ -27,20 +27,23 @@ class CombineCollectives(Pass):
     max_bytes: int = 4 << 20
 
     def run(self, program: Program) -> Program:
-        mesh = program.mesh
-        assert mesh is not None, "only a placed program has collectives"
+        mesh = program.placed_on
         return program.map_functions(
             lambda f: attrs.evolve(f, body=tuple(Combiner(mesh, self.max_bytes).run(f)))
         )
 
 
+STAGES = get_args(Stage)
+
+
 def merged(eqns: list[Equation]) -> Equation:
-    """One equation for all; it carries the span of the first."""
+    """One equation for all, with the span of the first; gradients among its results make it part of the backward pass."""
     if len(eqns) == 1:
         return eqns[0]
     operands = tuple(value for eqn in eqns for value in eqn.operands)
     results = tuple(value for eqn in eqns for value in eqn.results)
-    return attrs.evolve(eqns[0], operands=operands, results=results)
+    stage = max((eqn.stage for eqn in eqns), key=STAGES.index)
+    return attrs.evolve(eqns[0], operands=operands, results=results, stage=stage)
 
 
 class Combiner:

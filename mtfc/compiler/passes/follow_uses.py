@@ -31,8 +31,7 @@ class FollowUses(Pass):
     name: ClassVar[str] = "follow-uses"
 
     def run(self, program: Program) -> Program:
-        mesh = program.mesh
-        assert mesh is not None, "assign-layouts gives every program a mesh"
+        mesh = program.placed_on
         fixed = set(program.layout.value_rules) if program.layout else set()
         return program.map_functions(lambda function: Following(mesh, fixed).function(function))
 

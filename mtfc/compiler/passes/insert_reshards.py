@@ -26,6 +26,5 @@ class InsertReshards(Pass):
     level: ClassVar[Level | None] = "resharded"
 
     def run(self, program: Program) -> Program:
-        mesh = program.mesh
-        assert mesh is not None, "assign-layouts gives every program a mesh"
+        mesh = program.placed_on
         return program.map_functions(lambda function: realize(function, mesh, {}))

@@ -26,8 +26,7 @@ class LowerCollectives(Pass):
     level: ClassVar[Level | None] = "lowered"
 
     def run(self, program: Program) -> Program:
-        mesh = program.mesh
-        assert mesh is not None, "a reshard means something on a mesh only"
+        mesh = program.placed_on
         return program.map_functions(lambda function: lowered(function, mesh))
 
 

@@ -1,8 +1,9 @@
 """mixed-precision: compute in one dtype while parameters are kept in another.
 
 Asked for by `precision = { params: f32, compute: bf16 }`. Parameters are stored, updated and given their gradients in the first;
-every use casts. Float inputs are cast too. Where the model itself casts to a wider dtype, what follows stays wide: a number
-literal takes the dtype it meets, and of two tensors the narrower is cast. The minimized value is handed out in f32.
+every use casts. Float inputs are cast too, and tensors made of nothing are made in the second. Where the model itself casts to
+a wider dtype, what follows stays wide: a number literal takes the dtype it meets, and of two tensors the narrower is cast. The
+minimized value is handed out in f32.
 
 Input:   %h: f32[batch, io] = mul %x, %w                           with precision = { params: f32, compute: bf16 }
 Output:  %w_2: bf16[io] = cast %w; %x_2: bf16[batch, io] = cast %x; %h: bf16[batch, io] = mul %x_2, %w_2
@@ -72,8 +73,7 @@ class Retyping:
 
     def _equation(self, eqn: Equation) -> None:
         self.builder.span = eqn.span
-        if eqn.op == "constant":
-            self.literals[eqn.result] = eqn
+        eqn = self._made_as_computed(eqn)
         operands = self._agreeing([self.new[value] for value in eqn.operands])
         types = OPS[eqn.op].infer([value.type for value in operands], eqn.attrs)
         results = tuple(
@@ -84,6 +84,12 @@ class Retyping:
             if eqn.op == "constant":
                 self.literals[new] = eqn
         self.builder.append(attrs.evolve(eqn, operands=tuple(operands), results=results))
+
+    def _made_as_computed(self, eqn: Equation) -> Equation:
+        """An equation that makes floats of nothing (a constant, ones, a one-hot tensor) in the dtype of the computation."""
+        if eqn.op == "cast" or eqn.attrs.get("dtype") not in FLOATS:
+            return eqn
+        return attrs.evolve(eqn, attrs={**eqn.attrs, "dtype": self.computed})
 
     def _agreeing(self, operands: list[Value]) -> list[Value]:
         """The operands with their float dtypes made one: that of the widest that is not a literal."""
