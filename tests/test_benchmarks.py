@@ -1,0 +1,33 @@
+"""The figures of `make bench` that no clock decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import peer_jax
+from benchmarks.programs import dense_chain
+from tests.harness import lowered
+
+SMALL = {"batch": 32, "io": 16, "hidden": 64}
+
+
+@pytest.mark.parametrize("layout", peer_jax.LAYOUTS)
+def test_generated_jax_sends_no_more_than_the_automatic_partitioner(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_jax, "DIMS", SMALL)
+    arrays = {name: np.ones((SMALL["batch"], SMALL["io"]), np.float32) for name in ("x", "target")}
+    sizes, rules = peer_jax.LAYOUTS[layout]
+    _, generated = peer_jax.generated(sizes, rules, arrays)
+    _, handwritten = peer_jax.handwritten(sizes, rules, arrays)
+    assert generated <= handwritten
+
+
+def equations(layers: int, layout: str) -> int:
+    return sum(len(function.body) for function in lowered(dense_chain(layers), layout=layout).functions)
+
+
+def test_programs_do_not_grow_with_the_mesh_and_linearly_with_the_layers() -> None:
+    assert equations(8, "on_8") == equations(8, "on_512")
+    assert equations(16, "on_8") - equations(12, "on_8") == equations(12, "on_8") - equations(8, "on_8")
