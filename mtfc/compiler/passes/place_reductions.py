@@ -14,14 +14,13 @@ After this pass no other choice of where to complete pending sums would send few
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
 
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Graph
 from mtfc.compiler.analysis.placement import realize
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type
 from mtfc.compiler.ir.rewrite import Substitution
@@ -56,17 +55,55 @@ def without_reshards(function: Function) -> Function:
 
 @attrs.frozen
 class Problem:
-    """Where one axis may be pending: values left pending by their own equation, and how others can become so.
+    """Where sums over one axis may be pending: it is set up by a walk over a function.
 
-    through: result -> (its equation, the operands that must then be pending). needed: values that some use, which is not one
-    of those ways, needs complete. whole: those of them that some use wants complete and not split over the axis.
+    sources: values that their own equation leaves pending. through: result -> the operands of its equation that must be
+    pending for it to be. uses: value -> results that can be pending through it. needed: values that some other use needs
+    complete. whole: values that some use does not want split over the axis.
     """
 
-    sources: Sequence[Value]
-    through: Mapping[Value, tuple[Equation, Group]]
-    needed: Iterable[Value]
-    whole: Collection[Value]
-    uses: Mapping[Value, Sequence[Value]]
+    axis: str
+    sources: dict[Value, None] = attrs.field(factory=dict)
+    through: dict[Value, Group] = attrs.field(factory=dict)
+    uses: dict[Value, list[Value]] = attrs.field(factory=dict)
+    needed: dict[Value, None] = attrs.field(factory=dict)
+    whole: set[Value] = attrs.field(factory=set)
+
+    def can_be_pending(self, value: Value) -> bool:
+        return value in self.sources or value in self.through
+
+    def equation(self, eqn: Equation) -> None:
+        way = self._way(eqn)
+        for i, value in enumerate(eqn.operands):
+            if self.can_be_pending(value):
+                self._use(eqn, i, i in way)
+        if way:
+            self.through[eqn.result] = way
+        if self.axis in _sources(eqn):
+            self.sources.update(dict.fromkeys(eqn.results))
+
+    def output(self, output: Output) -> None:
+        if self.can_be_pending(output.value):
+            self.needed[output.value] = None
+            if not any(self.axis in axes for axes in (output.layout or {}).values()):
+                self.whole.add(output.value)
+
+    def _way(self, eqn: Equation) -> Group:
+        """The operands through which a sum can pass, if there are such and all of them can be pending."""
+        if any(self.axis in axes for axes in (eqn.layout or {}).values()):
+            return ()
+        groups = OPS[eqn.op].linear(eqn)
+        return next((g for g in groups if all(self.can_be_pending(eqn.operands[i]) for i in g)), ())
+
+    def _use(self, eqn: Equation, operand: int, passes: bool) -> None:
+        value = eqn.operands[operand]
+        if passes:
+            self.uses.setdefault(value, []).append(eqn.result)
+        else:
+            self.needed[value] = None
+        wanted = operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand)
+        if self.axis not in wanted.split_axes:
+            self.whole.add(value)
 
 
 def _sources(eqn: Equation) -> Axes:
@@ -77,49 +114,14 @@ def _sources(eqn: Equation) -> Axes:
     return tuple(axis for dim in rule.reduced for axis in (eqn.layout or {}).get(dim.name, ()))
 
 
-def _way(eqn: Equation, axis: str, possible: set[Value]) -> Group | None:
-    """The operands through which a sum pending over `axis` can pass, if all of them can be pending."""
-    if any(axis in axes for axes in (eqn.layout or {}).values()):
-        return None
-    groups = OPS[eqn.op].linear(eqn)
-    return next((group for group in groups if all(eqn.operands[i] in possible for i in group)), None)
-
-
-def _wants_split(eqn: Equation, operand: int, axis: str) -> bool:
-    return axis in operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand).split_axes
-
-
-def problem(function: Function, axis: str) -> Problem | None:
-    """What there is to decide about `axis`; None where no pending sum could pass through anything."""
-    sources: list[Value] = []
-    through: dict[Value, tuple[Equation, Group]] = {}
-    possible: set[Value] = set()
-    needed: dict[Value, None] = {}
-    whole: set[Value] = set()
-    uses: dict[Value, list[Value]] = {}
+def set_up(function: Function, axis: str) -> Problem:
+    """What there is to decide about `axis`."""
+    problem = Problem(axis)
     for eqn in function.body:
-        way = _way(eqn, axis, possible) if possible and len(eqn.results) == 1 else None
-        for i, value in enumerate(eqn.operands):
-            if value in possible:
-                if way and i in way:
-                    uses.setdefault(value, []).append(eqn.result)
-                    whole.add(value)
-                else:
-                    needed[value] = None
-                    if not _wants_split(eqn, i, axis):
-                        whole.add(value)
-        if axis in _sources(eqn):
-            sources += eqn.results
-        if way:
-            through[eqn.result] = (eqn, way)
-        if way or axis in _sources(eqn):
-            possible.update(eqn.results)
+        problem.equation(eqn)
     for output in function.outputs:
-        if output.value in possible:
-            needed[output.value] = None
-            if not any(axis in axes for axes in (output.layout or {}).values()):
-                whole.add(output.value)
-    return Problem(sources, through, needed, whole, uses) if through else None
+        problem.output(output)
+    return problem
 
 
 def solve(problem: Problem, mesh: Mesh) -> set[Value]:
@@ -147,10 +149,9 @@ def placed(function: Function, mesh: Mesh) -> Function:
     plain = without_reshards(function)
     passing: dict[str, dict[int, Axes]] = {}
     for axis in mesh.names:
-        found = problem(plain, axis)
-        for value in solve(found, mesh) if found else ():
-            _, group = found.through[value]  # type: ignore[union-attr]
-            for i in group:
+        problem = set_up(plain, axis)
+        for value in solve(problem, mesh) if problem.through else ():
+            for i in problem.through[value]:
                 entry = passing.setdefault(value.name, {})
                 entry[i] = (*entry.get(i, ()), axis)
     return realize(plain, mesh, passing) if passing else function
