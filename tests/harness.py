@@ -90,7 +90,9 @@ def exact_data(function: Function, seed: int) -> Arrays:
 
 def generic_data(function: Function, seed: int) -> Arrays:
     """Floating-point arguments in general position: no two are equal, none is near 0."""
-    return _data(function, seed, lambda random, shape: random.uniform(0.1, 2.0, shape) * random.choice([-1, 1], shape))
+    return _data(
+        function, seed, lambda random, shape: random.uniform(0.1, 2.0, shape) * random.choice([-1, 1], shape)
+    )
 
 
 def _data(function: Function, seed: int, draw: Callable[[Any, tuple[int, ...]], Any]) -> Arrays:
@@ -226,6 +228,6 @@ def agree(source: str, jax: bool = True) -> None:
             verify(placed, "lowered")
             backends = [numpy_module(placed), *([jax_module(placed)] if jax else [])]
             for backend in backends:
-                tolerance(program).check(call(backend, placed.function(name), arrays), expected, f"{layout.name}: {name}")
-
-
+                tolerance(program).check(
+                    call(backend, placed.function(name), arrays), expected, f"{layout.name}: {name}"
+                )

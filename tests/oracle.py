@@ -74,7 +74,9 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
     """The function's outputs by name, from its arguments in order."""
-    known: dict[Value, Array] = {a.value: jnp.asarray(x) for a, x in zip(function.arguments, arrays, strict=True)}
+    known: dict[Value, Array] = {
+        a.value: jnp.asarray(x) for a, x in zip(function.arguments, arrays, strict=True)
+    }
     for eqn in function.body:
         known[eqn.result] = _result(eqn, [known[value] for value in eqn.operands])
     return {output.name: known[output.value] for output in function.outputs}
@@ -86,7 +88,9 @@ def _result(eqn: Equation, operands: list[Array]) -> Array:
         aligned = [_aligned(x, v, eqn.result) for x, v in zip(operands, eqn.operands, strict=True)]
         result = COMPONENTWISE[eqn.op](*aligned)
     elif eqn.op in REDUCTIONS:
-        result = REDUCTIONS[eqn.op](operands[0], axis=tuple(_axis(eqn, dim.name) for dim in eqn.attrs["over"]))
+        result = REDUCTIONS[eqn.op](
+            operands[0], axis=tuple(_axis(eqn, dim.name) for dim in eqn.attrs["over"])
+        )
     else:
         result = STRUCTURE[eqn.op](eqn, *operands)
     result = result.astype(DTYPES[eqn.result.type.dtype])
@@ -120,7 +124,9 @@ def _einsum(eqn: Equation, *operands: Array) -> Array:
 
 def _slice(eqn: Equation, x: Array) -> Array:
     start, stride, size = eqn.attrs["start"], eqn.attrs["stride"], eqn.attrs["target"].size
-    return jnp.take(x, jnp.asarray([start + i * stride for i in range(size)]), axis=_axis(eqn, eqn.attrs["source"].name))
+    return jnp.take(
+        x, jnp.asarray([start + i * stride for i in range(size)]), axis=_axis(eqn, eqn.attrs["source"].name)
+    )
 
 
 def _pad(eqn: Equation, x: Array) -> Array:

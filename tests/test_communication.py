@@ -15,7 +15,9 @@ mesh grid = [rows: 2, cols: 4]
 """
 
 
-def sent(layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward") -> list[tuple[str, tuple[str, ...], int]]:
+def sent(
+    layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward"
+) -> list[tuple[str, tuple[str, ...], int]]:
     return communication(f"{DIMS}layout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n", of)
 
 
@@ -55,7 +57,9 @@ def test_reduction_over_a_split_dim(reduction: str) -> None:
 
 @pytest.mark.parametrize("quantifier", ["any", "all"])
 def test_any_and_all_over_a_split_dim(quantifier: str) -> None:
-    assert sent("{ b: cols }", f"y = {quantifier}(x > 0.0, over = [b]); return y") == [("all_reduce", ("cols",), 8)]
+    assert sent("{ b: cols }", f"y = {quantifier}(x > 0.0, over = [b]); return y") == [
+        ("all_reduce", ("cols",), 8)
+    ]
 
 
 def test_reduction_to_a_scalar_over_all_axes() -> None:
@@ -190,7 +194,9 @@ def step(layout: str) -> list[tuple[str, tuple[str, ...], int]]:
 
 def test_data_parallel_step_reduces_the_gradients_that_are_used() -> None:
     """w and v have 32 elements each; the loss is one more; neither x nor `unused` needs anything."""
-    assert sum(elements for kind, _, elements in step("{ batch: rows }") if kind == "all_reduce") == 32 + 32 + 1
+    assert (
+        sum(elements for kind, _, elements in step("{ batch: rows }") if kind == "all_reduce") == 32 + 32 + 1
+    )
     assert {kind for kind, _, _ in step("{ batch: rows }")} == {"all_reduce"}
 
 

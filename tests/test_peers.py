@@ -17,14 +17,18 @@ from tests.harness import agree, communication, diagnose, load, lowered, referen
 
 def test_misspelt_dim_in_a_layout_is_refused() -> None:
     """Mesh-TensorFlow ignores it: the program runs replicated."""
-    source = "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hiden: all }\nmodel f(x: [hidden]) { return x }\n"
+    source = (
+        "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hiden: all }\nmodel f(x: [hidden]) { return x }\n"
+    )
     (found,) = diagnose(source)
     assert found.code == "E303"
     assert "hidden" in (found.help or "")
 
 
 def test_misspelt_axis_in_a_layout_is_refused() -> None:
-    source = "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hidden: al }\nmodel f(x: [hidden]) { return x }\n"
+    source = (
+        "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hidden: al }\nmodel f(x: [hidden]) { return x }\n"
+    )
     (found,) = diagnose(source)
     assert found.code == "E304"
     assert "all" in (found.help or "")
@@ -103,7 +107,9 @@ train f { minimize loss; optimizer = sgd(learning_rate = 0.5) }
 def test_gradients_that_nobody_asked_for_are_not_computed() -> None:
     """The step multiplies x with w and with the cotangent of h, nothing more: x's own gradient is not wanted."""
     program = lowered(HEADER + STEP, "step", layout="none")
-    backward = [eqn for eqn in program.function("step").body if eqn.op == "einsum" and eqn.stage == "backward"]
+    backward = [
+        eqn for eqn in program.function("step").body if eqn.op == "einsum" and eqn.stage == "backward"
+    ]
     assert len(backward) == 1
     assert communication(HEADER + STEP, "step", layout="one") == [("all_reduce", ("cols",), 4 * 8)]
 
@@ -156,11 +162,17 @@ model f(x: [a, b]) { y = reshape(x -> [c, d]); return y }"""
 
 def test_partial_sum_plus_a_scalar() -> None:
     """pytorch#163193: the scalar was added once per device."""
-    agree(HEADER + "model f(x: [b], s: []) { y = sum(x) + 10.0; z = sum(x) + s; u = 3 - sum(x); return y, z, u }")
+    agree(
+        HEADER
+        + "model f(x: [b], s: []) { y = sum(x) + 10.0; z = sum(x) + s; u = 3 - sum(x); return y, z, u }"
+    )
 
 
 def test_scaling_a_partial_sum() -> None:
-    agree(HEADER + "model f(x: [a, b]) { p = sum(x, over = [b]); y = p * 3.0; z = p / 7.0; u = -p; return y, z, u }")
+    agree(
+        HEADER
+        + "model f(x: [a, b]) { p = sum(x, over = [b]); y = p * 3.0; z = p / 7.0; u = -p; return y, z, u }"
+    )
 
 
 def test_product_of_two_partial_sums() -> None:
@@ -208,4 +220,6 @@ model f(x: [length, model]) {
 def test_reference_is_not_the_simulator() -> None:
     """The expected numbers of this file are computed without any layout."""
     source = HEADER + "model f(x: [b]) { y = sum(x); return y }"
-    np.testing.assert_array_equal(reference(source, "forward", {"x": np.arange(8, dtype=np.float32)})["y"], 28.0)
+    np.testing.assert_array_equal(
+        reference(source, "forward", {"x": np.arange(8, dtype=np.float32)})["y"], 28.0
+    )

@@ -49,7 +49,9 @@ def smooth(draw: Any, scope: Scope) -> Term:
 def linear(draw: Any, scope: Scope) -> Term:
     """Ops through which a pending sum may pass: minus, scaling, stop_gradient."""
     x = tame(number(draw, scope), 64.0)
-    kind = draw(st.sampled_from(("neg", "scale", "divide", "neg" if scope.options.slopes else "stop_gradient")))
+    kind = draw(
+        st.sampled_from(("neg", "scale", "divide", "neg" if scope.options.slopes else "stop_gradient"))
+    )
     if kind == "neg":
         return attrs.evolve(x, text=f"-{x.operand}")
     if kind == "stop_gradient":
@@ -140,7 +142,9 @@ def choice(draw: Any, scope: Scope) -> Term:
     x = number(draw, scope)
     y = partner(draw, scope, x, lambda t: True)
     dims = joint_dims(x, y)
-    c = operand(draw, scope, lambda t: t.dtype == "bool" and (set(t.dims) <= set(dims) or set(dims) <= set(t.dims)))
+    c = operand(
+        draw, scope, lambda t: t.dtype == "bool" and (set(t.dims) <= set(dims) or set(dims) <= set(t.dims))
+    )
     if c is None:
         sharp = operand(draw, scope, lambda t: scope.is_sharp(t) and set(t.dims) <= set(dims))
         if sharp is None:
@@ -160,7 +164,9 @@ def conversion(draw: Any, scope: Scope) -> Term:
         return attrs.evolve(x, text=f"cast({x.text}, {scope.real})", dtype=scope.real)
     if not scope.is_sharp(x):
         return attrs.evolve(x, text=f"cast({x.text}, {scope.real})")
-    narrow = [dtype for dtype, bits in (("f16", 10), ("bf16", 7)) if x.bound * 2.0 ** (x.grain or 0) <= 2.0**bits]
+    narrow = [
+        dtype for dtype, bits in (("f16", 10), ("bf16", 7)) if x.bound * 2.0 ** (x.grain or 0) <= 2.0**bits
+    ]
     dtype = draw(st.sampled_from(("i32", *narrow))) if not scope.options.slopes else "i32"
     if dtype == "i32":
         return attrs.evolve(x, text=f"cast({x.text}, i32)", dtype="i32", grain=0)

@@ -118,7 +118,9 @@ def sums_combined(draw: Any, scope: Scope) -> Term:
 
 def _summed_to(draw: Any, scope: Scope, x: Term, kept: tuple[Dim, ...]) -> Term:
     """`x` summed to the dims `kept` by `sum` or `einsum`, and perhaps negated or scaled."""
-    form = draw(st.sampled_from(("sum({} -> {})", "einsum({} -> {})", "-sum({} -> {})", "0.5 * sum({} -> {})")))
+    form = draw(
+        st.sampled_from(("sum({} -> {})", "einsum({} -> {})", "-sum({} -> {})", "0.5 * sum({} -> {})"))
+    )
     bound = x.bound * volume(x.dims) / volume(kept)
     grain = None if x.grain is None else x.grain + 1
     text = form.format(x.text, dims_text(kept))

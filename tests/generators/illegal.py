@@ -46,7 +46,9 @@ def _with(program: Generated, section: str, splits: Splits, owner: str) -> str:
     return program.source.replace(str(program.layouts[0]), str(layout))
 
 
-def _owner(draw: Any, program: Generated, section: str, fits: Callable[[tuple[Dim, ...]], bool]) -> tuple[str, tuple[Dim, ...]]:
+def _owner(
+    draw: Any, program: Generated, section: str, fits: Callable[[tuple[Dim, ...]], bool]
+) -> tuple[str, tuple[Dim, ...]]:
     """A tensor that the section speaks of and that fits: of a rebound name the parameter is the first value."""
     stored = section == "params"
     names = program.parameters if stored else tuple(program.values)

@@ -102,7 +102,9 @@ def reduced_to(draw: Any, scope: Scope, y: Term, dims: tuple[Dim, ...]) -> Term:
     if len(kept) == len(y.dims):
         return y
     gone = [dim for dim in y.dims if dim not in kept]
-    text = draw(st.sampled_from((f"sum({y.text} -> {dims_text(kept)})", f"sum({y.text}, over = {dims_text(gone)})")))
+    text = draw(
+        st.sampled_from((f"sum({y.text} -> {dims_text(kept)})", f"sum({y.text}, over = {dims_text(gone)})"))
+    )
     factor = 1
     for dim in gone:
         factor *= dim.size

@@ -157,7 +157,8 @@ def _parameters(draw: Any, scope: Scope, at_least: int) -> dict[str, str]:
     names = ("w", "b", "p")[: draw(st.integers(at_least, 3))]
     inits = ("normal(stddev = 0.5)", "zeros()", "ones()")
     return {
-        name: f"  param {_argument(draw, scope, name, scope.real)} = {draw(st.sampled_from(inits))}" for name in names
+        name: f"  param {_argument(draw, scope, name, scope.real)} = {draw(st.sampled_from(inits))}"
+        for name in names
     }
 
 
@@ -177,7 +178,7 @@ def _anchor(draw: Any, scope: Scope, parameters: tuple[str, ...]) -> str:
     """A term of the loss that depends on a parameter, whatever the rest does."""
     name = draw(st.sampled_from(parameters))
     scope.bind("anchor", scope.seen(Term("", (), scope.real, 64.0, None)))
-    return f"  anchor = {0.5 ** 6} * sum({name})"
+    return f"  anchor = {0.5**6} * sum({name})"
 
 
 def _returned(draw: Any, scope: Scope, trained: bool) -> list[str]:

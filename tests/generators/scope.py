@@ -39,7 +39,11 @@ class Term:
     grain: int | None = 0
 
     def __attrs_post_init__(self) -> None:
-        if self.dtype != "i32" and self.grain is not None and self.bound * 2.0**self.grain >= 2.0**SIGNIFICAND_BITS:
+        if (
+            self.dtype != "i32"
+            and self.grain is not None
+            and self.bound * 2.0**self.grain >= 2.0**SIGNIFICAND_BITS
+        ):
             object.__setattr__(self, "grain", None)
 
     @property
@@ -163,4 +167,6 @@ def tame(term: Term, limit: float) -> Term:
         return attrs.evolve(term, text=f"minimum(maximum({term.text}, -{k}), {k})", bound=float(k))
     steps = ceil(log2(term.bound / limit))
     grain = None if term.grain is None else term.grain + steps
-    return attrs.evolve(term, text=f"{2.0**-steps!r} * {term.operand}", bound=term.bound * 2.0**-steps, grain=grain)
+    return attrs.evolve(
+        term, text=f"{2.0**-steps!r} * {term.operand}", bound=term.bound * 2.0**-steps, grain=grain
+    )

@@ -110,7 +110,9 @@ def cut(draw: Any, scope: Scope) -> Term:
     size = draw(st.integers(1, (source.size - 1 - start) // stride + 1))
     target = scope.dim_of_size(draw, size, x.dims)
     options = "".join(
-        f", {name} = {value}" for name, value, default in (("start", start, 0), ("stride", stride, 1)) if value != default
+        f", {name} = {value}"
+        for name, value, default in (("start", start, 0), ("stride", stride, 1))
+        if value != default
     )
     text = f"slice({x.text}, {source.name} -> {target.name}{options})"
     return scope.seen(attrs.evolve(x, text=text, dims=_replaced(x, {source: target})))
@@ -127,7 +129,9 @@ def pad(draw: Any, scope: Scope) -> Term:
     if draw(st.booleans()):
         filler = literal(draw, x)
         options += f", value = {filler.text}"
-        x = attrs.evolve(x, bound=max(x.bound, filler.bound), grain=None if x.grain is None else max(x.grain, 2))
+        x = attrs.evolve(
+            x, bound=max(x.bound, filler.bound), grain=None if x.grain is None else max(x.grain, 2)
+        )
     text = f"pad({x.text}, {source.name} -> {target.name}{options})"
     return scope.seen(attrs.evolve(x, text=text, dims=_replaced(x, {source: target})))
 
@@ -141,7 +145,9 @@ def concat(draw: Any, scope: Scope) -> Term:
         parts.append(_alike(draw, scope, x, source))
     if sum(part.size for part, _ in parts) > MAX_ELEMENTS:
         parts = parts[:1]
-    target = scope.dim_of_size(draw, sum(dim.size for _, dim in parts), tuple(d for p, _ in parts for d in p.dims))
+    target = scope.dim_of_size(
+        draw, sum(dim.size for _, dim in parts), tuple(d for p, _ in parts for d in p.dims)
+    )
     sources = [dim for _, dim in parts]
     arrows = [f"{dim.name} -> {target.name}" for dim in sources]
     if len(set(sources)) == 1:
@@ -156,7 +162,9 @@ def concat(draw: Any, scope: Scope) -> Term:
 def _alike(draw: Any, scope: Scope, x: Term, source: Dim) -> tuple[Term, Dim]:
     """Another operand for a concat of `x` along `source`, and the dim that it is joined along."""
     others = set(x.dims) - {source}
-    known = [t for t in scope.terms if t.dtype == x.dtype and others < set(t.dims) and len(t.dims) == len(x.dims)]
+    known = [
+        t for t in scope.terms if t.dtype == x.dtype and others < set(t.dims) and len(t.dims) == len(x.dims)
+    ]
     if known and draw(st.booleans()):
         y = draw(st.sampled_from(known))
         (dim,) = set(y.dims) - others
@@ -175,7 +183,12 @@ def shift(draw: Any, scope: Scope) -> Term:
     dim = draw(st.sampled_from(x.dims))
     most = dim.size if scope.options.constants else dim.size - 1
     by = draw(st.integers(-most, most))
-    forms = [f", by = {by}", f", by = {by}, wrap = true", f", by = {by}, wrap = false", "" if most > 0 else ", by = 0"]
+    forms = [
+        f", by = {by}",
+        f", by = {by}, wrap = true",
+        f", by = {by}, wrap = false",
+        "" if most > 0 else ", by = 0",
+    ]
     options = draw(st.sampled_from(forms))
     return attrs.evolve(x, text=f"shift({x.text}, {dim.name}{options})")
 

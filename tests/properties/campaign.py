@@ -17,7 +17,12 @@ COMPILED_EXAMPLES = 60
 """Where each example is compiled by XLA."""
 
 Check = Callable[[Any], None]
-QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example)
+QUIET = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+)
 
 
 def holds_for(strategy: st.SearchStrategy[Any], examples: int = EXAMPLES) -> Callable[[Check], Any]:

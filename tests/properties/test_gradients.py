@@ -44,7 +44,9 @@ def jax_results(program: Program, arrays: Arrays) -> Arrays:
         return sum((outputs[name].sum() for name in minimized(program)), jnp.zeros(())), outputs
 
     with jax.enable_x64(True):
-        gradients, outputs = jax.jit(jax.grad(objective, has_aux=True))({name: arrays[name] for name in wanted})
+        gradients, outputs = jax.jit(jax.grad(objective, has_aux=True))(
+            {name: arrays[name] for name in wanted}
+        )
         found = {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
         return {name: np.asarray(x) for name, x in found.items()}
 

@@ -10,7 +10,16 @@ from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.pipelines import lower
 from tests.generators.programs import programs
-from tests.harness import HasSource, call, differentiated, exact_data, functions, load, numpy_module, tolerance
+from tests.harness import (
+    HasSource,
+    call,
+    differentiated,
+    exact_data,
+    functions,
+    load,
+    numpy_module,
+    tolerance,
+)
 from tests.properties.campaign import holds_for
 
 

@@ -20,12 +20,16 @@ from tests.generators.text import arbitrary_text, mutated_programs, respaced
 from tests.harness import FILE, HasSource, exact_data, load, stages
 from tests.properties.campaign import holds_for
 
+READ_BACK = {"elaboration", "differentiate", "assign-layouts", "place-reductions", "combine-collectives"}
+"""One stage of each level and form that the IR takes; the passes between them change nothing that the text says."""
+
 
 @holds_for(programs())
-def test_ir_text_is_read_back_after_every_pass(program: HasSource) -> None:
+def test_ir_text_is_read_back(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs
-    for passed, found in [("elaboration", original), *stages(original, module.layouts[0], "gradients")]:
+    found_stages = [("elaboration", original), *stages(original, module.layouts[0], "gradients")]
+    for passed, found in ((name, found) for name, found in found_stages if name in READ_BACK):
         text = print_program(found, locations=True)
         read = read_program(text)
         assert same_program(read, found), passed
