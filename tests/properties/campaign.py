@@ -1,4 +1,4 @@
-"""Properties: checks that must pass for every case of a strategy, in `make test` for a fixed number of them, in `make fuzz` without end.
+"""Properties: checks that must pass for every case of a strategy; `make test` tries a fixed number, `make fuzz` goes on.
 
 Each case is drawn by a Hypothesis run of its own, from a seed of its own. Within one run Hypothesis follows up every random case
 with variations on it, which finds less: what makes a case hard here is how its parts play together, and that takes new ones.
