@@ -83,9 +83,10 @@ def random_key(seed, name):
 PERMUTE = '''\
 def permute(x, before, after):
     """The shard of a dimension that this device holds when the axes `before` split it in the order `after`."""
-    sizes = [lax.axis_size(axis) for axis in before]
-    holders = np.arange(np.prod(sizes)).reshape(sizes).transpose([before.index(axis) for axis in after])
-    return lax.ppermute(x, before, list(enumerate(holders.ravel().tolist())))
+    axes = tuple(axis for axis in MESH if axis in before)  # whatever order it is given, ppermute takes this one
+    devices = np.arange(np.prod([MESH[axis] for axis in axes])).reshape([MESH[axis] for axis in axes])
+    old, new = (devices.transpose([axes.index(axis) for axis in order]).ravel().tolist() for order in (before, after))
+    return lax.ppermute(x, axes, list(zip(old, new, strict=True)))
 '''
 
 DRAW = 'jax.random.{draw}(random_key(seed, "{name}"), {shape}, jnp.float32)'
