@@ -17,16 +17,30 @@ Severity = Literal["error", "warning"]
 
 @attrs.frozen(order=True)
 class Span:
-    """A stretch of a source file; lines and columns count from 1, the end is exclusive."""
+    """A stretch of a source file; lines and columns count from 1, the end is exclusive.
+
+    `call` is where the function that it stands in was called, if it stands in one.
+    """
 
     file: str
     line: int
     column: int
     end_line: int
     end_column: int
+    call: Span | None = attrs.field(default=None, order=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
+
+    def inside(self, file: str | None) -> Span:
+        """This place if it is in `file`, or the innermost call there that led to it, or the outermost call of all."""
+        return self if self.file == file or self.call is None else self.call.inside(file)
+
+    def seen_from(self, file: str | None) -> str:
+        """The line as one says it in a text about `file`: `line 12`, or `nn.mtf:12 in line 40` of what line 40 calls."""
+        own = self.inside(file)
+        line = f"line {own.line}" if own.file == file else f"{own.file.rpartition('/')[2]}:{own.line}"
+        return line if own is self else f"{self.file.rpartition('/')[2]}:{self.line} in {line}"
 
 
 @attrs.frozen

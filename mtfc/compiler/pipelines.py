@@ -18,6 +18,7 @@ from mtfc.compiler.passes.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
 from mtfc.compiler.passes.differentiate import Differentiate
+from mtfc.compiler.passes.distribute_positions import DistributePositions
 from mtfc.compiler.passes.follow_uses import FollowUses
 from mtfc.compiler.passes.insert_reshards import InsertReshards
 from mtfc.compiler.passes.lower_collectives import LowerCollectives
@@ -36,6 +37,7 @@ PASSES: dict[str, type[Pass]] = {
         Simplify,
         Cse,
         Dce,
+        DistributePositions,
         BinarizeEinsum,
         AssignLayouts,
         FollowUses,
@@ -55,9 +57,11 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
 def partitioning() -> tuple[Pass, ...]:
     """From a global program to one processor's program with explicit collectives."""
     return (
+        DistributePositions(),
         BinarizeEinsum(),
         Simplify(),
         Cse(),
+        Dce(),
         AssignLayouts(),
         FollowUses(),
         InsertReshards(),

@@ -35,12 +35,16 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
             "code": diagnostic.code,
             "severity": diagnostic.severity,
             "message": diagnostic.message,
-            **attrs.asdict(diagnostic.span),
-            "labels": [{"message": label.message, **attrs.asdict(label.span)} for label in diagnostic.labels],
+            **_place(diagnostic.span),
+            "labels": [{"message": label.message, **_place(label.span)} for label in diagnostic.labels],
             "help": diagnostic.help,
         }
         for diagnostic in diagnostics
     ]
+
+
+def _place(span: Span) -> dict[str, object]:
+    return attrs.asdict(span, filter=lambda field, _: field.name != "call")
 
 
 @attrs.frozen

@@ -1,8 +1,8 @@
 """What a placed program costs one processor: work, communication and memory.
 
-Each equation is charged once (`Charge`), with its source line and stage; every figure that is shown (of a function, a stage, a
-line, a set of mesh axes) is a sum over a selection of these. Charges are numbers or formulas, as the `Scale` says.
-FLOPs are those of the op's own rule. What a collective sends is the size of one processor's operand.
+Each equation is charged once (`Charge`), with its source line and stage, one in a loop for all iterations; every figure that
+is shown (of a function, a stage, a line, a set of mesh axes) is a sum over a selection of these. Charges are numbers or formulas,
+as the `Scale` says. FLOPs are those of the op's own rule. What a collective sends is the size of one processor's operand.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from mtfc.compiler.analysis.memory import Memory, memory_of
 from mtfc.compiler.analysis.ring import RING
 from mtfc.compiler.analysis.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
+from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
+from mtfc.compiler.ir.loops import dim_of, maker, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KINDS, axes_of
-from mtfc.compiler.ir.types import Axes, Layout, Mesh
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 
 Key = TypeVar("Key")
 
@@ -69,9 +70,13 @@ class Totals:
 
 @attrs.frozen
 class LayoutCost:
-    """The cost of one model under one layout; unless it trains, `step` is `forward`. `memory` is that of `step`."""
+    """The cost of one model under one layout; unless it trains, `step` is `forward`. `memory` is that of `step`.
+
+    `file` is the user's own, where lines of other files cost something too.
+    """
 
     model: str
+    file: str | None
     trains: bool
     layout: Layout
     mesh: Mesh
@@ -88,6 +93,7 @@ def layout_cost(program: Program, scale: Scale | None = None) -> LayoutCost:
     forward, step = program.function("forward"), program.function("step" if trains else "forward")
     return LayoutCost(
         model=program.name,
+        file=source_file(program.functions),
         trains=trains,
         layout=program.layout,
         mesh=program.mesh,
@@ -103,8 +109,20 @@ def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:
     return tuple(charge for eqn in function.body for charge in _charges(eqn, producers, scale))
 
 
+def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
+    """A charge of one iteration of a loop, for all of them."""
+    times, sent = scale.dim(dim, ()), charge.sent
+    return attrs.evolve(
+        charge,
+        flops=charge.flops * times,
+        sent=Sent(sent.count * dim.size, sent.elements * times, sent.bytes * times, sent.wire_bytes * times),
+    )
+
+
 def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
-    if eqn.op in KINDS:
+    if eqn.regions:
+        yield from (_repeated(charge, dim_of(eqn), scale) for charge in charges(region_of(eqn), scale))
+    elif eqn.op in KIND_OF:
         yield from _transfers(eqn, producers, scale)
     elif flops := OPS[eqn.op].flops(eqn, scale):
         yield Charge(eqn.span, eqn.stage, flops)
@@ -115,12 +133,13 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
 
     An operand of a combined collective belongs to the equation that made it.
     """
-    factor = RING[eqn.op](scale.group(axes_of(eqn)))
+    kind = KIND_OF[eqn.op]
+    factor = RING[kind](scale.group(axes_of(eqn)))
     for i, value in enumerate(eqn.operands):
-        owner = producers.get(value, eqn) if len(eqn.operands) > 1 else eqn
+        owner = maker(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
         elements, size = scale.elements(value.type), bytes_of(value.type, scale)
         sent = Sent(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
-        yield Charge(owner.span, owner.stage, kind=eqn.op, axes=axes_of(eqn), sent=sent)
+        yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)
 
 
 def total(charges: Iterable[Charge]) -> Totals:

@@ -9,6 +9,9 @@ uses it (to the end, if it is an output), with two exceptions:
   unless the old value is used once more after the new one is there.
 
 Arguments are the caller's: they stay for the whole execution, and nothing else is written over them.
+
+A loop's last values take over the buffers that they start from, if nothing else needs those. While it runs it also needs what
+one iteration needs at its peak: copies of the slices, and the values of its body.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from itertools import accumulate
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Mesh
 
@@ -39,10 +43,28 @@ def last_uses(function: Function) -> dict[Value, int]:
 
 def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool:
     """Whether the operand's dimensions run along the result's, in order and split alike, and both are of one size."""
+    if eqn.regions:
+        return _goes_around(eqn, operand, result)
     index, before, after = OPS[eqn.op].layout_rule(eqn).index, operand.type, result.type
     along = tuple(index.get(name, name) for name in before.names)
     alike = along == after.names and before.splits == after.splits
     return alike and before.local_bytes(mesh) == after.local_bytes(mesh)
+
+
+def _goes_around(eqn: Equation, operand: Value, result: Value) -> bool:
+    """Whether a loop carries the operand until it leaves as the result."""
+    count = len(carried(region_of(eqn)))
+    return (operand, result) in zip(eqn.operands[:count], eqn.results[:count], strict=True)
+
+
+def _inside(eqn: Equation, number: int, mesh: Mesh) -> list[Buffer]:
+    """What one iteration of a loop holds at its peak, for as long as equation `number`, the loop, runs."""
+    region = region_of(eqn)
+    last = last_uses(region)
+    slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
+    found = [*slices, *buffers(region, mesh)]
+    at = peak(found, mesh)
+    return [Buffer(b.values, number, number) for b in found if b.birth <= at <= b.death]
 
 
 def donated(function: Function, last: dict[Value, int]) -> set[Value]:
@@ -63,7 +85,8 @@ def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
     found: list[Buffer] = []
     holder: dict[Value, Buffer] = {}
     for i, eqn in enumerate(function.body):
-        free = [value for value in eqn.operands if value in holder and last[value] == i]
+        found += _inside(eqn, i, mesh) if eqn.regions else []
+        free = [value for value in dict.fromkeys(eqn.operands) if value in holder and last[value] == i]
         for result in eqn.results:
             if result in in_arguments:
                 continue

@@ -26,6 +26,7 @@ from mtfc.compiler.analysis.liveness import Buffer, buffers, peak
 from mtfc.compiler.analysis.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Role, Value
+from mtfc.compiler.ir.loops import maker
 from mtfc.compiler.ir.types import Mesh
 
 
@@ -112,4 +113,4 @@ def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amo
             yield argument.span, bytes_of(argument.value.type, scale)
     for eqn in function.body:
         if eqn.stage == "forward" and eqn.operands:
-            yield from ((eqn.span, bytes_of(v.type, scale)) for v in eqn.results if v in needed)
+            yield from ((maker(eqn, v).span, bytes_of(v.type, scale)) for v in eqn.results if v in needed)

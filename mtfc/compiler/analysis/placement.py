@@ -14,14 +14,24 @@ import attrs
 
 from mtfc.compiler.analysis.resharding import plan
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.loops import dim_of, maker, region_of, result_type
 from mtfc.compiler.ir.opdef import LayoutRule, no_flops
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.place import result_types
+from mtfc.compiler.ir.place import operand_type, result_types
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
-Passing = Mapping[str, Mapping[int, Axes]]
-"""Name of an equation's result -> operand number -> axes over which a pending sum passes through."""
+
+@attrs.frozen
+class Passing:
+    """Where pending sums go on instead of being completed.
+
+    through: result of an equation -> operand number -> axes over which a sum passes through. loops: result of a loop -> axes
+    over which what is carried or yielded stays pending.
+    """
+
+    through: dict[Value, dict[int, Axes]] = attrs.field(factory=dict)
+    loops: dict[Value, Axes] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -33,10 +43,16 @@ class Made:
 
 
 class Realization:
-    """Re-types one function; `body` grows as equations and the reshards before them are made."""
+    """Re-types one function, or a loop's region; `body` grows as equations and the reshards before them are made.
 
-    def __init__(self, function: Function, mesh: Mesh, passing: Passing) -> None:
+    `pending`: argument or output of a region -> axes over which it is pending.
+    """
+
+    def __init__(
+        self, function: Function, mesh: Mesh, passing: Passing, pending: Mapping[str, Axes] = {}
+    ) -> None:
         self.mesh, self.passing, self.names = mesh, passing, names_of(function)
+        self.pending = pending
         self.body: list[Equation] = []
         self.behind: dict[Equation, list[Equation]] = {}
         self.versions: dict[Value, list[Made]] = {}
@@ -58,17 +74,44 @@ class Realization:
 
     def _argument(self, argument: Argument) -> Argument:
         old = argument.value
-        value = Value(old.name, old.type.split_by(argument.layout or {}))
+        pending = self.pending.get(old.name, ()) if argument.role == "carried" else ()
+        value = Value(old.name, old.type.split_by(argument.layout or {}, pending))
         self.versions[old] = [Made(value, None)]
         return attrs.evolve(argument, value=value)
 
     def _output(self, output: Output) -> Output:
-        wanted = output.value.type.split_by(output.layout or {})
+        wanted = output.value.type.split_by(output.layout or {}, self.pending.get(output.name, ()))
         return attrs.evolve(output, value=self._version(output.value, wanted, None))
 
+    def _loop(self, eqn: Equation) -> None:
+        region, dim = region_of(eqn), dim_of(eqn)
+        pending = {
+            output.name: self.passing.loops.get(result, ())
+            for result, output in zip(eqn.results, region.outputs, strict=True)
+        }
+        pending |= {o.updates: pending[o.name] for o in region.outputs if o.updates}
+        inside = Realization(region, self.mesh, self.passing, pending).run()
+        operands = tuple(
+            self._version(old, wanted_type(eqn, i, a.value.type.pending), eqn)
+            for i, (old, a) in enumerate(zip(eqn.operands, inside.arguments, strict=True))
+        )
+        results = tuple(
+            Value(v.name, result_type(o, dim)) for v, o in zip(eqn.results, inside.outputs, strict=True)
+        )
+        placed = attrs.evolve(eqn, operands=operands, results=results, regions=(inside,))
+        self._made(eqn, placed)
+
+    def _made(self, eqn: Equation, placed: Equation) -> None:
+        self.body.append(placed)
+        for old, new in zip(eqn.results, placed.results, strict=True):
+            self.versions[old] = [Made(new, placed)]
+
     def _equation(self, eqn: Equation) -> None:
+        if eqn.regions:
+            self._loop(eqn)
+            return
         rule, layout = OPS[eqn.op].layout_rule(eqn), eqn.layout or {}
-        passing = self.passing.get(eqn.results[0].name, {})
+        passing = self.passing.through.get(eqn.results[0], {})
         operands = tuple(
             self._version(value, _needed(value, rule, layout, passing.get(i, ())), eqn)
             for i, value in enumerate(eqn.operands)
@@ -76,10 +119,7 @@ class Realization:
         passed = self.mesh.ordered(axis for value in operands for axis in value.type.pending)
         types = result_types(eqn, rule, passed, self.mesh)
         results = tuple(Value(v.name, type) for v, type in zip(eqn.results, types, strict=True))
-        placed = attrs.evolve(eqn, operands=operands, results=results)
-        self.body.append(placed)
-        for old, new in zip(eqn.results, results, strict=True):
-            self.versions[old] = [Made(new, placed)]
+        self._made(eqn, attrs.evolve(eqn, operands=operands, results=results))
 
     def _version(self, old: Value, wanted: TensorType, user: Equation | None) -> Value:
         """The value placed as `wanted`, resharded from its cheapest version unless there is one."""
@@ -87,10 +127,7 @@ class Realization:
         if found is not None:
             return found
         versions = self.versions[old]
-        origin = min(
-            (made for made in versions if set(wanted.pending) <= set(made.value.type.pending)),
-            key=lambda made: plan(made.value.type, wanted, self.mesh)[0],
-        )
+        origin = min(versions, key=lambda made: plan(made.value.type, wanted, self.mesh)[0])
         sent = plan(origin.value.type, wanted, self.mesh)[0]
         eqn = (self._again(old, wanted) if sent else None) or self._reshard(origin, wanted, user)
         versions.append(Made(eqn.result, eqn))
@@ -99,13 +136,13 @@ class Realization:
     def _again(self, old: Value, wanted: TensorType) -> Equation | None:
         """The value made once more, where that needs no data and no work: a broadcast, or a tensor made of nothing."""
         eqn = self.defined.get(old)
-        if eqn is None or wanted.pending or OPS[eqn.op].flops is not no_flops:
+        if eqn is None or eqn.regions or wanted.pending or OPS[eqn.op].flops is not no_flops:
             return None
         rule = OPS[eqn.op].layout_rule(eqn)
         layout = {dim: axes for dim, axes in zip(wanted.names, wanted.splits, strict=True) if axes}
         found = [self._placed(value, _needed(value, rule, layout, ())) for value in eqn.operands]
         operands = tuple(value for value in found if value is not None)
-        if rule.reduced or rule.whole & set(layout) or len(operands) < len(found):
+        if rule.reduced or (rule.whole | rule.single) & set(layout) or len(operands) < len(found):
             return None
         result = Value(self.names.fresh(old.name), wanted)
         again = attrs.evolve(eqn, operands=operands, results=(result,), layout=layout, path=None)
@@ -119,7 +156,8 @@ class Realization:
     def _reshard(self, origin: Made, wanted: TensorType, user: Equation | None) -> Equation:
         """A sum is completed on behalf of the line that left it pending; data is moved on behalf of the line that needs it."""
         pending = origin.value.type.pending != wanted.pending
-        blamed = origin.by if pending or user is None else user
+        made_by = origin.by and maker(origin.by, origin.value)
+        blamed = made_by if pending or user is None else user
         value = Value(self.names.fresh(origin.value.name), wanted)
         eqn = Equation(
             "reshard",
@@ -140,6 +178,13 @@ class Realization:
 def _needed(value: Value, rule: LayoutRule, layout: Mapping[str, Axes], pending: Axes) -> TensorType:
     axes = {dim.name: rule.operand_axes(dim.name, layout) for dim in value.type.dims}
     return value.type.split_by(axes, pending)
+
+
+def wanted_type(eqn: Equation, operand: int, pending: Axes = ()) -> TensorType:
+    """The type that operand number `operand` must have under the equation's layout, or a loop's under its region's."""
+    if eqn.regions:
+        return eqn.operands[operand].type.split_by(region_of(eqn).arguments[operand].layout or {}, pending)
+    return operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand, pending)
 
 
 def realize(function: Function, mesh: Mesh, passing: Passing) -> Function:

@@ -7,6 +7,8 @@ from itertools import chain, repeat
 from math import ceil
 from typing import get_args
 
+import attrs
+
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, Sent, grouped, total
 from mtfc.compiler.analysis.formula import Formula
 from mtfc.compiler.analysis.sizes import Amount
@@ -45,7 +47,7 @@ def _summary(cost: LayoutCost) -> list[str]:
     sent = f"{_bytes(totals.sent.bytes)} ({_bytes(totals.sent.wire_bytes)} on the wire)"
     parts = [f"{name} {_bytes(amount)}" for name, amount in memory.parts().items() if name != "total"]
     if memory.peak:
-        parts[-1] += f" (in line {memory.peak.line})"
+        parts[-1] += f" (in {memory.peak.seen_from(cost.file)})"
     return [
         *_itemized(f"computed  {_flops(totals.flops)}", stages),
         *_itemized(
@@ -82,30 +84,83 @@ def _stages(cost: LayoutCost) -> list[Stage]:
     return [stage for stage in get_args(Stage) if stage in found]
 
 
+@attrs.frozen
+class LineCost:
+    """What a place costs: charges, and bytes that are kept."""
+
+    charges: list[Charge] = attrs.field(factory=list)
+    stored: list[Amount] = attrs.field(factory=list)
+
+
+Lines = dict[Line, LineCost]
+
+
 def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
-    """A table of all lines that cost anything; FLOPs are by stage, and bytes are kept by the line that defines them."""
-    charges = grouped(cost.step, lambda charge: _line(charge.span))
-    stored: dict[Line, Amount] = {}
-    for span, amount in cost.memory.stored:
-        stored[_line(span)] = stored.get(_line(span), 0) + amount
+    """A table of all lines that cost anything, and below a line that calls functions of other files, of their lines.
+
+    FLOPs are by stage, and bytes are kept by the line that defines them.
+    """
     stages = _stages(cost)
     rows = [["line", "source", *stages, "sent", "stored"]]
     texts = {file: text.splitlines() for file, text in sources.items()}
-    for line in sorted({*charges, *stored}):
-        kept = _bytes(stored[line]) if line in stored else ""
-        rows += _line_rows(line, _source(line, texts), charges.get(line, []), stages, kept)
+    for line, inside in sorted(_lines(cost).items()):
+        if set(inside) == {line}:
+            rows += _line_rows(_place(line, cost.file), _source(line, texts), inside[line], stages)
+            continue
+        rows.append(_summed(_place(line, cost.file), _source(line, texts), inside.values(), stages))
+        for place, found in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
+            rows += _line_rows(_place(place, cost.file), f"  {_source(place, texts)}", found, stages)
     return _fitted(rows)
 
 
-def _line_rows(
-    line: Line, source: str, charges: list[Charge], stages: Sequence[Stage], kept: str
-) -> list[list[str]]:
-    """A row, and one more for each way in which the line sends."""
+def _lines(cost: LayoutCost) -> dict[Line, Lines]:
+    """What costs anything by the user's line, and in it by the line in the function that was called."""
+    found: dict[Line, Lines] = {}
+
+    def at(span: Span | None) -> LineCost:
+        own = _line(span.inside(cost.file) if span else None)
+        return found.setdefault(own, {}).setdefault(_line(span), LineCost())
+
+    for charge in cost.step:
+        at(charge.span).charges.append(charge)
+    for span, amount in cost.memory.stored:
+        at(span).stored.append(amount)
+    return found
+
+
+def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
+    """FLOPs by stage."""
     by_stage = grouped(charges, lambda charge: charge.stage)
     flops = [total(by_stage.get(stage, [])).flops for stage in stages]
-    computed = [count_text(_whole(n)) if n else "" for n in flops]
-    sent = [["", f"  {kind}", *("" for _ in stages), size, ""] for kind, size in transfers(charges)]
-    return [[str(line[1] or "-"), source, *computed, "", kept], *sent]
+    return [count_text(_whole(n)) if n else "" for n in flops]
+
+
+def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[list[str]]:
+    """A row, and one more for each way in which the line sends."""
+    indent = " " * (len(source) - len(source.lstrip()) + 2)
+    sent = [
+        ["", f"{indent}{kind}", *("" for _ in stages), size, ""] for kind, size in transfers(found.charges)
+    ]
+    return [[place, source, *_cells(found.charges, stages), "", _kept(found.stored)], *sent]
+
+
+def _summed(place: str, source: str, found: Iterable[LineCost], stages: Sequence[Stage]) -> list[str]:
+    """One row for all that a line leads to."""
+    parts = list(found)
+    charges = [charge for part in parts for charge in part.charges]
+    sent = total(charges).sent
+    stored = _kept([amount for part in parts for amount in part.stored])
+    return [place, source, *_cells(charges, stages), _bytes(sent.bytes) if sent.bytes else "", stored]
+
+
+def _kept(amounts: Sequence[Amount]) -> str:
+    return _bytes(sum(amounts, start=0)) if amounts else ""
+
+
+def _place(line: Line, own: str | None) -> str:
+    """The number of a line, with the file if that is not the user's own."""
+    file, number = line
+    return str(number or "-") if file in ("", own) else f"{file.rpartition('/')[2]}:{number}"
 
 
 def _fitted(rows: list[list[str]]) -> list[str]:

@@ -70,7 +70,8 @@ def _appends(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[tuple
 
 
 def _reductions(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
-    removable = tuple(axis for axis in type.pending if axis not in target.pending)
+    kept = target.pending if type.reduction == target.reduction else ()
+    removable = tuple(axis for axis in type.pending if axis not in kept)
     for axes in _subsets(removable):
         left = tuple(axis for axis in type.pending if axis not in axes)
         yield Step("all_reduce", (("axes", axes),), type, _with_split(type, {}, left))
@@ -115,7 +116,15 @@ def _permutes(type: TensorType) -> Iterator[Step]:
                 yield Step("permute", (("dim", type.dims[i]), ("axes", order)), type, after)
 
 
+def _unreductions(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
+    missing = tuple(axis for axis in target.pending if axis not in type.pending)
+    if missing and not set(missing) & set(type.split_axes) and type.reduction == target.reduction == "sum":
+        after = _with_split(type, {}, mesh.ordered((*type.pending, *missing)))
+        yield Step("unreduce", (("axes", missing),), type, after)
+
+
 def _steps(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
+    yield from _unreductions(type, target, mesh)
     yield from _slices(type, target, mesh)
     yield from _reductions(type, target, mesh)
     yield from _all_to_alls(type, target, mesh)

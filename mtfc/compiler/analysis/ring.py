@@ -16,4 +16,5 @@ RING: Mapping[str, Callable[[Any], Any]] = {
     "all_to_all": lambda n: (n - 1) / n,
     "permute": lambda n: 1,
     "local_slice": lambda n: 0,
+    "unreduce": lambda n: 0,
 }

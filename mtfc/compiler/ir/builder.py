@@ -36,13 +36,24 @@ class Builder:
 
     def __call__(self, op: str, *operands: Value, name: str = "", **attributes: Attr) -> Value:
         """Append one equation and give its only result. Raises `OpError` where the op refuses the operands."""
-        (type,) = OPS[op].infer([v.type.unsplit() for v in operands], attributes)
-        result = Value(self.names.fresh(name or op), type)
-        self.append(Equation(op, operands, (result,), attributes, span=self.span, stage=self.stage))
+        (result,) = self.several(op, *operands, names=(name or op,), **attributes)
         return result
+
+    def several(
+        self, op: str, *operands: Value, names: Sequence[str], **attributes: Attr
+    ) -> tuple[Value, ...]:
+        """Append one equation and give its results, called `names`. Raises `OpError` where the op refuses the operands."""
+        types = OPS[op].infer([v.type.unsplit() for v in operands], attributes)
+        results = tuple(Value(self.names.fresh(name), type) for name, type in zip(names, types, strict=True))
+        self.append(Equation(op, operands, results, attributes, span=self.span, stage=self.stage))
+        return results
 
     def append(self, eqn: Equation) -> None:
         self.body.append(eqn)
+
+    def replace(self, old: Equation, new: Equation) -> None:
+        """Put `new` where `old` stands."""
+        self.body[self.body.index(old)] = new
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
         """The scalar `value`; one equation for each different constant."""

@@ -7,7 +7,8 @@ comes from, through differentiation and partitioning, so that a cost or an error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 import attrs
@@ -19,7 +20,8 @@ Attr = int | float | bool | str | Dim | tuple[Dim, ...] | tuple[str, ...] | tupl
 """Dimensions stand as `Dim`s, mesh axes as strings, `length -> memory` as a pair of `Dim`s."""
 
 Stage = Literal["forward", "backward", "update"]
-Role = Literal["input", "parameter", "state", "step", "carried"]
+Role = Literal["input", "parameter", "state", "step", "carried", "invariant", "sliced"]
+"""What an argument is for. The last three are those of a loop's body: see `loops.py`."""
 
 
 @attrs.frozen(eq=False)
@@ -38,14 +40,15 @@ class Equation:
     """`results = op operands {attrs}`, with the layout of its iteration space once one is assigned.
 
     `layout` maps iteration dimensions to mesh axes; None means that no layout is assigned yet (global level).
-    `path` is the user's dotted name for the result, where it has one: what a `value` rule refers to.
+    `path` is the user's dotted name for the result, where it has one: what a `value` rule refers to. `regions` are bodies that it
+    executes, a loop's for example: functions that see their own arguments and nothing around them.
     """
 
     op: str
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
     attrs: Mapping[str, Attr] = attrs.field(factory=dict)
-    regions: tuple[Region, ...] = ()
+    regions: tuple[Function, ...] = ()
     span: Span | None = None
     stage: Stage = "forward"
     path: str | None = None
@@ -59,29 +62,24 @@ class Equation:
 
 
 @attrs.frozen(eq=False)
-class Region:
-    """A body nested in an equation: a loop's, for example."""
-
-    arguments: tuple[Value, ...]
-    body: tuple[Equation, ...]
-    results: tuple[Value, ...]
-
-
-@attrs.frozen(eq=False)
 class Argument:
-    """A function's argument, what it is for, and (once assigned) the layout it arrives in."""
+    """A function's argument, what it is for, and (once assigned) the layout it arrives in.
+
+    `initial` is what every element of a state is before the first step.
+    """
 
     value: Value
     role: Role
     span: Span | None = None
     layout: Mapping[str, Axes] | None = None
+    initial: float = 0.0
 
 
 @attrs.frozen(eq=False)
 class Output:
     """A named result, and (once assigned) the layout it leaves in.
 
-    `updates` is the name of the argument that it replaces in the next step, if any.
+    `updates` is the name of the argument that it replaces in the next step, or the next iteration, if any.
     """
 
     name: str
@@ -92,12 +90,20 @@ class Output:
 
 @attrs.frozen(eq=False)
 class Function:
-    """Arguments, equations in order of definition, and named outputs."""
+    """Arguments, equations in order of definition, and named outputs. Names of values are unique within it, regions aside."""
 
     name: str
     arguments: tuple[Argument, ...]
     body: tuple[Equation, ...]
     outputs: tuple[Output, ...]
+
+
+def source_file(functions: Sequence[Function]) -> str | None:
+    """The file of the functions' inputs, or where they have none of anything: the user's own, whatever it imports."""
+    arguments = [argument for function in functions for argument in function.arguments]
+    inputs = [argument.span for argument in arguments if argument.role == "input"]
+    spans = chain(inputs, (a.span for a in arguments), (eqn.span for f in functions for eqn in f.body))
+    return next((span.file for span in spans if span), None)
 
 
 @attrs.frozen
@@ -118,21 +124,25 @@ class Parameter:
     span: Span | None = None
 
 
-@attrs.frozen
-class OptimizerCall:
-    """An optimizer by name, with every hyperparameter given or defaulted."""
+@attrs.frozen(eq=False)
+class Update:
+    """How an optimizer updates some of the parameters: a function of one of them.
 
-    name: str
-    hyper: tuple[tuple[str, float], ...]
-    span: Span | None = None
+    Its arguments are the parameter (role `parameter`), its gradient (`input`), and what is kept for it between steps (`state`);
+    its outputs update the parameter and each state. A parameter may have more dimensions than the function's: those of the loops
+    that it is declared in. Each slice along them is updated by itself.
+    """
+
+    parameters: tuple[str, ...]
+    function: Function
 
 
 @attrs.frozen
 class Training:
-    """What a `train` block asks for: the output of `forward` to minimize, and how."""
+    """What a `train` block asks for: the output of `forward` to minimize, and how. Each parameter has one of the updates."""
 
     minimize: str
-    optimizer: OptimizerCall
+    updates: tuple[Update, ...] = ()
     precision: tuple[str, str] | None = None  # (parameters' dtype, computation's dtype)
     clip: float | None = None
     accumulate: int = 1  # micro-batches per step

@@ -1,22 +1,25 @@
-"""Micro-batches: the model's equations several times in one step, each time on one slice of the inputs."""
+"""Micro-batches: forward and backward pass in a loop over slices of the inputs, one slice's activations alive at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Function, Program, Value
-from mtfc.compiler.ir.rewrite import Substitution
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.loops import LOOP, make_loop
+from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
+from mtfc.compiler.ir.types import Dim, TensorType, scalar
+
+Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
+"""Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
 
 
-def with_micro_dims(program: Program, number: int) -> tuple[Program, Dim, Dim]:
-    """The program with two more dimensions: one that counts micro-batches, and one of size 1 for a slice of it."""
-    taken = Names(program.dims)
-    micro, single = Dim(taken.fresh("micro"), number), Dim(taken.fresh("micro_1"), 1)
-    return attrs.evolve(program, dims={**program.dims, micro.name: micro, single.name: single}), micro, single
+def with_micro_dim(program: Program, number: int) -> tuple[Program, Dim]:
+    """The program with one more dimension, which counts micro-batches."""
+    micro = Dim(Names(program.dims).fresh("micro"), number)
+    return attrs.evolve(program, dims={**program.dims, micro.name: micro}), micro
 
 
 def stacked(argument: Argument, micro: Dim) -> Argument:
@@ -27,34 +30,69 @@ def stacked(argument: Argument, micro: Dim) -> Argument:
     return attrs.evolve(argument, value=Value(old.name, TensorType(old.type.dtype, (micro, *old.type.dims))))
 
 
-def copies(
-    b: Builder, forward: Function, arguments: tuple[Argument, ...], micro: Dim, single: Dim
-) -> Iterator[Substitution]:
-    """Append `forward` once for each micro-batch of the stacked arguments; gives the map from old values to the copy's.
+def over_micro_batches(
+    b: Builder,
+    forward: Function,
+    arguments: tuple[Argument, ...],
+    micro: Dim,
+    loss: str,
+    gradients: Gradients,
+) -> tuple[Value, dict[Value, Value]]:
+    """Append the loop; gives the sums over micro-batches of the output `loss` and of each parameter's gradient.
 
-    What the caller appends between two copies stands between them.
+    `arguments` are the forward function's with stacked inputs. The sums are carried, pending or not, and so completed once.
     """
-    pairs = [
-        (old.value, new.value)
-        for old, new in zip(forward.arguments, arguments, strict=True)
-        if new is not old
-    ]
-    span = b.span
-    for number in range(micro.size):
-        b.span, b.stage = span, "forward"
-        inputs = {old: _slice(b, new, old, number, single) for old, new in pairs}
-        yield _copy(b, forward, Substitution(inputs))
+    body, counted = _counted(b, fresh_copy(forward), micro)
+    inner = Builder(names_of(body), b.span, "backward")
+    inner.body = list(body.body)
+    found = gradients(inner, body)
+    inner.span = b.span
+    lost = next(output.value for output in body.outputs if output.name == loss)
+    sums = {f"sum_{loss}": lost} | {f"d_{parameter.name}": g for parameter, g in found.items()}
+    region = _region(inner, body, sums)
+    operands = [_zeros(b, argument.value) for argument in region.arguments if argument.role == "carried"]
+    operands += [argument.value for argument in arguments if argument.role == "parameter"]
+    operands += [counted["step"]] if counted else []
+    operands += [argument.value for argument in arguments if argument.role == "input"]
+    operands += [counted["number"]] if counted else []
+    like = Equation(
+        LOOP, (), (), {"dim": micro, "reverse": False, "checkpoint": False}, span=b.span, stage="backward"
+    )
+    loop = make_loop(b.names, region, operands, like)
+    b.append(loop)
+    original = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
+    return loop.results[0], {original[p]: total for p, total in zip(found, loop.results[1:], strict=True)}
 
 
-def _slice(b: Builder, whole: Value, original: Value, number: int, single: Dim) -> Value:
-    """Micro-batch `number` of a stacked input, with the input's own dimensions."""
-    part = b("slice", whole, source=whole.type.dims[0], target=single, start=number, stride=1)
-    return b("reshape", part, dims=original.type.dims, name=original.name)
+def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str, Value]]:
+    """The body with numbers that go on from one micro-batch to the next in place of `step_number`, and what they are made of.
+
+    They need two more arguments: the step and the number of the micro-batch.
+    """
+    counting = [eqn for eqn in body.body if eqn.op == "step_number"]
+    if not counting:
+        return body, {}
+    inner = Builder(names_of(body), counting[0].span)
+    step, number = (Value(inner.names.fresh(name), scalar("i32")) for name in ("step", "micro_batch"))
+    before = inner("mul", step, inner.constant(micro.size, "i32"))
+    new = Substitution(dict.fromkeys((eqn.result for eqn in counting), inner("add", before, number)))
+    equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if eqn.op != "step_number")]
+    arguments = (*body.arguments, Argument(step, "parameter"), Argument(number, "input"))
+    made = {"step": b("step_number"), "number": b("range", dim=micro)}
+    return attrs.evolve(new.function(body, equations), arguments=arguments), made
 
 
-def _copy(b: Builder, forward: Function, new: Substitution) -> Substitution:
-    for eqn in forward.body:
-        for value in eqn.results:
-            new[value] = Value(b.names.fresh(value.name), value.type)
-        b.append(new.equation(eqn))
-    return new
+def _zeros(b: Builder, like: Value) -> Value:
+    return b("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
+
+
+def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Function:
+    """One micro-batch: `sums` are the values added up, by the names under which the sums are carried."""
+    arguments, outputs = [], []
+    for name, value in sums.items():
+        total = Value(inner.names.fresh(name), value.type)
+        arguments.append(Argument(total, "carried"))
+        outputs.append(Output(total.name, inner("add", total, value), total.name))
+    arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
+    arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
+    return Function("micro_batches", tuple(arguments), tuple(inner.body), tuple(outputs))

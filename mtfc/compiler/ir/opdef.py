@@ -16,6 +16,7 @@ from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 if TYPE_CHECKING:
+    from mtfc.compiler.ir.blocks import Blocks
     from mtfc.compiler.ir.builder import Builder
 
 Attrs = Mapping[str, Attr]
@@ -46,11 +47,13 @@ class LayoutRule:
     index: dimension of an operand -> dimension of the iteration space that runs along it, where the names differ; None where
         every processor needs all of it (an op that mixes positions).
     whole: dimensions of the result that cannot be computed in parts.
+    single: dimensions of the result that can be split only into single elements, one for each processor.
     reduced: dimensions summed (or maximised ...) away: splitting one leaves a reduction pending over its axes.
     """
 
     index: Mapping[str, str | None] = attrs.field(factory=dict)
     whole: frozenset[str] = frozenset()
+    single: frozenset[str] = frozenset()
     reduced: tuple[Dim, ...] = ()
     reduction: str = "sum"
 
@@ -58,6 +61,12 @@ class LayoutRule:
         """The axes that must split dimension `dim` of an operand for the equation to run under `layout`."""
         iteration = self.index.get(dim, dim)
         return () if iteration is None else layout.get(iteration, ())
+
+    def allows(self, dim: Dim, axes: Axes, mesh: Mesh) -> bool:
+        """Whether dimension `dim` of the result can be split over `axes`, as far as the op is concerned."""
+        if not axes or (dim.name in self.single and dim.size == mesh.size(axes)):
+            return True
+        return dim.name not in self.whole | self.single
 
 
 BY_NAME = LayoutRule()
@@ -78,10 +87,12 @@ class Sizes(Protocol):
 class Shard:
     """What an op sees when it is evaluated on one processor.
 
-    shape: the shape of this processor's part of the (first) result. offset: dimension of the result -> first index here.
+    shape: the shape of this processor's part of the (first) result. offset: dimension of a result or operand -> first index
+    here. random: the functions that draw random numbers.
     """
 
     np: Any
+    random: Any
     eqn: Equation
     shape: tuple[int, ...]
     offset: Callable[[str], int]
@@ -94,8 +105,9 @@ class Code:
     args: the operands as expressions, each a name or a literal. aligned: the same, transposed and with axes inserted so that
     they broadcast in the result's dimension order. sizes: this processor's shape of the result. shape: the same as text,
     with what the backend puts in front of it, e.g. `(1, 1, 8, 256)`. axis: (operand number, dimension) -> the array axis,
-    counted from the end (negative). offset: dimension of the result -> expression for its first index here, which
-    broadcasts against the result; empty where that is 0. dtype: the result's element type, e.g. `np.float32`.
+    counted from the end (negative). offset: (dimension of a result or operand, rank) -> expression for its first index
+    here, which broadcasts against arrays with so many dimensions; empty where that is 0. dtype: the result's element type,
+    e.g. `np.float32`.
     """
 
     eqn: Equation
@@ -104,12 +116,13 @@ class Code:
     sizes: tuple[int, ...]
     shape: str
     axis: Callable[[int, str], int]
-    offset: Callable[[str], str]
+    offset: Callable[[str, int], str]
     dtype: str
 
 
 Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
 Gradient = Callable[["Builder", Equation, Sequence[Value]], tuple[Value | None, ...]]
+Distribute = Callable[["Blocks", Equation], tuple[Value, ...] | None]
 Text = str | Callable[[Code], str]
 
 
@@ -120,6 +133,8 @@ class OpDef:
     infer: type rule on global types; raises `OpError`.
     place: type rule on split types: (this record, equation, mesh) -> the results' types.
     layout_rule: its dimensions' roles.
+    distribute: the same results by equations that work on each shard of a dimension that the op mixes the positions of, and on
+        what the shards have to tell each other; None where the op mixes none, or cannot do better than to gather the dimension.
     linear: groups of operands; a pending sum in all operands of one group passes through to the result.
     gradient: cotangents of the operands from those of the results, in terms of other ops; None where there is none.
     flops: floating-point operations of one execution on one processor.
@@ -132,6 +147,7 @@ class OpDef:
     infer: Infer
     place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
     layout_rule: Callable[[Equation], LayoutRule]
+    distribute: Distribute | None
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]]
     gradient: Gradient
     flops: Callable[[Equation, Sizes], Any]

@@ -31,6 +31,11 @@ def result_types(eqn: Equation, rule: LayoutRule, passed: Axes, mesh: Mesh) -> t
     return tuple(value.type.split_by(layout, pending, rule.reduction) for value in eqn.results)
 
 
+def type_with(eqn: Equation, dim: str) -> TensorType:
+    """The type of a result, or else an operand, that has dimension `dim`: it says how the equation splits it."""
+    return next(v.type for v in (*eqn.results, *eqn.operands) if dim in v.type.names)
+
+
 def passes(opdef: OpDef, eqn: Equation, axis: str) -> bool:
     """Whether a sum pending over `axis` in exactly the operands where it is pending passes through."""
     pending = tuple(i for i, v in enumerate(eqn.operands) if axis in v.type.pending)

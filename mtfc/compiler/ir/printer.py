@@ -1,8 +1,8 @@
 """The IR as text that a person can read and `reader.py` can read back.
 
 One line holds one thing. What follows from something already on the line is left out: in a function that is `placed` an
-layout is written only where it is not the one that the type shows, or for a reshard or collective, which has no iteration space,
-where it is not empty. The grammar is `mtfc/grammar/ir.lark`. Printing is linear in the size of the program.
+layout is written only where it is not the one that the type shows, or for a loop, reshard or collective, which has no iteration
+space, where it is not empty. The grammar is `mtfc/grammar/ir.lark`. Printing is linear in the size of the program.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from mtfc.compiler.ir.core import (
     Function,
     Output,
     Program,
-    Region,
     Stage,
     Training,
+    Update,
     Value,
-    walk,
+    source_file,
 )
+from mtfc.compiler.ir.loops import LOOP
 from mtfc.compiler.ir.ops import collectives
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 
@@ -55,15 +56,14 @@ def shown_layout(type: TensorType) -> dict[str, Axes]:
 
 def implied_layout(op: str, first: TensorType) -> dict[str, Axes]:
     """The layout of an equation of a placed function that does not write one, by its op and first result's type."""
-    return {} if op in MOVES else shown_layout(first)
+    return {} if op in MOVES or op == LOOP else shown_layout(first)
 
 
 def is_placed(function: Function) -> bool:
     """Whether anything in a function has a layout."""
-    nodes: Iterable[Argument | Output | Equation] = chain(
-        function.arguments, function.outputs, walk(function.body)
-    )
-    return any(node.layout is not None for node in nodes)
+    nodes: Iterable[Argument | Output | Equation] = chain(function.arguments, function.outputs, function.body)
+    regions = (region for eqn in function.body for region in eqn.regions)
+    return any(node.layout is not None for node in nodes) or any(map(is_placed, regions))
 
 
 def name_text(name: str, reserved: frozenset[str] = _WORDS) -> str:
@@ -120,7 +120,7 @@ def _rules_text(rules: Rules) -> str:
 
 
 def program_layout_text(layout: Layout) -> str:
-    """A layout between braces, as a .mtf file has it."""
+    """The user's layout between braces, as a .mtf file has it."""
     entries = [_rules_text(layout.rules)] if layout.rules.axes else []
     stored = (("params", layout.params), ("optimizer", layout.optimizer))
     entries += [f"{section}: {{{_rules_text(rules)}}}" for section, rules in stored if rules.axes]
@@ -132,21 +132,11 @@ def _call_text(name: str, settings: tuple[tuple[str, float], ...]) -> str:
     return f"{name_text(name)}({', '.join(f'{name_text(k)} = {number_text(v)}' for k, v in settings)})"
 
 
-def _spans(program: Program) -> Iterator[Span | None]:
-    yield from (parameter.span for parameter in program.parameters)
-    for function in program.functions:
-        yield from (argument.span for argument in function.arguments)
-        yield from (eqn.span for eqn in walk(function.body))
-    if program.training:
-        yield from (program.training.span, program.training.optimizer.span)
-
-
 class _Printer:
     """Holds what every line needs: the mesh, how to show spans, and the texts of types already seen."""
 
     def __init__(self, program: Program | None, locations: bool) -> None:
-        spans = _spans(program) if program else iter(())
-        self.file = next((span.file for span in spans if span), None)
+        self.file = source_file(program.functions) if program else None
         self.mesh: Mesh | None = program.mesh if program else None
         self.locations = locations
         self._types: dict[TensorType, str] = {}
@@ -159,43 +149,54 @@ class _Printer:
             axes = ", ".join(f"{name_text(name)}: {size}" for name, size in program.mesh.axes)
             yield f"mesh {name_text(program.mesh.name)} = [{axes}]"
         if program.layout:
-            yield f"layout {name_text(program.layout.name)} = {program_layout_text(program.layout)}"
+            blocks = _rules_text(program.layout.blocks)
+            more = f" blocks {{{blocks}}}" if blocks else ""
+            yield f"layout {name_text(program.layout.name)} = {program_layout_text(program.layout)}{more}"
         yield from (f"dim {name_text(dim.name)} = {dim.size}" for dim in program.dims.values())
         for p in program.parameters:
             init = _call_text(p.init.name, p.init.args)
             yield f"param {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
         if program.training:
             yield self.training(program.training)
+            for update in program.training.updates:
+                yield from self.update(update)
         for function in program.functions:
             yield ""
             yield from self.function(function)
 
     def training(self, training: Training) -> str:
-        call = training.optimizer
         text = f"train{self.at(training.span)} minimize {name_text(training.minimize)}"
-        text += f" with {_call_text(call.name, call.hyper)}{self.at(call.span)}"
         if training.precision:
             text += f" precision ({', '.join(training.precision)})"
         if training.clip is not None:
             text += f" clip {number_text(training.clip)}"
         return text if training.accumulate == 1 else f"{text} accumulate {training.accumulate}"
 
-    def function(self, function: Function) -> Iterator[str]:
+    def update(self, update: Update) -> Iterator[str]:
+        yield from self.function(
+            update.function, f"update {', '.join(map(name_text, update.parameters))} with"
+        )
+
+    def function(self, function: Function, head: str = "function") -> Iterator[str]:
         placed = is_placed(function)
-        yield f"function {name_text(function.name)}{' placed' if placed else ''} {{"
-        yield from (self.argument(argument, placed) for argument in function.arguments)
-        yield from self.body(function.body, "forward", placed, "  ")
-        yield from (self.output(output, placed) for output in function.outputs)
+        yield f"{head} {name_text(function.name)}{' placed' if placed else ''} {{"
+        yield from self.inside(function, "forward", placed, "  ")
         yield "}"
+
+    def inside(self, function: Function, stage: Stage, placed: bool, indent: str) -> Iterator[str]:
+        yield from (f"{indent}{self.argument(argument, placed)}" for argument in function.arguments)
+        yield from self.body(function.body, stage, placed, indent)
+        yield from (f"{indent}{self.output(output, placed)}" for output in function.outputs)
 
     def argument(self, argument: Argument, placed: bool) -> str:
         under = self.under(argument.layout, shown_layout(argument.value.type), placed)
-        return f"  {argument.role} {self.defined(argument.value)}{under}{self.at(argument.span)}"
+        start = f" = {number_text(argument.initial)}" if argument.initial != 0 else ""
+        return f"{argument.role} {self.defined(argument.value)}{start}{under}{self.at(argument.span)}"
 
     def output(self, output: Output, placed: bool) -> str:
         updates = f" updates {name_text(output.updates)}" if output.updates is not None else ""
         under = self.under(output.layout, shown_layout(output.value.type), placed)
-        return f"  output {name_text(output.name)} = {output.value}{updates}{under}"
+        return f"output {name_text(output.name)} = {output.value}{updates}{under}"
 
     def body(self, body: tuple[Equation, ...], stage: Stage, placed: bool, indent: str) -> Iterator[str]:
         """The equations' lines, with a line for the stage wherever it changes."""
@@ -209,17 +210,12 @@ class _Printer:
                 yield f"{indent}{self.head(eqn, placed)}{self.comment(eqn)}"
 
     def with_regions(self, eqn: Equation, placed: bool, indent: str) -> Iterator[str]:
-        yield f"{indent}{self.head(eqn, placed)} {{{self.comment(eqn)}"
-        for i, region in enumerate(eqn.regions):
-            if i:
-                yield f"{indent}}} {{"
-            yield from self.region(region, eqn.stage, placed, indent + "  ")
+        start = f"{indent}{self.head(eqn, placed)} "
+        for region in eqn.regions:
+            yield f"{start}region {name_text(region.name)} {{{self.comment(eqn)}"
+            yield from self.inside(region, eqn.stage, placed, indent + "  ")
+            start = f"{indent}}} "
         yield f"{indent}}}"
-
-    def region(self, region: Region, stage: Stage, placed: bool, indent: str) -> Iterator[str]:
-        yield from (f"{indent}argument {self.defined(value)}" for value in region.arguments)
-        yield from self.body(region.body, stage, placed, indent)
-        yield f"{indent}yield {', '.join(map(str, region.results))}".rstrip()
 
     def head(self, eqn: Equation, placed: bool) -> str:
         results = ", ".join([self.defined(value) for value in eqn.results])
@@ -248,16 +244,21 @@ class _Printer:
     def at(self, span: Span | None) -> str:
         if span is None or not self.locations:
             return ""
+        places = [self.place(span)]
+        while span.call is not None:
+            span = span.call
+            places.append(self.place(span))
+        return f" at {' in '.join(places)}"
+
+    def place(self, span: Span) -> str:
         file = "" if span.file == self.file else f"{json.dumps(span.file)} "
-        return f" at {file}{span.line}:{span.column}-{span.end_line}:{span.end_column}"
+        return f"{file}{span.line}:{span.column}-{span.end_line}:{span.end_column}"
 
     def comment(self, eqn: Equation) -> str:
         """What is sent, and the source line that the equation comes from."""
         facts = []
-        if self.mesh and eqn.op in collectives.KINDS:
+        if self.mesh and eqn.op in collectives.KIND_OF:
             facts.append(bytes_text(sum(value.type.local_bytes(self.mesh) for value in eqn.operands)))
         if eqn.span and not self.locations:
-            facts.append(
-                f"line {eqn.span.line}" if eqn.span.file == self.file else f"{eqn.span.file}:{eqn.span.line}"
-            )
+            facts.append(eqn.span.seen_from(self.file))
         return f"  // {', '.join(facts)}" if facts else ""

@@ -23,14 +23,13 @@ from mtfc.compiler.ir.core import (
     Equation,
     Function,
     Initializer,
-    OptimizerCall,
     Output,
     Parameter,
     Program,
-    Region,
     Role,
     Stage,
     Training,
+    Update,
     Value,
 )
 from mtfc.compiler.ir.printer import implied_layout, shown_layout
@@ -162,8 +161,10 @@ class _Reader:
 
     def program_layout(self, node: Node) -> Layout:
         values = tuple((_first_name(v), _section(v)) for v in _children(node, "value_rules"))
-        params, optimizer = _section(_child(node, "params")), _section(_child(node, "optimizer"))
-        return Layout(_first_name(node), _rules(node), params, optimizer, values)
+        params, optimizer, blocks = (
+            _section(_child(node, section)) for section in ("params", "optimizer", "blocks")
+        )
+        return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks)
 
     def parameter(self, node: Node) -> Parameter:
         (call,) = _children(node, "call")
@@ -172,29 +173,36 @@ class _Reader:
 
     def training(self, node: Node) -> Training:
         precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
-        (update,) = _children(node, "update")
-        (call,) = _children(update, "call")
         return Training(
             minimize=_first_name(node),
-            optimizer=OptimizerCall(_first_name(call), _settings(call), self.span(update)),
+            updates=tuple(self.update(update) for update in _children(self.tree, "update")),
             precision=cast("tuple[str, str]", tuple(_names(precision))) if precision else None,
             clip=_number(_tokens(clip, "NUMBER")[0]) if clip else None,
             accumulate=int(_tokens(accumulate, "NUMBER")[0]) if accumulate else 1,
             span=self.span(node),
         )
 
+    def update(self, node: Node) -> Update:
+        *parameters, _ = _names(node)
+        return Update(tuple(parameters), self.function(node))
+
     def function(self, node: Node) -> Function:
-        scope, placed = _Scope(), _token(node, "PLACED") is not None
+        return self.inside(node, _token(node, "PLACED") is not None, "forward")
+
+    def inside(self, node: Node, placed: bool, stage: Stage) -> Function:
+        """A function or region: it sees its own arguments only."""
+        scope = _Scope()
         arguments = tuple(self.argument(a, scope, placed) for a in _children(node, "argument"))
         (body,) = _children(node, "body")
-        equations = self.body(body, scope, placed, "forward")
+        equations = self.body(body, scope, placed, stage)
         outputs = tuple(self.output(o, scope, placed) for o in _children(node, "output"))
-        return Function(_first_name(node), arguments, equations, outputs)
+        return Function(_names(node)[-1], arguments, equations, outputs)
 
     def argument(self, node: Node, scope: _Scope, placed: bool) -> Argument:
         value = self.defined(node, scope)[0]
         role = cast("Role", str(_tokens(node, "ROLE")[0]))
-        return Argument(value, role, self.span(node), self.under(node, shown_layout(value.type), placed))
+        layout, start = self.under(node, shown_layout(value.type), placed), _token(node, "NUMBER")
+        return Argument(value, role, self.span(node), layout, float(start or 0))
 
     def output(self, node: Node, scope: _Scope, placed: bool) -> Output:
         value = scope.use(_tokens(node, "VALUE")[0])
@@ -214,7 +222,7 @@ class _Reader:
     def equation(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> Equation:
         (operands,) = _children(node, "operands")
         used = tuple(scope.use(token) for token in _tokens(operands, "VALUE"))
-        regions = tuple(self.region(r, scope, placed, stage) for r in _children(node, "region"))
+        regions = tuple(self.inside(r, placed, stage) for r in _children(node, "region"))
         results = self.defined(node, scope)
         op, path = _first_name(node), _child(node, "path")
         return Equation(
@@ -228,12 +236,6 @@ class _Reader:
             _first_name(path) if path else None,
             self.under(node, implied_layout(op, results[0].type), placed),
         )
-
-    def region(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> Region:
-        arguments = tuple(self.defined(a, scope)[0] for a in _children(node, "region_argument"))
-        (body,), (results,) = _children(node, "body"), _children(node, "operands")
-        equations = self.body(body, scope, placed, stage)
-        return Region(arguments, equations, tuple(scope.use(t) for t in _tokens(results, "VALUE")))
 
     def under(self, node: Node, implied: Mapping[str, Axes], placed: bool) -> Mapping[str, Axes] | None:
         """The layout written, or where none is, the implied one."""
@@ -295,9 +297,16 @@ class _Reader:
         at = _child(node, "at")
         if at is None:
             return None
-        file, (position,) = _token(at, "STRING"), _tokens(at, "POSITION")
-        start, end = (part.split(":") for part in position.split("-"))
-        return Span(json.loads(file) if file else self.file or "", *map(int, (*start, *end)))
+        span = None
+        for place in reversed(list(_children(at, "place"))):
+            span = self.place(place, span)
+        return span
+
+    def place(self, node: Node, call: Span | None) -> Span:
+        file, (position,) = _token(node, "STRING"), _tokens(node, "POSITION")
+        line, column, end_line, end_column = map(int, position.replace("-", ":").split(":"))
+        name = json.loads(file) if file else self.file or ""
+        return Span(name, line, column, end_line, end_column, call)
 
 
 def same_program(a: Program, b: Program, locations: bool = True) -> bool:

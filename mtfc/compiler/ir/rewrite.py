@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Equation, Function, Region, Value
+from mtfc.compiler.ir.core import Equation, Function, Value
 
 
 def names_of(function: Function) -> Names:
@@ -16,7 +16,7 @@ def names_of(function: Function) -> Names:
 
 
 def defined_values(function: Function) -> Iterable[Value]:
-    """Arguments and results, in order of definition; those of nested regions are left to the regions' own scope."""
+    """Arguments and results, in order of definition; what regions define has a scope of its own."""
     yield from (argument.value for argument in function.arguments)
     for eqn in function.body:
         yield from eqn.results
@@ -43,19 +43,11 @@ class Substitution:
         return tuple(self[value] for value in values)
 
     def equation(self, eqn: Equation) -> Equation:
-        """The equation with operands and results substituted, also inside its regions; the same object if none changes."""
+        """The equation with operands and results substituted; the same object if none changes. Regions see nothing of either."""
         operands, results = self.all(eqn.operands), self.all(eqn.results)
-        regions = tuple(self.region(region) for region in eqn.regions)
-        if operands == eqn.operands and results == eqn.results and regions == eqn.regions:
+        if operands == eqn.operands and results == eqn.results:
             return eqn
-        return attrs.evolve(eqn, operands=operands, results=results, regions=regions)
-
-    def region(self, region: Region) -> Region:
-        body = tuple(self.equation(eqn) for eqn in region.body)
-        arguments, results = self.all(region.arguments), self.all(region.results)
-        if body == region.body and arguments == region.arguments and results == region.results:
-            return region
-        return Region(arguments, body, results)
+        return attrs.evolve(eqn, operands=operands, results=results)
 
     def function(self, function: Function, body: Iterable[Equation]) -> Function:
         """The function with `body` (already substituted) and its outputs substituted."""
@@ -63,6 +55,22 @@ class Substitution:
             o if self[o.value] is o.value else attrs.evolve(o, value=self[o.value]) for o in function.outputs
         )
         return attrs.evolve(function, body=tuple(body), outputs=outputs)
+
+
+def fresh_copy(function: Function) -> Function:
+    """The same function over values of its own, regions included, under the same names."""
+    new = Substitution()
+
+    def renewed(value: Value) -> Value:
+        new[value] = Value(value.name, value.type)
+        return new[value]
+
+    arguments = tuple(attrs.evolve(a, value=renewed(a.value)) for a in function.arguments)
+    body = []
+    for eqn in function.body:
+        results, regions = tuple(map(renewed, eqn.results)), tuple(map(fresh_copy, eqn.regions))
+        body.append(attrs.evolve(eqn, operands=new.all(eqn.operands), results=results, regions=regions))
+    return attrs.evolve(new.function(function, body), arguments=arguments)
 
 
 def rename_values(function: Function, names: Mapping[Value, str]) -> Function:

@@ -83,7 +83,8 @@ class Layout:
     """A computation layout, and what is stored otherwise than it is computed.
 
     `params` and `optimizer` override `rules` for how parameters and optimizer state are stored; `values` gives single values
-    (by dotted path) rules of their own, in place of `rules`.
+    (by dotted path) rules of their own, in place of `rules`. `blocks` are rules for dimensions that the compiler has added: see
+    `blocks.py`.
     """
 
     name: str
@@ -91,10 +92,16 @@ class Layout:
     params: Rules = Rules()
     optimizer: Rules = Rules()
     values: tuple[tuple[str, Rules], ...] = ()
+    blocks: Rules = Rules()
 
     @cached_property
     def value_rules(self) -> dict[str, Rules]:
         return dict(self.values)
+
+    @cached_property
+    def compute(self) -> Rules:
+        """The rules of the computation, for every dimension of the program."""
+        return self.rules.override(self.blocks)
 
 
 @attrs.frozen(cache_hash=True)

@@ -3,18 +3,19 @@
 A pass that breaks one of these has a bug; `verify` names the equation and the source line. The invariants:
 
 Names and scopes
- 1. Functions, and in each function arguments, outputs and values (those of regions too), have unique names.
- 2. A value is defined once, before its uses, and is not used outside the region that defines it.
+ 1. Functions, and in each function or region arguments, outputs and values, have unique names.
+ 2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
     `forward`, a floating-point scalar.
- 4. An output that updates an argument is the only one that does, and has the argument's type.
+ 4. An output that updates an argument is the only one that does, and has the argument's type. Training updates each parameter
+    in one way, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
 
 Dimensions and types
  5. Every dimension is declared in the program, with the size that it has there.
  6. A type has no dimension twice; a mesh axis splits one of its dimensions, or has a reduction pending, or neither; axes belong
     to the mesh; split sizes divide evenly; pending axes stand in mesh order.
  7. The results' global types are what the op's own type rule infers from the operands' global types and the attributes.
- 8. Nothing is pending in an argument or an output.
+ 8. Nothing is pending in an argument or an output, but that a loop may carry and yield pending reductions.
 
 Placement (which of it applies depends on the level, see `LEVELS`)
  9. Nothing has a layout, or everything has: arguments, equations, outputs.
@@ -22,7 +23,7 @@ Placement (which of it applies depends on the level, see `LEVELS`)
     in parts.
 11. Types are global, or: an argument's or output's type is split as its layout says, and the results' types are what the op's
     own place rule gives for the operands' types.
-12. Only ops legal at the level occur.
+12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ from typing import Any, Literal
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Region, Value
-from mtfc.compiler.ir.opdef import OpDef, OpError
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value
+from mtfc.compiler.ir.loops import LOOP, loop_error
+from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import PlacementError
 from mtfc.compiler.ir.printer import MOVES, equation_text
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.ir.updates import updates_error
 
 Level = Literal["global", "assigned", "resharded", "lowered"]
 
@@ -92,7 +95,19 @@ class Verifier:
             program, level, self._seen.setdefault(level, set()), self._alike.setdefault(level, set())
         )
         for function in program.functions:
-            _FunctionCheck(program, function, level, equations).run()
+            _FunctionCheck(program, function, LEVELS[level], equations).run()
+        if program.training is not None:
+            self._check_updates(program, program.training)
+
+    def _check_updates(self, program: Program, training: Training) -> None:
+        """They are global at every level, as only `differentiate` reads them."""
+        wrong = updates_error(training, program)
+        if wrong is not None:
+            raise VerifyError(wrong, f"program {program.name}")
+        seen, alike = self._seen.setdefault("global", set()), self._alike.setdefault("global", set())
+        equations = _Equations(program, "global", seen, alike)
+        for update in training.updates:
+            _FunctionCheck(program, update.function, LEVELS["global"], equations, "training").run()
 
 
 def _unique(names: Iterable[str], what: str, where: str) -> None:
@@ -151,19 +166,19 @@ def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> 
     return None if known else f"reduction {type.reduction} with pending {type.pending}"
 
 
-def layout_error(
-    layout: Mapping[str, Axes], dims: Iterable[Dim], whole: frozenset[str], mesh: Mesh
-) -> str | None:
+def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], rule: LayoutRule, mesh: Mesh) -> str | None:
     """What is wrong with an equation's layout (invariant 10), or None."""
     sizes = {dim.name: dim.size for dim in dims}
     used = [axis for axes in layout.values() for axis in axes]
     for name, axes in layout.items():
         if name not in sizes:
             return f"its layout names {name}, which is no dimension of its iteration space"
-        if axes and name in whole:
+        if axes and name in rule.whole:
             return f"its layout splits {name}, which the op needs whole"
         if not set(axes) <= set(mesh.names) or sizes[name] % mesh.size(axes):
             return f"{name} (size {sizes[name]}) cannot be split over {', '.join(axes)}"
+        if not rule.allows(Dim(name, sizes[name]), axes, mesh):
+            return f"its layout splits {name}, which the op needs whole or in single elements"
     return "its layout puts two dimensions on one mesh axis" if len(set(used)) != len(used) else None
 
 
@@ -185,7 +200,7 @@ class _Equations:
         if eqn in self.seen:
             return
         key = _likeness(eqn)
-        if key not in self.alike:
+        if key not in self.alike or eqn.regions:
             reason = self.error(eqn)
             if reason is not None:
                 raise VerifyError(reason, equation_text(eqn), eqn.span)
@@ -194,7 +209,7 @@ class _Equations:
 
     def error(self, eqn: Equation) -> str | None:
         """The first invariant of an equation that does not hold, or None."""
-        if eqn.op not in OPS:
+        if eqn.op not in OPS and eqn.op != LOOP:
             return f"unknown op {eqn.op}"
         if eqn.op in MOVES and eqn.op not in self.rule.moves:
             return f"op {eqn.op} is not legal at level {self.level}"
@@ -202,6 +217,8 @@ class _Equations:
             wrong = type_error(value.type, self.dims, self.mesh)
             if wrong:
                 return f"{value} is {value.type}: {wrong}"
+        if eqn.op == LOOP or eqn.regions:
+            return self.attrs_error(eqn) or loop_error(eqn)
         opdef = OPS[eqn.op]
         return self.attrs_error(eqn) or _infer_error(opdef, eqn) or self.place_error(opdef, eqn)
 
@@ -224,7 +241,7 @@ class _Equations:
         if eqn.layout is not None and self.mesh:
             rule = opdef.layout_rule(eqn)
             space = [*rule.reduced, *(dim for value in eqn.results for dim in value.type.dims)]
-            wrong = layout_error(eqn.layout, space, rule.whole, self.mesh)
+            wrong = layout_error(eqn.layout, space, rule, self.mesh)
             if wrong:
                 return wrong
         return _placement_error(opdef, eqn, self.mesh) if self.rule.placed and self.mesh else None
@@ -277,11 +294,19 @@ def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
 
 
 class _FunctionCheck:
-    """Walks one function with the values that are in scope."""
+    """Walks one function or region with the values that are in scope."""
 
-    def __init__(self, program: Program, function: Function, level: Level, equations: _Equations) -> None:
-        self.program, self.function, self.rule, self.equations = program, function, LEVELS[level], equations
-        self.where = f"function {function.name}"
+    def __init__(
+        self,
+        program: Program,
+        function: Function,
+        rule: LevelRule,
+        equations: _Equations,
+        outer: str | None = None,
+    ) -> None:
+        self.program, self.function, self.rule, self.equations = program, function, rule, equations
+        self.is_region = outer is not None
+        self.where = f"region {function.name} of {outer}" if outer else f"function {function.name}"
         self.declared = {parameter.name: parameter.type for parameter in program.parameters}
         self.arguments = {argument.value.name: argument.value.type for argument in function.arguments}
         self.visible: set[Value] = set()
@@ -313,7 +338,7 @@ class _FunctionCheck:
             self.used(eqn.operands, eqn)
             self.equations.check(eqn)
             for region in eqn.regions:
-                self.region(eqn, region)
+                _FunctionCheck(self.program, region, self.rule, self.equations, self.where).run()
             for value in eqn.results:
                 self.define(value, eqn)
 
@@ -322,27 +347,23 @@ class _FunctionCheck:
             value = next(value for value in values if value not in self.visible)
             raise self.wrong(f"{value} is not defined before its use", eqn)
 
-    def region(self, eqn: Equation, region: Region) -> None:
-        outside = set(self.visible)
-        for value in region.arguments:
-            self.define(value, eqn)
-        self.body(region.body)
-        self.used(region.results, eqn)
-        self.visible = outside
-
-    def end(self, node: Argument | Output, where: str) -> None:
-        """What holds of arguments and outputs alike: invariants 6, 8, 9 and 11."""
+    def end(self, node: Argument | Output, where: str, pending: bool) -> None:
+        """What holds of arguments and outputs alike: invariants 6, 8, 9 and 11; `pending` says whether anything may be."""
         if node in self.equations.seen:
             return
         type, layout = node.value.type, node.layout
         wrong = type_error(type, self.program.dims, self.program.mesh)
         if wrong:
             raise VerifyError(f"{node.value} is {type}: {wrong}", where)
-        if type.pending:
+        if type.pending and not pending:
             raise VerifyError(f"{node.value} is {type}: nothing may be pending there", where)
         if (layout is not None) != self.rule.layouts:
             raise VerifyError("it has no layout" if layout is None else "it has a layout", where)
-        placed = type.unsplit().split_by(layout or {}) if self.rule.placed else type.unsplit()
+        placed = (
+            type.unsplit().split_by(layout or {}, type.pending, type.reduction)
+            if self.rule.placed
+            else type.unsplit()
+        )
         if type != placed:
             raise VerifyError(f"{node.value} is {type}, and its layout makes it {placed}", where)
         self.equations.seen.add(node)
@@ -350,15 +371,15 @@ class _FunctionCheck:
     def argument(self, argument: Argument) -> None:
         where = f"argument {argument.value} of {self.where}"
         self.define(argument.value)
-        self.end(argument, where)
+        self.end(argument, where, argument.role == "carried")
         declared = self.declared.get(argument.value.name)
-        if argument.role == "parameter" and declared != argument.value.type.unsplit():
+        if argument.role == "parameter" and not self.is_region and declared != argument.value.type.unsplit():
             raise VerifyError("the program does not declare such a parameter", where, argument.span)
 
     def output(self, output: Output) -> None:
         where = f"output {output.name} of {self.where}"
         if output.value not in self.visible:
             raise VerifyError(f"{output.value} is not defined", where)
-        self.end(output, where)
+        self.end(output, where, self.is_region)
         if output.updates is not None and self.arguments.get(output.updates) != output.value.type:
             raise VerifyError(f"it is {output.value.type} and updates {output.updates}", where)

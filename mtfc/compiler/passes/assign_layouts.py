@@ -2,7 +2,8 @@
 
 The computation layout is restricted to the dimensions of each equation (Mesh-TensorFlow paper, section 5). On top of that:
 values with a `value` rule take that one; equations of the update run in the layout in which the optimizer state is stored, so
-that a gradient is scattered before and a parameter gathered after them; dimensions that an op needs whole stay so; and where
+that a gradient is scattered before and a parameter gathered after them; what a loop slices stays as it is stored, so that it is
+gathered one slice at a time; dimensions that an op needs whole stay so; and where
 two dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
 
 An axis of size 1 splits nothing and is left out everywhere.
@@ -21,9 +22,12 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.resharding import plan
+from mtfc.compiler.analysis.ruling import Ruling
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.loops import ROLES, dim_of, pairs, region_of, sliced_type
+from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verify import Level
@@ -42,66 +46,85 @@ class AssignLayouts(Pass):
         return placed.map_functions(lambda function: Assignment(mesh, layout).function(function))
 
 
-def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
-    return Rules(tuple((dim, tuple(a for a in axes if mesh.sizes[a] > 1)) for dim, axes in rules.axes))
+def only_sliced(function: Function) -> set[Value]:
+    """Values that nothing uses but loops, slice by slice: parameters of all layers, cast, say."""
+    sliced: set[Value] = set()
+    others = {output.value for output in function.outputs}
+    for eqn in function.body:
+        roles = [a.role for a in region_of(eqn).arguments] if eqn.regions else [""] * len(eqn.operands)
+        for value, role in zip(eqn.operands, roles, strict=True):
+            (sliced if role == "sliced" else others).add(value)
+    return sliced - others
 
 
 class Assignment:
     """Assigns layouts to one function, in order of definition."""
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
-        self.mesh = mesh
-        self.compute = without_unit_axes(layout.rules, mesh)
-        self.parameters = self.compute.override(without_unit_axes(layout.params, mesh))
-        self.state = self.parameters.override(without_unit_axes(layout.optimizer, mesh))
-        self.values = {path: without_unit_axes(rules, mesh) for path, rules in layout.values}
+        self.mesh, self.ruling = mesh, Ruling(mesh, layout)
         self.placed: dict[Value, TensorType] = {}
-        self._chosen: dict[object, dict[str, Axes]] = {}
+        self.sliced: set[Value] = set()
 
     def function(self, function: Function) -> Function:
+        """A function, or a loop's region."""
         arguments = tuple(self._argument(argument) for argument in function.arguments)
-        body = tuple(self._equation(eqn) for eqn in function.body)
+        self.sliced |= only_sliced(function)
+        body = tuple(self._loop(eqn) if eqn.regions else self._equation(eqn) for eqn in function.body)
         roles = {argument.value.name: argument.role for argument in arguments}
         outputs = tuple(self._output(output, roles) for output in function.outputs)
         return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
-
-    def _stored(self, role: str, name: str) -> Rules:
-        """The rules under which an argument is stored."""
-        rules = {"parameter": self.parameters, "state": self.state}.get(role, self.compute)
-        return self.values.get(name, rules)
 
     def _restrict(self, type: TensorType, rules: Rules) -> dict[str, Axes]:
         return {dim.name: rules.get(dim.name) for dim in type.dims if rules.get(dim.name)}
 
     def _argument(self, argument: Argument) -> Argument:
         type = argument.value.type
-        layout = self._restrict(type, self._stored(argument.role, argument.value.name))
+        layout = argument.layout
+        if layout is None:
+            layout = self._restrict(type, self.ruling.stored(argument.role, argument.value.name))
+        layout = self._legal(type, layout) if argument.role in ROLES else layout
         self.placed[argument.value] = type.split_by(layout)
         return attrs.evolve(argument, layout=layout)
 
     def _output(self, output: Output, roles: Mapping[str, str]) -> Output:
         """An update is stored like what it replaces; any other result leaves as it was computed."""
         if output.updates is None:
-            placed = self.placed[output.value]
-            layout = {dim.name: axes for dim, axes in zip(placed.dims, placed.splits, strict=True) if axes}
-            return attrs.evolve(output, layout=layout)
-        rules = self._stored(roles[output.updates], output.updates)
-        return attrs.evolve(output, layout=self._restrict(output.value.type, rules))
+            return attrs.evolve(output, layout=shown_layout(self.placed[output.value]))
+        rules = self.ruling.stored(roles[output.updates], output.updates)
+        layout = self._restrict(output.value.type, rules)
+        return attrs.evolve(output, layout=self._legal(output.value.type, layout))
+
+    def _loop(self, eqn: Equation) -> Equation:
+        """Slices stay placed as the whole is, but that the loop's own dimension is not split."""
+        dim = dim_of(eqn)
+        arguments = tuple(
+            attrs.evolve(argument, layout=shown_layout(sliced_type(self.placed[operand], dim)))
+            if argument.role == "sliced"
+            else argument
+            for operand, argument in pairs(eqn)
+        )
+        region = self.function(attrs.evolve(region_of(eqn), arguments=arguments))
+        for result, output in zip(eqn.results, region.outputs, strict=True):
+            self.placed[result] = result.type.split_by(output.layout or {})
+        return attrs.evolve(eqn, regions=(region,), layout={})
 
     def _equation(self, eqn: Equation) -> Equation:
         rule = OPS[eqn.op].layout_rule(eqn)
-        wanted = self._wanted(eqn, rule)
-        layout = self._injective(eqn, rule, wanted)
+        if rule is BY_NAME and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results):
+            layout = shown_layout(self.placed[eqn.operands[0]])
+        else:
+            layout = self._injective(eqn, rule, self._wanted(eqn, rule))
         for value in eqn.results:
             self.placed[value] = value.type.split_by(layout)
         return attrs.evolve(eqn, layout=layout)
 
     def _wanted(self, eqn: Equation, rule: LayoutRule) -> dict[str, Axes]:
         """The rules restricted to the iteration space, where the op and the operands' sizes allow it."""
-        rules = self.state if eqn.stage == "update" else self.compute
-        own = self.values.get(eqn.path or "", rules)
-        dims = [dim for value in eqn.results for dim in value.type.dims if dim.name not in rule.whole]
-        wanted = {dim.name: own.get(dim.name) for dim in dims}
+        own, rules = self.ruling.defined(eqn), self.ruling.reduced(eqn)
+        dims = [dim for value in eqn.results for dim in value.type.dims]
+        wanted = {
+            dim.name: own.get(dim.name) for dim in dims if rule.allows(dim, own.get(dim.name), self.mesh)
+        }
         wanted.update({dim.name: rules.get(dim.name) for dim in rule.reduced})
         return {
             name: axes
@@ -128,9 +151,19 @@ class Assignment:
         if not contested:
             return wanted
         choices = [
-            _without(wanted, contested, winners) for winners in product(*(users[axis] for axis in contested))
+            self._allowed(eqn, rule, _without(wanted, contested, winners))
+            for winners in product(*(users[axis] for axis in contested))
         ]
         return min(choices, key=lambda layout: self._sent(eqn, rule, layout, wanted))
+
+    def _allowed(self, eqn: Equation, rule: LayoutRule, layout: Splits) -> dict[str, Axes]:
+        """`layout` without dimensions that the op cannot compute in the parts that it leaves of them."""
+        results = {dim.name: dim for value in eqn.results for dim in value.type.dims}
+        return {
+            name: axes
+            for name, axes in layout.items()
+            if name not in results or rule.allows(results[name], axes, self.mesh)
+        }
 
     def _sent(self, eqn: Equation, rule: LayoutRule, layout: Splits, wanted: Splits) -> float:
         """Bytes that a processor sends to bring operands and result where `layout` and then `wanted` need them."""
@@ -147,10 +180,11 @@ class Assignment:
     def _legal(self, type: TensorType, wanted: Splits) -> dict[str, Axes]:
         """`wanted` for one tensor; an axis that two of its dims want goes to the first."""
         taken: set[str] = set()
-        legal = {}
+        legal: dict[str, Axes] = {}
         for dim in type.dims:
-            legal[dim.name] = tuple(axis for axis in wanted.get(dim.name, ()) if axis not in taken)
-            taken.update(legal[dim.name])
+            axes = tuple(axis for axis in wanted.get(dim.name, ()) if axis not in taken)
+            legal |= {dim.name: axes} if axes else {}
+            taken.update(axes)
         return legal
 
 

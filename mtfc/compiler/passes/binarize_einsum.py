@@ -20,6 +20,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import within
 from mtfc.compiler.ir.ops.contraction import iteration_dims
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.transform import Pass
@@ -36,7 +37,7 @@ class BinarizeEinsum(Pass):
     name: ClassVar[str] = "binarize-einsum"
 
     def run(self, program: Program) -> Program:
-        rules = program.layout.rules if program.layout else Rules()
+        rules = program.layout.compute if program.layout else Rules()
         return program.map_functions(lambda function: binarized(function, Cost(rules, program.mesh)))
 
 
@@ -168,7 +169,7 @@ def binarized(function: Function, cost: Cost) -> Function:
     body: list[Equation] = []
     for eqn in function.body:
         if is_simple(eqn):
-            body.append(eqn)
+            body.append(within(eqn, lambda region: binarized(region, cost)))
             continue
         builder = Builder(names, eqn.span, eqn.stage)
         value = _contract(builder, eqn, cost)

@@ -17,6 +17,7 @@ from typing import ClassVar, get_args
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
+from mtfc.compiler.ir.loops import within
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import Mesh
 
@@ -28,9 +29,14 @@ class CombineCollectives(Pass):
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
-        return program.map_functions(
-            lambda f: attrs.evolve(f, body=tuple(Combiner(mesh, self.max_bytes).run(f)))
-        )
+        return program.map_functions(lambda function: combined(function, mesh, self.max_bytes))
+
+
+def combined(function: Function, mesh: Mesh, max_bytes: int) -> Function:
+    """The function with its collectives combined, in each loop among its own."""
+    body = [within(eqn, lambda region: combined(region, mesh, max_bytes)) for eqn in function.body]
+    inside = attrs.evolve(function, body=tuple(body))
+    return attrs.evolve(function, body=tuple(Combiner(mesh, max_bytes).run(inside)))
 
 
 STAGES = get_args(Stage)
@@ -81,7 +87,7 @@ class Combiner:
 
     def _can_wait(self, eqn: Equation) -> bool:
         """Whether it computes a scalar, which nothing reduces, from one that waits."""
-        if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands:
+        if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
             return False
         waits = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
         return waits and not any(value.type.dims for value in (*eqn.operands, eqn.result))

@@ -1,7 +1,8 @@
 """cse: compute equal equations once.
 
 Equations are equal when op, operands, attributes, result types and layout are. The first one stays, with its span. A value
-that a `value` rule of the layout may name keeps an equation of its own.
+that a `value` rule of the layout may name keeps an equation of its own. Of a loop's invariant or sliced operands each is
+handed in once, and each value is yielded once.
 
 Input:   %a = exp %x; %b = exp %x; %c = add %a, %b
 Output:  %a = exp %x; %c = add %a, %a
@@ -16,6 +17,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.transform import Pass
 
@@ -44,12 +46,46 @@ def _key(eqn: Equation, named: set[str]) -> Hashable:
     return (eqn.op, eqn.operands, attributes, tuple(value.type for value in eqn.results), layout, own)
 
 
+def _shared_inside(eqn: Equation, named: set[str]) -> Equation:
+    """A loop whose region shares, too, and gets each value once for each role."""
+    (region,) = eqn.regions
+    first: dict[Hashable, Value] = {}
+    same, operands, arguments = Substitution(), [], []
+    for operand, argument in pairs(eqn):
+        key = argument.value if argument.role == "carried" else (operand, argument.role)
+        if first.setdefault(key, argument.value) is argument.value:
+            operands.append(operand)
+            arguments.append(argument)
+        else:
+            same[argument.value] = first[key]
+    body = tuple(same.equation(each) for each in region.body)
+    merged = attrs.evolve(same.function(region, body), arguments=tuple(arguments))
+    return attrs.evolve(eqn, operands=tuple(operands), regions=(share(merged, named),))
+
+
+def _yielded_once(eqn: Equation, same: Substitution) -> Equation:
+    """The loop without outputs that yield what another yields, in the same layout; `same` maps their stacks to that one's."""
+    (region,) = eqn.regions
+    first: dict[Hashable, Value] = {}
+    kept = []
+    for output, result in zip(region.outputs, eqn.results, strict=True):
+        layout = None if output.layout is None else frozenset(output.layout.items())
+        key = result if output.updates is not None else (output.value, layout)
+        if first.setdefault(key, result) is result:
+            kept.append((output, result))
+        else:
+            same[result] = first[key]
+    outputs, results = tuple(output for output, _ in kept), tuple(result for _, result in kept)
+    return attrs.evolve(eqn, results=results, regions=(attrs.evolve(region, outputs=outputs),))
+
+
 def share(function: Function, named: set[str]) -> Function:
     first: dict[Hashable, tuple[Value, ...]] = {}
     same = Substitution()
     body = []
     for original in function.body:
         eqn = same.equation(original)
+        eqn = _yielded_once(_shared_inside(eqn, named), same) if eqn.regions else eqn
         results = first.setdefault(_key(eqn, named), eqn.results) if not eqn.regions else eqn.results
         if results is eqn.results:
             body.append(eqn)

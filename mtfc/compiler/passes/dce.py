@@ -2,6 +2,9 @@
 
 Runs before collectives are placed, so that a gradient nobody asked for costs no communication.
 
+Of a loop, each result goes by itself: what is yielded and not used, what is carried and neither used nor needed for the next
+iteration, and the arguments that then nothing needs.
+
 Input:   %a = exp %x; %b = log %x; return %b
 Output:  %b = log %x; return %b
 After this pass every equation's results reach an output.
@@ -13,7 +16,8 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Program, Region, Value
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.transform import Pass
 
 
@@ -25,16 +29,42 @@ class Dce(Pass):
         return program.map_functions(live_only)
 
 
-def _region_uses(region: Region) -> set[Value]:
-    used = set(region.results)
-    for eqn in region.body:
-        used |= uses(eqn)
-    return used
+def used_values(function: Function) -> set[Value]:
+    """The values that a function's equations and outputs read."""
+    return {value for eqn in function.body for value in eqn.operands} | {o.value for o in function.outputs}
 
 
-def uses(eqn: Equation) -> set[Value]:
-    """Values that the equation reads, in its regions too."""
-    return set(eqn.operands).union(*map(_region_uses, eqn.regions))
+def _region_for(region: Function, wanted: set[str]) -> Function:
+    """The region with the outputs that are wanted, and those that the next iteration needs for them."""
+    while True:
+        outputs = tuple(output for output in region.outputs if output.name in wanted)
+        smaller = live_only(attrs.evolve(region, outputs=outputs))
+        used = used_values(smaller)
+        needed = {argument.value.name for argument in carried(region) if argument.value in used}
+        more = {output.name for output in region.outputs if output.updates in needed} - wanted
+        if not more:
+            return smaller
+        wanted = wanted | more
+
+
+def live_loop(eqn: Equation, live: set[Value]) -> Equation:
+    """A loop with what is needed for its live results."""
+    region = region_of(eqn)
+    wanted = {o.name for o, result in zip(region.outputs, eqn.results, strict=True) if result in live}
+    smaller = _region_for(region, wanted)
+    kept = {output.name for output in smaller.outputs}
+    needed = used_values(smaller) | {a.value for a in region.arguments if _is_updated(a.value, smaller)}
+    operands = [v for v, a in zip(eqn.operands, region.arguments, strict=True) if a.value in needed]
+    results = [v for v, o in zip(eqn.results, region.outputs, strict=True) if o.name in kept]
+    if len(operands) == len(eqn.operands) and smaller is region:
+        return eqn
+    arguments = tuple(argument for argument in region.arguments if argument.value in needed)
+    smaller = attrs.evolve(smaller, arguments=arguments)
+    return attrs.evolve(eqn, operands=tuple(operands), results=tuple(results), regions=(smaller,))
+
+
+def _is_updated(value: Value, region: Function) -> bool:
+    return any(output.updates == value.name for output in region.outputs)
 
 
 def live_only(function: Function) -> Function:
@@ -42,8 +72,11 @@ def live_only(function: Function) -> Function:
     kept: list[Equation] = []
     for eqn in reversed(function.body):
         if any(value in live for value in eqn.results):
-            kept.append(eqn)
-            live.update(eqn.operands if not eqn.regions else uses(eqn))
-    if len(kept) == len(function.body):
+            needed = live_loop(eqn, live) if eqn.regions else eqn
+            kept.append(needed)
+            live.update(needed.operands)
+    if all(a is b for a, b in zip(reversed(kept), function.body, strict=False)) and len(kept) == len(
+        function.body
+    ):
         return function
     return attrs.evolve(function, body=tuple(reversed(kept)))

@@ -3,10 +3,10 @@
 With `accumulate = K` the step takes K micro-batches, stacked along a new first dimension of each input, and minimizes the mean of
 their losses: gradients are added up and parameters updated once.
 
-Input:   function forward(x, w) -> (y, loss) { ... }        with a training specification
-Output:  the same, and function step(x, w, w.momentum) -> (loss, w updates w, w.momentum updates w.momentum) { ... }
+Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its parameters
+Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
          or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
-After this pass no gradient is implicit; nothing is split yet.
+After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import attrs
 
 from mtfc.compiler.ir.autodiff import backward, total
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Parameter, Program, Training, Value
-from mtfc.compiler.ir.micro_batches import copies, stacked, with_micro_dims
-from mtfc.compiler.ir.optimizers import OPTIMIZERS
-from mtfc.compiler.ir.rewrite import names_of, rename_values
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
+from mtfc.compiler.ir.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
 from mtfc.compiler.ir.transform import Pass
-from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.ir.types import FLOATS, Dim, scalar
+from mtfc.compiler.ir.updates import Updater, update_of
 
 
 @attrs.frozen
@@ -35,8 +35,22 @@ class Differentiate(Pass):
 
     def run(self, program: Program) -> Program:
         if self.of == "gradients":
-            return attrs.evolve(program, functions=(*program.functions, gradients_function(program)))
-        return program if program.training is None else with_step(program, program.training)
+            return _declared(
+                attrs.evolve(program, functions=(*program.functions, gradients_function(program)))
+            )
+        training = program.training
+        return _declared(with_step(program, training)) if training and training.updates else program
+
+
+def _declared(program: Program) -> Program:
+    """The program with the dimensions that loops keep values under: see `loop_gradient.py`."""
+    loops = (eqn for function in program.functions for eqn in walk(function.body) if eqn.regions)
+    dims = {dim.name: dim for eqn in loops for value in eqn.results for dim in value.type.dims}
+    return (
+        program
+        if dims.keys() <= program.dims.keys()
+        else attrs.evolve(program, dims={**program.dims, **dims})
+    )
 
 
 def _float_arguments(function: Function, roles: tuple[str, ...]) -> list[Value]:
@@ -89,27 +103,6 @@ def _clipped(builder: Builder, gradients: Mapping[Value, Value], limit: float) -
     return {value: builder("mul", g, builder.cast(scale, g.type.dtype)) for value, g in gradients.items()}
 
 
-def _states(builder: Builder, parameter: Value, kinds: Sequence[str]) -> dict[str, Argument]:
-    names = {kind: builder.names.fresh(f"{parameter.name}.{kind}") for kind in kinds}
-    return {
-        kind: Argument(Value(name, parameter.type), "state", builder.span) for kind, name in names.items()
-    }
-
-
-def _update(
-    builder: Builder, training: Training, parameter: Value, gradient: Value
-) -> tuple[list[Argument], list[Output]]:
-    """One parameter's update: the state arguments it needs, and what replaces them and the parameter."""
-    optimizer = OPTIMIZERS[training.optimizer.name]
-    states = _states(builder, parameter, optimizer.states)
-    values = {kind: argument.value for kind, argument in states.items()}
-    hyper = dict(training.optimizer.hyper)
-    new, new_states = optimizer.update(builder, parameter, gradient, values, hyper)
-    outputs = [Output(parameter.name, new, parameter.name)]
-    outputs += [Output(values[kind].name, value, values[kind].name) for kind, value in new_states.items()]
-    return list(states.values()), outputs
-
-
 @attrs.frozen
 class Differentiated:
     """Loss and gradients of the parameters, in a builder's body: of one batch, or the mean over several."""
@@ -131,25 +124,18 @@ def _minimized(forward: Function, training: Training) -> Value:
     return next(output.value for output in forward.outputs if output.name == training.minimize)
 
 
-def _micro_batches(forward: Function, training: Training, micro: Dim, single: Dim) -> Differentiated:
-    """Forward and backward of one micro-batch after the other, so that the activations of one are alive at a time.
-
-    Their gradients are added up as they are, pending sums and all, and so completed once.
-    """
+def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differentiated:
+    """The mean over a loop's micro-batches."""
     arguments = tuple(stacked(argument, micro) for argument in forward.arguments)
-    builder = Builder(Names(argument.value.name for argument in arguments), training.span)
-    parameters, losses = _float_arguments(forward, ("parameter",)), list[Value]()
-    sums: dict[Value, Value] = {}
-    start = 0
-    for copy in copies(builder, forward, arguments, micro, single):
-        body, builder.stage = builder.body[start:], "backward"
-        losses.append(copy[_minimized(forward, training)])
-        seed = builder("full", dims=(), value=1 / micro.size, dtype=losses[-1].type.dtype)
-        for parameter, gradient in backward(builder, body, {losses[-1]: seed}, parameters).items():
-            sums[parameter] = total(builder, [sums[parameter], gradient] if parameter in sums else [gradient])
-        start = len(builder.body)
-    builder.span = training.span
-    loss = builder("mul", total(builder, losses), builder.like(1 / micro.size, losses[0]))
+    builder = Builder(Names(argument.value.name for argument in arguments), training.span, "backward")
+
+    def gradients(inner: Builder, body: Function) -> dict[Value, Value]:
+        loss = _minimized(body, training)
+        seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
+        return backward(inner, body.body, {loss: seed}, _float_arguments(body, ("parameter",)))
+
+    total, sums = over_micro_batches(builder, forward, arguments, micro, training.minimize, gradients)
+    loss = builder("mul", total, builder.like(1 / micro.size, total))
     return Differentiated(builder, arguments, loss, sums)
 
 
@@ -157,8 +143,23 @@ def _differentiated(program: Program, training: Training) -> tuple[Program, Diff
     forward = program.function("forward")
     if training.accumulate == 1:
         return program, _whole_batch(forward, training)
-    program, micro, single = with_micro_dims(program, training.accumulate)
-    return program, _micro_batches(forward, training, micro, single)
+    program, micro = with_micro_dim(program, training.accumulate)
+    return program, _micro_batches(forward, training, micro)
+
+
+def _updated(
+    builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
+) -> tuple[list[Argument], list[Output]]:
+    """The update of every parameter that has a gradient: the state that it needs, and what it replaces."""
+    spans = {parameter.name: parameter.span for parameter in program.parameters}
+    updater = Updater(builder)
+    states, outputs = list[Argument](), list[Output]()
+    for parameter, gradient in gradients.items():
+        builder.span = spans[parameter.name]
+        found = updater.apply(update_of(training, parameter.name), parameter, gradient)
+        states += found[0]
+        outputs += found[1]
+    return states, outputs
 
 
 def with_step(program: Program, training: Training) -> Program:
@@ -169,14 +170,21 @@ def with_step(program: Program, training: Training) -> Program:
     builder.stage, builder.span = "update", training.span
     if training.clip is not None:
         gradients = _clipped(builder, gradients, training.clip)
-    declared: Mapping[str, Parameter] = {parameter.name: parameter for parameter in program.parameters}
-    arguments, outputs = [], [Output(training.minimize, found.loss)]
-    for parameter, gradient in gradients.items():
-        builder.span = declared[parameter.name].span
-        states, updated = _update(builder, training, parameter, gradient)
-        arguments += states
-        outputs += updated
+    states, updated = _updated(builder, program, training, gradients)
     kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
-    outputs += [Output(value.name, value, value.name) for value in kept]
-    step = Function("step", (*found.arguments, *arguments), tuple(builder.body), tuple(outputs))
-    return attrs.evolve(program, functions=(*program.functions, rename_values(step, names)))
+    unchanged = (Output(value.name, value, value.name) for value in kept)
+    outputs = (Output(training.minimize, found.loss), *updated, *unchanged)
+    step = Function("step", (*found.arguments, *states), tuple(builder.body), outputs)
+    functions = (*program.functions, numbered(rename_values(step, names)))
+    return attrs.evolve(program, functions=functions, training=attrs.evolve(training, updates=()))
+
+
+def numbered(function: Function) -> Function:
+    """The function with its argument for the step's number in place of `step_number`, which is 0 anywhere else."""
+    counting = [eqn for eqn in function.body if eqn.op == "step_number"]
+    if not counting:
+        return function
+    argument = Argument(Value(names_of(function).fresh("step"), scalar("i32")), "step", counting[0].span)
+    number = Substitution(dict.fromkeys((eqn.result for eqn in counting), argument.value))
+    body = [number.equation(eqn) for eqn in function.body if eqn.op != "step_number"]
+    return attrs.evolve(number.function(function, body), arguments=(*function.arguments, argument))

@@ -3,7 +3,8 @@
 The layout rules place an intermediate value although nobody looks at it. Between two renames, say, they may ask for all of a
 tensor on every processor: an all-gather, and a slice right after it, where one all-to-all does. Equations are visited from
 last to first, so that a whole chain follows its end. Those that reduce a dimension stay where the rules put them, and so do
-those that may add up pending sums, which place-reductions completes together.
+those that may add up pending sums, which place-reductions completes together. What a loop yields takes the placement that all
+uses of the stack want, where that is smaller: a gradient is scattered layer by layer, for example.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
@@ -12,18 +13,21 @@ After this pass no such equation would send less, and compute no more, in its us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.placement import wanted_type
 from mtfc.compiler.analysis.resharding import plan
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.place import operand_type, result_types
+from mtfc.compiler.ir.place import result_types
+from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.transform import Pass
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 
 @attrs.frozen
@@ -63,18 +67,54 @@ class Following:
             self._place(eqn)
         uses = inner_uses(function)
         for eqn in reversed(function.body):
-            if self._moves(eqn) and eqn.result in uses:
+            if eqn.regions:
+                self.changed[eqn] = self._loop(eqn, uses)
+            elif self._moves(eqn) and eqn.result in uses:
                 self._follow(eqn, uses[eqn.result])
         return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
 
+    def _loop(self, eqn: Equation, uses: Mapping[Value, list[tuple[Equation, int]]]) -> Equation:
+        region = region_of(eqn)
+        outputs = tuple(
+            output if output.updates else self._yielded(output, dim_of(eqn), uses.get(result, []))
+            for result, output in zip(eqn.results, region.outputs, strict=True)
+        )
+        inside = Following(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
+        changed = attrs.evolve(eqn, regions=(inside,))
+        for result, output in zip(eqn.results, outputs, strict=True):
+            self.placed[result] = result.type.split_by(output.layout or {})
+        return changed
+
+    def _yielded(self, output: Output, dim: Dim, uses: list[tuple[Equation, int]]) -> Output:
+        """The output placed as all uses of the stack want it, if that is a part of what it is placed as."""
+        wanted = dict.fromkeys(self._wanted(use) for use in uses)
+        if len(wanted) != 1:
+            return output
+        (type,) = wanted
+        made = output.value.type.split_by(output.layout or {})
+        if type.axes_of(dim.name) or sliced_type(type, dim).local_size(self.mesh) >= made.local_size(
+            self.mesh
+        ):
+            return output
+        return attrs.evolve(output, layout=shown_layout(sliced_type(type, dim)))
+
     def _place(self, eqn: Equation) -> None:
+        if eqn.regions:
+            for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+                self.placed[result] = result.type.split_by(output.layout or {})
+            return
         types = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
         self.placed.update(zip(eqn.results, types, strict=True))
-        taken = {axis for axes in (eqn.layout or {}).values() for axis in axes}
+        passing = self._passing(eqn)
         for value, type in zip(eqn.results, types, strict=True):
             own = set(type.pending) if type.reduction == "sum" else set()
-            if passed := own.union(*(self._joint(eqn, group) - taken for group in OPS[eqn.op].linear(eqn))):
-                self.pending[value] = passed
+            if own or passing:
+                self.pending[value] = own | passing
+
+    def _passing(self, eqn: Equation) -> set[str]:
+        """Axes over which a sum may be pending in operands, and pass through the equation as it is laid out."""
+        taken = {axis for axes in (eqn.layout or {}).values() for axis in axes}
+        return set().union(*(self._joint(eqn, group) - taken for group in OPS[eqn.op].linear(eqn)))
 
     def _joint(self, eqn: Equation, group: tuple[int, ...]) -> set[str]:
         """Axes over which sums may be pending in all operands of a group."""
@@ -82,13 +122,17 @@ class Following:
 
     def _moves(self, eqn: Equation) -> bool:
         opdef = OPS[eqn.op]
-        if not eqn.operands or eqn.path in self.fixed or opdef.layout_rule(eqn).reduced:
+        if (
+            not eqn.operands
+            or len(eqn.results) > 1
+            or eqn.path in self.fixed
+            or opdef.layout_rule(eqn).reduced
+        ):
             return False
         return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
 
     def _wanted(self, use: tuple[Equation, int]) -> TensorType:
-        user = self.changed.get(use[0], use[0])
-        return operand_type(OPS[user.op].layout_rule(user), user, use[1])
+        return wanted_type(self.changed.get(use[0], use[0]), use[1])
 
     def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
         """Take the best of the layout it has, the one that all uses want, and the one that its only operand has."""
@@ -110,9 +154,10 @@ class Following:
         if len(operands) == 1 and rule is BY_NAME and not operands[0].pending:
             found = [*found, operands[0]]
         for type in found:
-            layout = {dim: axes for dim, axes in zip(type.names, type.splits, strict=True) if axes}
-            if not rule.whole & set(layout):
-                yield layout
+            if all(
+                rule.allows(dim, axes, self.mesh) for dim, axes in zip(type.dims, type.splits, strict=True)
+            ):
+                yield shown_layout(type)
 
     def _made(self, eqn: Equation) -> TensorType:
         (type,) = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
@@ -120,9 +165,14 @@ class Following:
 
     def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
         """Bytes that a processor sends before and after the equation, and elements that it computes."""
-        made = self._made(eqn)
-        sent = self._sent(eqn) + sum(plan(made, type, self.mesh)[0] for type in wanted)
+        passing = self._passing(eqn)
+        made = self._pending(self._made(eqn), passing)
+        sent = self._sent(eqn, passing) + sum(plan(made, type, self.mesh)[0] for type in wanted)
         return sent, made.local_size(self.mesh)
+
+    def _pending(self, type: TensorType, axes: set[str]) -> TensorType:
+        """The type with sums pending over `axes` too."""
+        return attrs.evolve(type, pending=self.mesh.ordered({*type.pending, *axes})) if axes else type
 
     def _runs(self, eqn: Equation) -> bool:
         """Whether the operands' dimensions divide as the equation's layout splits them."""
@@ -137,10 +187,11 @@ class Following:
             for dim in v.type.dims
         )
 
-    def _sent(self, eqn: Equation) -> float:
+    def _sent(self, eqn: Equation, passing: set[str]) -> float:
         """Bytes that a processor sends to bring the operands to where the equation's layout needs them."""
-        rule = OPS[eqn.op].layout_rule(eqn)
-        return sum(
-            plan(self.placed[value], operand_type(rule, eqn, i), self.mesh)[0]
-            for i, value in enumerate(eqn.operands)
-        )
+        sent = 0.0
+        for i, value in enumerate(eqn.operands):
+            arriving = self.pending.get(value, set())
+            source = self._pending(self.placed[value], arriving)
+            sent += plan(source, self._pending(wanted_type(eqn, i), arriving & passing), self.mesh)[0]
+        return sent

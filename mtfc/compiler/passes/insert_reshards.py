@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.placement import realize
+from mtfc.compiler.analysis.placement import Passing, realize
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.verify import Level
@@ -27,4 +27,4 @@ class InsertReshards(Pass):
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
-        return program.map_functions(lambda function: realize(function, mesh, {}))
+        return program.map_functions(lambda function: realize(function, mesh, Passing()))

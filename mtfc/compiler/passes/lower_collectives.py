@@ -1,8 +1,8 @@
-"""lower-collectives: turn each `reshard` into the cheapest chain of collectives.
+"""lower-collectives: turn each `reshard` into the cheapest chain of collectives, and a `shift` between processors into one.
 
 Input:   %y_2: f32[batch{rows}, io] = reshard %y                     with %y: f32[batch{rows}, io] +{cols}
 Output:  %y_2: f32[batch{rows}, io] = all_reduce %y axes={cols}
-After this pass no `reshard` remains.
+After this pass no `reshard` remains, and a dimension along which a `shift` goes is whole.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import attrs
 from mtfc.compiler.analysis.resharding import plan
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import within
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.transform import Pass
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.compiler.ir.verify import Level
 
 
@@ -43,9 +44,22 @@ def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
     return chain
 
 
+def _between_processors(eqn: Equation) -> Equation:
+    """A shift as the collective that it is where its dimension is split."""
+    dim = eqn.attrs["dim"]
+    assert isinstance(dim, Dim)
+    axes = eqn.result.type.axes_of(dim.name)
+    return attrs.evolve(eqn, op="shift_shards", attrs={**eqn.attrs, "axes": axes}, layout={}) if axes else eqn
+
+
 def lowered(function: Function, mesh: Mesh) -> Function:
     names = names_of(function)
     body: list[Equation] = []
     for eqn in function.body:
-        body += _chain(eqn, mesh, names) if eqn.op == "reshard" else [eqn]
+        if eqn.op == "reshard":
+            body += _chain(eqn, mesh, names)
+        elif eqn.op == "shift":
+            body.append(_between_processors(eqn))
+        else:
+            body.append(within(eqn, lambda region: lowered(region, mesh)))
     return attrs.evolve(function, body=tuple(body))

@@ -2,8 +2,9 @@
 
 Asked for by `precision = { params: f32, compute: bf16 }`. Parameters are stored, updated and given their gradients in the first;
 every use casts. Float inputs are cast too, and tensors made of nothing are made in the second. Where the model itself casts to
-a wider dtype, what follows stays wide: a number literal takes the dtype it meets, and of two tensors the narrower is cast. The
-minimized value is handed out in f32.
+a wider dtype, what follows stays wide: of two tensors the narrower is cast. But what follows from literals and integers alone,
+say the sine of a position, is computed as the model says and takes the dtype that it meets. The minimized value is handed out
+in f32.
 
 Input:   %h: f32[batch, io] = mul %x, %w                           with precision = { params: f32, compute: bf16 }
 Output:  %w_2: bf16[io] = cast %w; %x_2: bf16[batch, io] = cast %x; %h: bf16[batch, io] = mul %x_2, %w_2
@@ -12,16 +13,18 @@ After this pass no equation computes in f32 but where the model says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Parameter, Program, Value
+from mtfc.compiler.ir.loops import dim_of, make_loop, region_of, sliced_type
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.transform import Pass
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 
 
 @attrs.frozen
@@ -31,10 +34,18 @@ class MixedPrecision(Pass):
     def run(self, program: Program) -> Program:
         if program.training is None or program.training.precision is None:
             return program
-        stored, computed = program.training.precision
-        retyped = Retyping(stored, computed)
-        parameters = tuple(_stored_as(parameter, stored) for parameter in program.parameters)
-        return attrs.evolve(program.map_functions(retyped.function), parameters=parameters)
+        return _retyped(program, Retyping(*program.training.precision))
+
+
+def everything_in(program: Program, dtype: str) -> Program:
+    """The model with parameters and computation in `dtype`, whatever `precision` and its own casts say; inputs are cast to it."""
+    training = program.training and attrs.evolve(program.training, precision=None)
+    return attrs.evolve(_retyped(program, Retyping(dtype, dtype, everything=True)), training=training)
+
+
+def _retyped(program: Program, retyping: Retyping) -> Program:
+    parameters = tuple(_stored_as(parameter, retyping.stored) for parameter in program.parameters)
+    return attrs.evolve(program.map_functions(retyping.function), parameters=parameters)
 
 
 def _stored_as(parameter: Parameter, dtype: str) -> Parameter:
@@ -43,15 +54,20 @@ def _stored_as(parameter: Parameter, dtype: str) -> Parameter:
 
 
 class Retyping:
-    """Rebuilds a function with its float arguments cast, each equation typed anew by its op's own rule."""
+    """Rebuilds a function with its float arguments cast, each equation typed anew by its op's own rule.
 
-    def __init__(self, stored: str, computed: str) -> None:
-        self.stored, self.computed = stored, computed
+    `made` are the float values that follow from no float input or parameter, `literals` the constants among them. `everything`
+    says that the model's own casts are to the dtype of the computation too.
+    """
+
+    def __init__(self, stored: str, computed: str, everything: bool = False) -> None:
+        self.stored, self.computed, self.everything = stored, computed, everything
 
     def function(self, function: Function) -> Function:
         self.builder = Builder(Names())
         self.new = Substitution()
         self.literals: dict[Value, Equation] = {}
+        self.made: set[Value] = set()
         arguments = tuple(self._argument(argument) for argument in function.arguments)
         for eqn in function.body:
             self._equation(eqn)
@@ -71,10 +87,46 @@ class Retyping:
         scalar_loss = not value.type.dims and value.type.dtype in FLOATS
         return attrs.evolve(output, value=self.builder.cast(value, "f32") if scalar_loss else value)
 
+    def region(self, region: Function, operands: Sequence[Value], dim: Dim, made: set[Value]) -> Function:
+        """A loop's region for retyped operands, of which some are `made`; what is carried comes out as it came in."""
+        self.builder, self.new, self.literals, self.made = Builder(Names()), Substitution(), {}, set()
+        arguments = []
+        for argument, operand in zip(region.arguments, operands, strict=True):
+            type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
+            value = Value(self.builder.names.fresh(argument.value.name), type)
+            arguments.append(attrs.evolve(argument, value=value))
+            self.new[argument.value] = value
+            if operand in made and argument.role != "carried":
+                self.made.add(value)
+        for eqn in region.body:
+            self._equation(eqn)
+        dtypes = {a.value.name: a.value.type.dtype for a in arguments}
+        outputs = []
+        for output in region.outputs:
+            value = self.new[output.value]
+            value = self.builder.cast(value, dtypes.get(output.updates or "", value.type.dtype))
+            outputs.append(attrs.evolve(output, value=value))
+        return attrs.evolve(
+            region, arguments=tuple(arguments), body=tuple(self.builder.body), outputs=tuple(outputs)
+        )
+
+    def _loop(self, eqn: Equation) -> None:
+        operands = [self.new[value] for value in eqn.operands]
+        inner = Retyping(self.stored, self.computed, self.everything)
+        region = inner.region(region_of(eqn), operands, dim_of(eqn), self.made)
+        loop = make_loop(self.builder.names, region, operands, eqn)
+        self.builder.append(loop)
+        for old, new in zip(eqn.results, loop.results, strict=True):
+            self.new[old] = new
+
     def _equation(self, eqn: Equation) -> None:
         self.builder.span = eqn.span
+        if eqn.regions:
+            self._loop(eqn)
+            return
         eqn = self._made_as_computed(eqn)
-        operands = self._agreeing([self.new[value] for value in eqn.operands])
+        given = [self.new[value] for value in eqn.operands]
+        operands = self._agreeing(given)
         types = OPS[eqn.op].infer([value.type for value in operands], eqn.attrs)
         results = tuple(
             Value(self.builder.names.fresh(v.name), t) for v, t in zip(eqn.results, types, strict=True)
@@ -83,18 +135,25 @@ class Retyping:
             self.new[old] = new
             if eqn.op == "constant":
                 self.literals[new] = eqn
+        if all(value in self.made for value in given if value.type.dtype in FLOATS):
+            self.made.update(results)
         self.builder.append(attrs.evolve(eqn, operands=tuple(operands), results=results))
 
     def _made_as_computed(self, eqn: Equation) -> Equation:
         """An equation that makes floats of nothing (a constant, ones, a one-hot tensor) in the dtype of the computation."""
-        if eqn.op == "cast" or eqn.attrs.get("dtype") not in FLOATS:
+        is_kept = eqn.op == "cast" and not self.everything
+        if is_kept or eqn.attrs.get("dtype") not in FLOATS:
             return eqn
         return attrs.evolve(eqn, attrs={**eqn.attrs, "dtype": self.computed})
 
     def _agreeing(self, operands: list[Value]) -> list[Value]:
-        """The operands with their float dtypes made one: that of the widest that is not a literal."""
+        """The operands with their float dtypes made one: the widest of those that are not made, or that are no literals."""
         floats = [v for v in operands if v.type.dtype in FLOATS]
-        deciding = [v for v in floats if v not in self.literals] or floats
+        deciding = (
+            [v for v in floats if v not in self.made]
+            or [v for v in floats if v not in self.literals]
+            or floats
+        )
         if len({v.type.dtype for v in floats}) < 2:
             return operands
         dtype = max((v.type.dtype for v in deciding), key=ITEM_BYTES.__getitem__)

@@ -16,6 +16,8 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.ops import componentwise, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.transform import Pass
@@ -161,8 +163,22 @@ def _negated_number(c: Context, eqn: Equation) -> Value | None:
 
 
 def _shifted_by_nothing(c: Context, eqn: Equation) -> Value | None:
-    """shift(x, by = 0) == x."""
-    return eqn.operands[0] if eqn.attrs["by"] == 0 else None
+    """shift(x, by = 0) == x, and so does once around."""
+    dim, by = eqn.attrs["dim"], eqn.attrs["by"]
+    assert isinstance(dim, Dim) and isinstance(by, int)
+    return eqn.operands[0] if by == 0 or (eqn.attrs["wrap"] and by % dim.size == 0) else None
+
+
+def _sliced_twice(c: Context, eqn: Equation) -> Value | None:
+    """slice(slice(x, t a + b), s a + c) == slice(x, s t a + t c + b)."""
+    x, attributes = eqn.operands[0], eqn.attrs
+    if c.op(x) != "slice" or c.defined[x].attrs["target"] != attributes["source"]:
+        return None
+    inner: Mapping[str, Any] = c.defined[x].attrs
+    start = inner["start"] + inner["stride"] * attributes["start"]
+    stride = inner["stride"] * attributes["stride"]
+    target = attributes["target"]
+    return c.build("slice", c.source(x), source=inner["source"], target=target, start=start, stride=stride)
 
 
 def _shifted_away(c: Context, eqn: Equation) -> Value | None:
@@ -224,27 +240,82 @@ def _einsum_as_product(c: Context, eqn: Equation) -> Value | None:
     return None if reduced_dims(eqn) else c.build("mul", *eqn.operands)
 
 
+def _transposed_later(c: Context, eqn: Equation) -> Value | None:
+    """op(transpose(x), y) == transpose(op(x, y)), where all operands that have all dims are transposed: ops go by names.
+
+    Transposes move down like this until they meet another one, or an einsum, which needs none.
+    """
+    most = max((len(value.type.dims) for value in eqn.operands), default=0)
+    complete = [value for value in eqn.operands if len(value.type.dims) == most]
+    if not most or any(c.op(value) != "transpose" for value in complete):
+        return None
+    return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
+
+
+def _implicit_transpose(c: Context, eqn: Equation) -> Value | None:
+    """op(y, transpose(x)) == op(y, x): the first operand with all dims gives their order, the others are aligned to it."""
+    first = max(eqn.operands, key=lambda value: len(value.type.dims))
+    if c.op(first) == "transpose" or all(c.op(value) != "transpose" for value in eqn.operands):
+        return None
+    return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
+
+
+def _einsum_of_transpose(c: Context, eqn: Equation) -> Value | None:
+    """einsum(transpose(x), y) == einsum(x, y)."""
+    if all(c.op(value) != "transpose" for value in eqn.operands):
+        return None
+    return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
+
+
+def _broadcast_to(c: Context, eqn: Equation, value: Value) -> Value:
+    """`value` with all dims of the result."""
+    return c.build.ordered(c.build.broadcast(value, eqn.result.type), eqn.result.type.dims)
+
+
+def _decided(c: Context, eqn: Equation) -> Value | None:
+    """where(true, x, y) == x, and where(false, x, y) == y."""
+    condition, x, y = eqn.operands
+    holds = c.number(condition)
+    return None if holds is None else _broadcast_to(c, eqn, x if holds else y)
+
+
+def _masked_by_number(c: Context, eqn: Equation) -> Value | None:
+    """mask(true, x) == x, and mask(false, x) == 0."""
+    condition, x = eqn.operands
+    holds = c.number(condition)
+    if holds is None:
+        return None
+    return _broadcast_to(c, eqn, x) if holds else _number(c, eqn, 0)
+
+
+def _decided_by(number: bool) -> Rule:
+    """x op number == number, and number op x == number."""
+
+    def rule(c: Context, eqn: Equation) -> Value | None:
+        return _number(c, eqn, number) if any(c.number(value) is number for value in eqn.operands) else None
+
+    return rule
+
+
+def _not_of_number(c: Context, eqn: Equation) -> Value | None:
+    """not full(v) == full(not v)."""
+    number = c.number(eqn.operands[0])
+    return None if number is None else _number(c, eqn, not number)
+
+
+def _certain(c: Context, eqn: Equation) -> Value | None:
+    """bernoulli(1) == true, and bernoulli(0) == false: draws are from 0 on and below 1."""
+    p = eqn.attrs["p"]
+    return _number(c, eqn, bool(p)) if p in (0, 1) else None
+
+
 def _sum_of_nothing(c: Context, eqn: Equation) -> Value | None:
     """A reduction over no dimension == x."""
     return eqn.operands[0] if not eqn.attrs["over"] else None
 
 
-COMPONENTWISE = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "minimum",
-    "maximum",
-    "where",
-    "mask",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-)
+SEVERAL = tuple(op.name for op in (*componentwise.BINARY, componentwise.WHERE, componentwise.MASK))
+"""Component-wise ops of several operands, which they broadcast by themselves."""
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "add": (_right_identity(0), _left_identity(0), _number_last, _fold(lambda a, b: a + b)),
@@ -253,22 +324,37 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "div": (_right_identity(1),),
     "pow": (_right_identity(1),),
     "neg": (_double_negation, _negated_number),
-    "not": (_double_negation,),
+    "not": (_double_negation, _not_of_number),
+    "and": (_right_identity(True), _left_identity(True), _decided_by(False)),
+    "or": (_right_identity(False), _left_identity(False), _decided_by(True)),
+    "where": (_decided,),
+    "mask": (_masked_by_number,),
+    "bernoulli": (_certain,),
     "transpose": (_same_type, _twice, _moved_full),
     "reshape": (_same_type, _twice, _moved_full),
     "broadcast": (_same_type, _twice, _moved_full),
     "rename": (_moved_full,),
-    "slice": (_moved_full,),
+    "slice": (_moved_full, _sliced_twice),
     "shift": (_shifted_by_nothing, _shifted_away),
     "cast": (_same_type,),
-    "einsum": (_einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
+    "einsum": (_einsum_of_transpose, _einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
     "sum": (_sum_of_nothing, _sum_of_full),
     **dict.fromkeys(("max", "min", "any", "all"), (_sum_of_nothing, _moved_full)),
     "prod": (_sum_of_nothing,),
 }
+BY_NAME = (
+    *(op.name for family in (componentwise, reductions) for op in family.OPS),
+    *("broadcast", "rename", "slice", "pad", "shift", "window", "fold"),
+)
+"""Ops of which only the order of the result's dims depends on that of their operands', if anything does."""
+
 TABLE = {
-    op: (*RULES.get(op, ()), *((_implicit_broadcast, _filled) if op in COMPONENTWISE else ()))
-    for op in (*RULES, *COMPONENTWISE)
+    op: (
+        *RULES.get(op, ()),
+        *((_implicit_broadcast, _implicit_transpose, _filled) if op in SEVERAL else ()),
+        *((_transposed_later,) if op in BY_NAME else ()),
+    )
+    for op in (*RULES, *BY_NAME)
 }
 
 
@@ -294,7 +380,7 @@ def simplified(function: Function, named: set[str]) -> Function:
     work = list(reversed(function.body))
     done: list[Equation] = []
     while work:
-        eqn = new.equation(work.pop())
+        eqn = within(new.equation(work.pop()), lambda region: simplified(region, named))
         build.span, build.stage = eqn.span, eqn.stage
         value = _rewrite(context, eqn, named)
         if value is None:

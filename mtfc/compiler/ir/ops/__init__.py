@@ -8,11 +8,25 @@ from mtfc.compiler.ir.ops import (
     componentwise,
     contraction,
     creation,
+    indexing,
     positions,
+    random,
     reductions,
     structure,
+    windows,
 )
 
-FAMILIES = (componentwise, reductions, contraction, structure, positions, creation, collectives)
+FAMILIES = (
+    componentwise,
+    reductions,
+    contraction,
+    structure,
+    positions,
+    windows,
+    indexing,
+    creation,
+    random,
+    collectives,
+)
 
 OPS: dict[str, OpDef] = {op.name: op for family in FAMILIES for op in family.OPS}

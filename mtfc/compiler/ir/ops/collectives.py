@@ -1,13 +1,15 @@
-"""`reshard` and the collectives that it becomes.
+"""`reshard` and the collectives that it becomes; `shift_shards`, which a shift between processors becomes.
 
-None of them changes the global tensor: only where its parts are. `reshard` says what is wanted (its result's type); each
+None but the last changes the global tensor: only where its parts are. `reshard` says what is wanted (its result's type); each
 collective is one way to get there (paper, section 6). `axes` are the mesh axes communicated over, most major first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import (
@@ -21,11 +23,15 @@ from mtfc.compiler.ir.opdef import (
     no_flops,
     no_gradient,
 )
+from mtfc.compiler.ir.ops.positions import shifted_array
 from mtfc.compiler.ir.place import PlacementError
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-"""The collectives that communicate, by the names they have in reports."""
+"""The kinds of collectives that communicate, by the names they have in reports."""
+
+KIND_OF: Mapping[str, str] = {**{kind: kind for kind in KINDS}, "shift_shards": "permute"}
+"""Op that communicates -> its kind."""
 
 
 def axes_of(eqn: Equation) -> Axes:
@@ -63,9 +69,9 @@ def _dim(eqn: Equation, key: str = "dim") -> str:
 
 
 def _place_reshard(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Any placement of the same tensor, but that nothing can become pending."""
+    """Any placement of the same tensor."""
     source, target = eqn.operands[0].type, eqn.result.type
-    if source.unsplit() != target.unsplit() or not set(target.pending) <= set(source.pending):
+    if source.unsplit() != target.unsplit():
         raise PlacementError(f"cannot reshard {source} to {target}")
     return (target,)
 
@@ -115,12 +121,33 @@ def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorT
     return (_resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}),)
 
 
+def _place_unreduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    type = eqn.operands[0].type
+    _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
+    _require(type.reduction == "sum", eqn, "what is pending is not a sum")
+    return (_resplit(type, {}, mesh.ordered((*type.pending, *axes_of(eqn)))),)
+
+
 def _infer_same(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
     return tuple(types)
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> Any:
-    raise NotImplementedError("what a collective does is given by its types: see the interpreter")
+    """Of whole tensors; where their parts are is given by the types alone."""
+    return arrays if len(arrays) > 1 else arrays[0]
+
+
+def _place_shift_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    type, dim = eqn.operands[0].type, _dim(eqn)
+    _require(type.axes_of(dim) == axes_of(eqn), eqn, f"{dim} is split otherwise")
+    _require(type.dim(dim).size == mesh.size(axes_of(eqn)), eqn, f"shards of {dim} have several elements")
+    return (type,)
+
+
+def _shift_shards_text(code: Code) -> str:
+    """`shift_shards(x, axes, places, wrap)`: one function for every axis of the array, as the shards move as they are."""
+    by, wrap = code.eqn.attrs["by"], code.eqn.attrs["wrap"]
+    return f"shift_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))}, {by}, wrap={wrap})"
 
 
 def _axes_text(axes: Axes) -> str:
@@ -178,6 +205,14 @@ def _jax_local_slice(code: Code) -> str:
     return f"lax.dynamic_slice_in_dim({code.args[0]}, {index} * {size}, {size}, axis={axis})"
 
 
+def _unreduce_text(code: Code) -> str:
+    return f"unreduce({code.args[0]}, {_axes_text(axes_of(code.eqn))})"
+
+
+def _jax_unreduce(code: Code) -> str:
+    return f"jnp.where(lax.axis_index({_axes_text(axes_of(code.eqn))}) == 0, {code.args[0]}, 0)"
+
+
 def collective(
     name: str,
     place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]],
@@ -185,12 +220,13 @@ def collective(
     jax: Text,
     doc: str,
 ) -> OpDef:
-    """The NumPy backend, and for `permute` the JAX backend, define the functions that the texts call without a module."""
+    """The backends define the functions that the texts call without a module."""
     return OpDef(
         name=name,
         infer=_infer_same,
         place=place,
         layout_rule=lambda eqn: BY_NAME,
+        distribute=None,
         linear=linear_in_all,
         gradient=no_gradient,
         flops=no_flops,
@@ -236,11 +272,28 @@ OPS = (
     collective(
         "permute", _place_permute, _permute_text, _permute_text, "Reorders the axes that split a dimension."
     ),
+    attrs.evolve(
+        collective(
+            "shift_shards",
+            _place_shift_shards,
+            _shift_shards_text,
+            _shift_shards_text,
+            "Hands each shard of a dimension on to another processor, of which every one has a single element.",
+        ),
+        evaluate=shifted_array,
+    ),
     collective(
         "local_slice",
         _place_local_slice,
         _call("local_slice", "dim"),
         _jax_local_slice,
         "Keeps this processor's shard; sends nothing.",
+    ),
+    collective(
+        "unreduce",
+        _place_unreduce,
+        _unreduce_text,
+        _jax_unreduce,
+        "Makes a sum pending of which one processor has all and the others nothing; sends nothing.",
     ),
 )

@@ -111,6 +111,7 @@ def componentwise(
         infer=_infer(accepted, result),
         place=place_by_layout,
         layout_rule=rule_by_name,
+        distribute=None,
         linear=linear,
         gradient=gradient,
         flops=flops_per_result,
@@ -226,8 +227,8 @@ def _erf(np: Any, x: Any) -> Any:
 
 
 def _relu_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    x = e.operands[0]
-    return (b("mask", b("gt", x, b.like(0, x)), g[0]),)
+    """By the result, which is above 0 just where the operand is: the operand need not be kept."""
+    return (b("mask", b("gt", e.result, b.like(0, e.result)), g[0]),)
 
 
 def _abs_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
@@ -328,6 +329,7 @@ WHERE = OpDef(
     infer=_where_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,
+    distribute=None,
     linear=lambda eqn: ((1, 2),),
     gradient=_where_gradient,
     flops=flops_per_result,
@@ -352,6 +354,7 @@ MASK = OpDef(
     infer=_mask_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,
+    distribute=None,
     linear=lambda eqn: ((1,),),
     gradient=_mask_gradient,
     flops=flops_per_result,
@@ -366,6 +369,7 @@ CAST = OpDef(
     infer=_cast_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,
+    distribute=None,
     linear=_widens,
     gradient=_cast_gradient,
     flops=no_flops,

@@ -84,6 +84,7 @@ EINSUM = OpDef(
     infer=_infer,
     place=place_by_layout,
     layout_rule=lambda eqn: LayoutRule(reduced=reduced_dims(eqn)),
+    distribute=None,
     linear=linear_in_each,
     gradient=_gradient,
     flops=_flops,

@@ -35,6 +35,7 @@ def creation(
         infer=infer,
         place=place_by_layout,
         layout_rule=rule_by_name,
+        distribute=None,
         linear=not_linear,
         gradient=no_gradient,
         flops=flops,
@@ -77,7 +78,7 @@ def _range(shard: Shard) -> Any:
 
 def _indices(code: Code, module: str, dim: str) -> str:
     """The global indices that this processor holds of the result's last dimension, along that array axis."""
-    offset = code.offset(dim)
+    offset = code.offset(dim, len(code.sizes))
     numbers = f"{module}.arange({code.sizes[-1]}, dtype={module}.int32)"
     return f"{offset} + {numbers}" if offset else numbers
 

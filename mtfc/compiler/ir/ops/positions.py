@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.halos import Stretch, shifted, stretch, taken
 from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpError, Shard, linear_in_all
 from mtfc.compiler.ir.ops.componentwise import check_dtypes
 from mtfc.compiler.ir.ops.creation import literal
-from mtfc.compiler.ir.ops.structure import need, replaced, structural
+from mtfc.compiler.ir.ops.structure import linear_if_zero, need, replaced, structural
 from mtfc.compiler.ir.types import Dim, TensorType
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.blocks import Blocks
 
 
 def _dim(attributes: Attrs, key: str) -> Dim:
@@ -68,6 +72,38 @@ def _slice_text(code: Code) -> str:
     cut, axis = _slice_of(code.eqn), code.axis(0, _dim(code.eqn.attrs, "source").name)
     step = f":{cut.step}" if cut.step > 1 else ""
     return f"{code.args[0]}[..., {cut.start}:{cut.stop}{step}{', :' * (-axis - 1)}]"
+
+
+def _distribute_slice(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """Each block takes what it needs, from others too; where the stride takes blocks to blocks, that is its own."""
+    source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
+    found = stretch(b, eqn, source, target, _int(eqn.attrs, "start"), _int(eqn.attrs, "stride"))
+    return None if found is None else (_sliced(b, eqn.operands[0], found, target, _int(eqn.attrs, "stride")),)
+
+
+def _sliced(b: Blocks, x: Value, found: Stretch, target: Dim, stride: int) -> Value:
+    x, part = taken(b, x, found)
+    if stride > 1:
+        whole, part = part, b.part(target, target.size // found.split.blocks.size)
+        x = b.build("slice", x, source=whole, target=part, start=0, stride=stride)
+    return b.merged(x, found.split.blocks, part, target)
+
+
+def _distribute_pad(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """Without a stride, a slice of more than there is; with one, and zeros around, the transpose of a slice."""
+    source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
+    before, stride = _int(eqn.attrs, "before"), _int(eqn.attrs, "stride")
+    if stride == 1:
+        found = stretch(b, eqn, source, target, -before)
+        if found is None:
+            return None
+        x, part = taken(b, eqn.operands[0], found, eqn.attrs["value"])  # type: ignore[arg-type]
+        return (b.merged(x, found.split.blocks, part, target),)
+    back = stretch(b, eqn, target, source, before, stride)
+    if back is None or eqn.attrs["value"] != 0:
+        return None
+    type, y = eqn.result.type, eqn.operands[0]
+    return (b.transposed(lambda b, x: _sliced(b, x, back, source, stride), type, y),)
 
 
 def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
@@ -128,15 +164,27 @@ def _shift_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tensor
 
 
 def _shift_rule(eqn: Equation) -> LayoutRule:
-    name = _dim(eqn.attrs, "dim").name
-    return LayoutRule(index={name: None}, whole=frozenset({name}))
+    """Where each processor has a single element, it hands it on."""
+    return LayoutRule(single=frozenset({_dim(eqn.attrs, "dim").name}))
+
+
+def _distribute_shift(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """Each block hands on as many elements as leave it."""
+    dim, by, wrap = _dim(eqn.attrs, "dim"), _int(eqn.attrs, "by"), bool(eqn.attrs["wrap"])
+    split = b.split(eqn, dim)
+    if split is None:
+        return None
+    half = dim.size // 2
+    by = (by + half) % dim.size - half if wrap else by  # the short way round
+    x, part = shifted(b, b.cut(eqn.operands[0], split), split, by, wrap)
+    return (b.merged(x, split.blocks, part, dim),)
 
 
 def _shift_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("shift", g[0], dim=e.attrs["dim"], by=-_int(e.attrs, "by"), wrap=e.attrs["wrap"]),)
 
 
-def _shift(shard: Shard, x: Any) -> Any:
+def shifted_array(shard: Shard, x: Any) -> Any:
     axis = shard.eqn.operands[0].type.names.index(_dim(shard.eqn.attrs, "dim").name)
     by, size = _int(shard.eqn.attrs, "by"), x.shape[axis]
     rolled = shard.np.roll(x, by, axis)
@@ -209,23 +257,20 @@ def _concat_text(function: str) -> Callable[[Code], str]:
     return text
 
 
-def _linear_if_zero(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    return ((0,),) if eqn.attrs["value"] == 0 else ()
-
-
 OPS = (
     structural(
         "slice", _slice_infer, _within, _slice_gradient, _slice, _slice_text, _slice_text,
-        "Every stride-th element of a dimension, from start on.",
+        "Every stride-th element of a dimension, from start on.", distribute=_distribute_slice,
     ),
     structural(
         "pad", _pad_infer, _within, _pad_gradient, _pad, _pad_text, _jax_pad,
         "A dimension extended by a constant before, after and (with a stride) between its elements.",
-        linear=_linear_if_zero,
+        linear=linear_if_zero, distribute=_distribute_pad,
     ),
     structural(
-        "shift", _shift_infer, _shift_rule, _shift_gradient, _shift, _shift_text, _jax_shift,
+        "shift", _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,
         "Element i moved to i + by; what falls off the end is lost, or wraps around.",
+        distribute=_distribute_shift,
     ),
     structural(
         "concat", _concat_infer, _concat_rule, _concat_gradient, _concat,

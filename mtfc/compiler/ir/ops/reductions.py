@@ -1,18 +1,20 @@
-"""Reductions: `over` names the dimensions reduced away (paper, section 6).
+"""Reductions: `over` names the dimensions reduced away (paper, section 6); and `cumsum`, which keeps what they pass through.
 
-A split dimension is reduced on each processor first; what is left is a reduction pending over its axes. `prod` and `argmax` have
-no such collective and need their dimensions whole.
+A split dimension is reduced on each processor first; what is left is a reduction pending over its axes. `prod` and `cumsum` have
+no such collective: the shards' own products, or sums, are gathered. `argmax` takes two: for the largest element, and for the
+lowest of the places where it stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
+    Distribute,
     Gradient,
     LayoutRule,
     OpDef,
@@ -25,7 +27,10 @@ from mtfc.compiler.ir.opdef import (
 )
 from mtfc.compiler.ir.ops.componentwise import BOOL, NUMBERS, check_dtypes, dims_text
 from mtfc.compiler.ir.place import place_by_layout
-from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.blocks import Blocks
 
 
 def over(eqn: Equation) -> tuple[Dim, ...]:
@@ -63,9 +68,14 @@ def _positions(shard: Shard) -> tuple[int, ...]:
     return tuple(names.index(dim.name) for dim in over(shard.eqn))
 
 
+ACCUMULATING = ("sum", "prod")
+"""Reductions that carry an intermediate result along: that of 16-bit numbers has 32 bits."""
+
+
 def _evaluate(function: str) -> Callable[..., Any]:
     def evaluate(shard: Shard, x: Any) -> Any:
-        return getattr(shard.np, function)(x, axis=_positions(shard)).astype(x.dtype)
+        wide = x.astype(shard.np.float32) if function in ACCUMULATING and x.dtype.itemsize == 2 else x
+        return getattr(shard.np, function)(wide, axis=_positions(shard)).astype(x.dtype)
 
     return evaluate
 
@@ -76,12 +86,26 @@ def axes_text(code: Code) -> str:
     return str(numbers[0]) if len(numbers) == 1 else str(tuple(numbers))
 
 
-def _text(module: str, function: str, keeps_dtype: bool) -> Callable[[Code], str]:
-    """NumPy sums small integers in 64 bits unless told otherwise; JAX keeps the dtype."""
+def _numpy_text(function: str) -> Callable[[Code], str]:
+    """NumPy sums integers of 32 bits in 64, and floats of 16 in 16, unless told otherwise."""
 
     def text(code: Code) -> str:
-        dtype = "" if keeps_dtype else f", dtype={code.dtype}"
-        return f"{module}.{function}({code.args[0]}, axis={axes_text(code)}{dtype})"
+        call = f"np.{function}({code.args[0]}, axis={axes_text(code)}"
+        if function not in ACCUMULATING:
+            return f"{call})"
+        narrow = ITEM_BYTES[code.eqn.result.type.dtype] == 2
+        return f"{call}, dtype=np.float32).astype({code.dtype})" if narrow else f"{call}, dtype={code.dtype})"
+
+    return text
+
+
+def _jax_text(function: str) -> Callable[[Code], str]:
+    """JAX sums floats of 16 bits in 32; integers it sums in 64 where it knows of such at all."""
+
+    def text(code: Code) -> str:
+        whole = function in ACCUMULATING and code.eqn.result.type.dtype not in FLOATS
+        dtype = f", dtype={code.dtype}" if whole else ""
+        return f"jnp.{function}({code.args[0]}, axis={axes_text(code)}{dtype})"
 
     return text
 
@@ -93,18 +117,20 @@ def reduction(
     doc: str,
     accepted: frozenset[str] = NUMBERS,
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = not_linear,
+    distribute: Distribute | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
         infer=_infer(accepted),
         place=place_by_layout,
         layout_rule=rule,
+        distribute=distribute,
         linear=linear,
         gradient=gradient,
         flops=flops_per_operand,
         evaluate=_evaluate(name),
-        numpy=_text("np", name, keeps_dtype=name not in ("sum", "prod")),
-        jax=_text("jnp", name, keeps_dtype=True),
+        numpy=_numpy_text(name),
+        jax=_jax_text(name),
         doc=doc,
     )
 
@@ -113,12 +139,26 @@ def _sum_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b.broadcast(g[0], e.operands[0].type),)
 
 
-def _extremum_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """The cotangent shared equally by all elements that attain the extremum."""
-    x = e.operands[0]
-    hit = b("eq", x, e.result)
-    count = b("sum", b.cast(hit, x.type.dtype), over=over(e))
-    return (b("mask", hit, b("div", g[0], count)),)
+ROUNDING = {"f32": 2.0**-19, "f64": 2.0**-48, "f16": 2.0**-9, "bf16": 2.0**-6}
+"""How far apart, relatively, two results of one computation may be that were rounded in different places: sixteen units in the
+last place, and two where numbers of 16 bits are computed in more."""
+
+
+def _extremum_gradient(reaches: str, back: str) -> Gradient:
+    """The cotangent shared equally by all elements that attain the extremum, but for rounding.
+
+    A compiler may compute the operand once for the extremum and once more for the comparison, and round the two differently, as
+    XLA does: an exact comparison would then find no element at all.
+    """
+
+    def gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+        x, extremum = e.operands[0], e.result
+        slack = b("mul", b("abs", extremum), b.like(ROUNDING[x.type.dtype], extremum))
+        hit = b(reaches, x, b(back, extremum, slack))
+        count = b("sum", b.cast(hit, x.type.dtype), over=over(e))
+        return (b("mask", hit, b("div", g[0], count)),)
+
+    return gradient
 
 
 def _prod_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
@@ -133,6 +173,19 @@ def _prod_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("mask", alone, b("mul", g[0], b("div", product, filled))),)
 
 
+def _distribute_prod(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """The product of the shards' products."""
+    splits = [split for dim in over(eqn) if (split := b.split(eqn, dim))]
+    if not splits:
+        return None
+    x, inner = eqn.operands[0], list(over(eqn))
+    for split in splits:
+        x = b.cut(x, split)
+        inner[inner.index(split.dim)] = split.inner
+    parts = b.build("prod", x, over=tuple(inner))
+    return (b.build("prod", parts, over=tuple(split.blocks for split in splits)),)
+
+
 def _argmax_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     check_dtypes(types, NUMBERS)
     return (TensorType("i32", remaining(types[0], attributes)),)
@@ -140,6 +193,21 @@ def _argmax_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
 
 def _argmax(shard: Shard, x: Any) -> Any:
     return shard.np.argmax(x, axis=_positions(shard)[0]).astype(shard.np.int32)
+
+
+def _distribute_argmax(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """The lowest of the places of the shards' largest elements, where those are the largest of all, or not a number."""
+    build, (dim,) = b.build, over(eqn)
+    split = b.split(eqn, dim)
+    if split is None:
+        return None
+    x = b.cut(eqn.operands[0], split)
+    largest = build("max", x, over=(split.inner,))
+    place = build("add", build("argmax", x, over=(split.inner,)), b.first(split))
+    hit = build("eq", largest, build("max", largest, over=(split.blocks,)))
+    if largest.type.dtype in FLOATS:
+        hit = build("or", hit, build("ne", largest, largest))
+    return (build("min", build("where", hit, place, build.constant(dim.size, "i32")), over=(split.blocks,)),)
 
 
 def _argmax_text(module: str) -> Callable[[Code], str]:
@@ -151,6 +219,7 @@ ARGMAX = OpDef(
     infer=_argmax_infer,
     place=place_by_layout,
     layout_rule=needs_whole,
+    distribute=_distribute_argmax,
     linear=not_linear,
     gradient=no_gradient,
     flops=flops_per_operand,
@@ -160,12 +229,93 @@ ARGMAX = OpDef(
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
 
+
+def _dim(attributes: Attrs) -> Dim:
+    return attributes["dim"]  # type: ignore[return-value]
+
+
+def _cumsum_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    (type,), dim = types, _dim(attributes)
+    check_dtypes(types, NUMBERS)
+    if dim not in type.dims:
+        raise OpError(f"cannot sum along `{dim.name}`: the operand has dimensions {dims_text(type.dims)}")
+    return (type,)
+
+
+def _cumsum_rule(eqn: Equation) -> LayoutRule:
+    name = _dim(eqn.attrs).name
+    return LayoutRule(index={name: None}, whole=frozenset({name}))
+
+
+def _cumsum_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """An element is added to those behind it, and so takes the cotangents from there."""
+    attributes = {**e.attrs, "reverse": not e.attrs["reverse"]}
+    return (b("cumsum", g[0], **attributes),)
+
+
+def _distribute_cumsum(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """Sums within each shard, and what the shards before it add up to; those of 16-bit numbers are kept in 32 bits."""
+    build, split = b.build, b.split(eqn, _dim(eqn.attrs))
+    if split is None:
+        return None
+    dtype = eqn.result.type.dtype
+    x = build.cast(b.cut(eqn.operands[0], split), "f32" if ITEM_BYTES[dtype] == 2 else dtype)
+    attributes: dict[str, Any] = {**eqn.attrs, "dim": split.inner}
+    inner = build("cumsum", x, **attributes)
+    totals = build("sum", x, over=(split.inner,))
+    before = build("cumsum", totals, dim=split.blocks, exclusive=True, reverse=eqn.attrs["reverse"])
+    sums = build.cast(build("add", inner, before), dtype)
+    return (b.merged(sums, split.blocks, split.inner, split.dim),)
+
+
+def _cumsum(shard: Shard, x: Any) -> Any:
+    """Sums of 16-bit numbers are kept in 32 bits."""
+    np, attributes = shard.np, shard.eqn.attrs
+    axis = shard.eqn.operands[0].type.names.index(_dim(attributes).name)
+    along = np.moveaxis(x, axis, 0)
+    along = along[::-1] if attributes["reverse"] else along
+    sums = np.cumsum(along, axis=0, dtype=np.float32 if x.dtype.itemsize == 2 else x.dtype)
+    if attributes["exclusive"]:
+        sums = np.concatenate([np.zeros_like(sums[:1]), sums[:-1]])
+    return np.moveaxis(sums[::-1] if attributes["reverse"] else sums, 0, axis).astype(x.dtype)
+
+
+def _cumsum_text(code: Code) -> str:
+    options = "".join(f", {key}=True" for key in ("exclusive", "reverse") if code.eqn.attrs[key])
+    return f"cumsum({code.args[0]}, axis={code.axis(0, _dim(code.eqn.attrs).name)}{options})"
+
+
+CUMSUM = OpDef(
+    name="cumsum",
+    infer=_cumsum_infer,
+    place=place_by_layout,
+    layout_rule=_cumsum_rule,
+    distribute=_distribute_cumsum,
+    linear=linear_in_first,
+    gradient=_cumsum_gradient,
+    flops=flops_per_operand,
+    evaluate=_cumsum,
+    numpy=_cumsum_text,
+    jax=_cumsum_text,
+    doc="Sums of the elements up to each one along a dimension, without it where `exclusive`, from the end where `reverse`.",
+)
+
 OPS = (
     reduction("sum", _partial("sum"), _sum_gradient, "Sum over dimensions.", linear=linear_in_first),
-    reduction("max", _partial("max"), _extremum_gradient, "Largest element; equals share the gradient."),
-    reduction("min", _partial("min"), _extremum_gradient, "Smallest element; equals share the gradient."),
-    reduction("prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS),
+    reduction(
+        "max", _partial("max"), _extremum_gradient("ge", "sub"), "Largest element; equals share the gradient."
+    ),
+    reduction(
+        "min",
+        _partial("min"),
+        _extremum_gradient("le", "add"),
+        "Smallest element; equals share the gradient.",
+    ),
+    reduction(
+        "prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS, distribute=_distribute_prod
+    ),
     reduction("any", _partial("max"), no_gradient, "Whether any element holds.", BOOL),
     reduction("all", _partial("min"), no_gradient, "Whether all elements hold.", BOOL),
     ARGMAX,
+    CUMSUM,
 )

@@ -15,6 +15,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
+    Distribute,
     Gradient,
     LayoutRule,
     OpDef,
@@ -42,12 +43,14 @@ def structural(
     jax: Text,
     doc: str,
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = linear_in_first,
+    distribute: Distribute | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
         infer=infer,
         place=place_by_layout,
         layout_rule=rule,
+        distribute=distribute,
         linear=linear,
         gradient=gradient,
         flops=no_flops,
@@ -56,6 +59,11 @@ def structural(
         jax=jax,
         doc=doc,
     )
+
+
+def linear_if_zero(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Of ops that put constants beside the operand's elements."""
+    return ((0,),) if eqn.attrs["value"] == 0 else ()
 
 
 def _dims(attributes: Attrs) -> tuple[Dim, ...]:

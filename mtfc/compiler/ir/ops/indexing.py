@@ -1,0 +1,246 @@
+"""Ops whose operands say where to look: `gather`, its transpose `scatter_add`, and `top_k`, which finds out.
+
+An index outside of the dimension that it points into reads 0 and is added nowhere, as a row of `one_hot` is 0 there: `gather`
+is the einsum of a table with the one-hot rows of its indices, without making those rows. So a processor that holds a part
+of the dimension looks at the indices less the part's first one, finds those of other parts outside, and leaves a sum pending
+(Mesh-TensorFlow paper, section 6, for the einsum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import (
+    Attrs,
+    Code,
+    LayoutRule,
+    OpDef,
+    OpError,
+    Shard,
+    flops_per_operand,
+    linear_in_first,
+    no_flops,
+    not_linear,
+)
+from mtfc.compiler.ir.ops.componentwise import INTEGERS, NUMBERS, align, check_dtypes, dims_text
+from mtfc.compiler.ir.ops.structure import need, replaced
+from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.types import Dim, TensorType
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.blocks import Blocks
+
+
+def _dim(attributes: Attrs) -> Dim:
+    return attributes["dim"]  # type: ignore[return-value]
+
+
+def _table(eqn: Equation) -> TensorType:
+    """The type of what the indices point into."""
+    return (eqn.operands[0] if eqn.op == "gather" else eqn.result).type
+
+
+def _gathered(table: Sequence[Dim], ids: TensorType, dim: Dim) -> tuple[Dim, ...]:
+    """The dims of `gather`'s result: those of the indices, then those that the table alone has."""
+    check_dtypes((ids,), INTEGERS)
+    if dim in ids.dims:
+        raise OpError(
+            f"the indices already have dimension `{dim.name}`",
+            "give it another name with `rename(ids, old -> new)`",
+        )
+    return (*ids.dims, *(other for other in table if other != dim and other not in ids.dims))
+
+
+def _indices_text(code: Code) -> str:
+    """Indices into the part held here, the axis that they point into, and the axes that table and indices share."""
+    table, ids, dim = _table(code.eqn), code.eqn.operands[1].type, _dim(code.eqn.attrs).name
+    offset = code.offset(dim, len(ids.dims))
+    axis = {name: i - len(table.dims) for i, name in enumerate(table.names)}
+    shared = tuple((axis[name], code.axis(1, name)) for name in table.names if name in ids.names)
+    indices = f"{code.args[1]} - {offset}" if offset else code.args[1]
+    return f"{indices}, axis={axis[dim]}" + (f", shared={shared}" if shared else "")
+
+
+def _places(
+    shard: Shard, ids: Any, shape: Sequence[int], names: tuple[str, ...]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Which indices point into the part held here, of the given shape, and for each element of `names` its place in the table."""
+    np, dim = shard.np, _dim(shard.eqn.attrs).name
+    sizes = dict(zip(_table(shard.eqn).names, shape, strict=True))
+    local = align(ids.astype(np.int64) - shard.offset(dim), shard.eqn.operands[1].type.names, names)
+    inside = (local >= 0) & (local < sizes[dim])
+    places = {name: align(np.arange(sizes[name]), (name,), names) for name in sizes if name != dim}
+    return inside, tuple({**places, dim: np.where(inside, local, 0)}[name] for name in sizes)
+
+
+# gather
+
+
+def _gather_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    table, ids = types
+    need(table, _dim(attributes))
+    return (TensorType(table.dtype, _gathered(table.dims, ids, _dim(attributes))),)
+
+
+def _gather_rule(eqn: Equation) -> LayoutRule:
+    """What one part of the table has, the others lack: a sum makes it whole, and a maximum where there is no sum."""
+    reduction = "max" if eqn.result.type.dtype == "bool" else "sum"
+    return LayoutRule(reduced=(_dim(eqn.attrs),), reduction=reduction)
+
+
+def _gather_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
+    table, ids = e.operands
+    updates = b.ordered(g[0], e.result.type.dims)
+    return b("scatter_add", updates, ids, dim=e.attrs["dim"], dims=table.type.dims), None
+
+
+def _gather(shard: Shard, table: Any, ids: Any) -> Any:
+    hit, places = _places(shard, ids, table.shape, shard.eqn.result.type.names)
+    return shard.np.where(hit, table[places], shard.np.zeros((), table.dtype))
+
+
+GATHER = OpDef(
+    name="gather",
+    infer=_gather_infer,
+    place=place_by_layout,
+    layout_rule=_gather_rule,
+    distribute=None,
+    linear=lambda eqn: () if eqn.result.type.dtype == "bool" else ((0,),),
+    gradient=_gather_gradient,
+    flops=no_flops,
+    evaluate=_gather,
+    numpy=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
+    jax=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
+    doc="The elements of a table that indices into one of its dimensions point at; 0 where one points outside.",
+)
+
+
+# scatter_add
+
+
+def _scatter_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """The updates have the dims that `gather` from the result would give, in that order."""
+    updates, ids = types
+    dims: tuple[Dim, ...] = attributes["dims"]  # type: ignore[assignment]
+    need(TensorType(updates.dtype, dims), _dim(attributes))
+    expected = _gathered(dims, ids, _dim(attributes))
+    if updates.dims != expected:
+        raise OpError(f"the updates have dimensions {dims_text(updates.dims)}, and not {dims_text(expected)}")
+    return (TensorType(check_dtypes((updates,), NUMBERS), dims),)
+
+
+def _scatter_rule(eqn: Equation) -> LayoutRule:
+    """Updates that go to one element are added up; the dimension that indices point into is the result's alone."""
+    gone = (dim for dim in eqn.operands[1].type.dims if dim not in eqn.result.type.dims)
+    return LayoutRule(reduced=tuple(gone))
+
+
+def _scatter_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
+    table = b.ordered(g[0], e.result.type.dims)
+    return b("gather", table, e.operands[1], dim=e.attrs["dim"]), None
+
+
+def _scatter_add(shard: Shard, updates: Any, ids: Any) -> Any:
+    """Sums of 16-bit numbers are kept in 32 bits."""
+    np = shard.np
+    hit, places = _places(shard, ids, shard.shape, shard.eqn.operands[0].type.names)
+    sums = np.zeros(shard.shape, np.float32 if updates.dtype.itemsize == 2 else updates.dtype)
+    np.add.at(sums, places, np.where(hit, updates, np.zeros((), updates.dtype)).astype(sums.dtype))
+    return sums.astype(updates.dtype)
+
+
+def _scatter_text(code: Code) -> str:
+    return f"scatter_add({code.shape}, {code.args[0]}, {_indices_text(code)})"
+
+
+SCATTER_ADD = OpDef(
+    name="scatter_add",
+    infer=_scatter_infer,
+    place=place_by_layout,
+    layout_rule=_scatter_rule,
+    distribute=None,
+    linear=linear_in_first,
+    gradient=_scatter_gradient,
+    flops=flops_per_operand,
+    evaluate=_scatter_add,
+    numpy=_scatter_text,
+    jax=_scatter_text,
+    doc="Zeros with updates added where indices into one dimension point: what a gradient passes through `gather`.",
+)
+
+
+# top_k
+
+
+def _k(attributes: Attrs) -> Dim:
+    return attributes["k"]  # type: ignore[return-value]
+
+
+def _top_k_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType]:
+    (type,) = types
+    dim, k = _dim(attributes), _k(attributes)
+    need(type, dim)
+    check_dtypes(types, NUMBERS)
+    if k.size > dim.size:
+        raise OpError(f"`{k.name}` (size {k.size}) asks for more than `{dim.name}` has (size {dim.size})")
+    (values,) = replaced(type, {dim: k})
+    return values, values.with_dtype("i32")
+
+
+def _top_k_rule(eqn: Equation) -> LayoutRule:
+    return LayoutRule(index={_dim(eqn.attrs).name: None}, whole=frozenset({_k(eqn.attrs).name}))
+
+
+def _top_k_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """The cotangent of each value goes to the element that it is."""
+    x, indices = e.operands[0].type, e.results[1]
+    updates = b.ordered(g[0], indices.type.dims)
+    return (b("scatter_add", updates, indices, dim=e.attrs["dim"], dims=x.dims),)
+
+
+def _distribute_top_k(b: Blocks, eqn: Equation) -> tuple[Value, Value] | None:
+    """The k best of the shards' k best; among equals those of the first shards come first, as their indices are the lowest."""
+    build, split, k = b.build, b.split(eqn, _dim(eqn.attrs)), _k(eqn.attrs)
+    if split is None or k.size >= split.inner.size:
+        return None
+    best = b.part(split.dim, k.size)
+    x, names = b.cut(eqn.operands[0], split), ("values", "indices")
+    values, places = build.several("top_k", x, names=names, dim=split.inner, k=best)
+    candidates = b.dims.get(f"{split.dim.name}.best", split.blocks.size * k.size, split.axes)
+    indices = b.merged(build("add", places, b.first(split)), split.blocks, best, candidates)
+    values = b.merged(values, split.blocks, best, candidates)
+    values, places = build.several("top_k", values, names=names, dim=candidates, k=k)
+    return values, build("gather", indices, places, dim=candidates)
+
+
+def _top_k(shard: Shard, x: Any) -> tuple[Any, Any]:
+    """By a stable sort from the largest to the smallest: of the reversed array, as there is none that descends."""
+    np, eqn = shard.np, shard.eqn
+    axis = eqn.operands[0].type.names.index(_dim(eqn.attrs).name)
+    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    indices = (x.shape[axis] - 1 - order).take(range(_k(eqn.attrs).size), axis)
+    return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
+
+
+def _top_k_text(code: Code) -> str:
+    return f"top_k({code.args[0]}, {_k(code.eqn.attrs).size}, axis={code.axis(0, _dim(code.eqn.attrs).name)})"
+
+
+TOP_K = OpDef(
+    name="top_k",
+    infer=_top_k_infer,
+    place=place_by_layout,
+    layout_rule=_top_k_rule,
+    distribute=_distribute_top_k,
+    linear=not_linear,
+    gradient=_top_k_gradient,
+    flops=flops_per_operand,
+    evaluate=_top_k,
+    numpy=_top_k_text,
+    jax=_top_k_text,
+    doc="The k largest elements along a dimension and their indices, the largest first, the lowest index first among equals.",
+)
+
+OPS = (GATHER, SCATTER_ADD, TOP_K)

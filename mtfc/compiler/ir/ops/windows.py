@@ -1,0 +1,237 @@
+"""`window`: the sliding windows of one dimension, and `fold`, its transpose.
+
+A convolution is an einsum over windows and a filter, a pooling a `max` over them; more than one dimension is windowed by one
+`window` after the other. Element k of window o is element o * stride + k * dilation - before of the source, or a constant where
+that lies outside. `fold` adds every element of the windows up where it came from: each is the other's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.halos import Stretch, stretch, taken
+from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpDef, OpError, Shard, flops_per_operand
+from mtfc.compiler.ir.ops.componentwise import NUMBERS, check_dtypes
+from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.structure import linear_if_zero, need, structural
+from mtfc.compiler.ir.types import Dim, TensorType
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.blocks import Blocks
+
+
+@attrs.frozen(kw_only=True)
+class Geometry:
+    """How windows lie on the source: `out` windows of `kernel` elements each."""
+
+    source: Dim
+    out: Dim
+    kernel: Dim
+    stride: int
+    before: int
+    after: int
+    dilation: int
+
+    @property
+    def extent(self) -> int:
+        """Elements of the source from the first of a window to its last."""
+        return self.dilation * (self.kernel.size - 1) + 1
+
+    @property
+    def room(self) -> int:
+        """How many windows fit."""
+        return (self.source.size + self.before + self.after - self.extent) // self.stride + 1
+
+
+def geometry(attributes: Attrs) -> Geometry:
+    found: dict[str, Any] = {field.name: attributes[field.name] for field in attrs.fields(Geometry)}
+    return Geometry(**found)
+
+
+def window_attrs(g: Geometry, value: float | int | bool) -> dict[str, Any]:
+    """The attributes of a `window`."""
+    return {**attrs.asdict(g, recurse=False), "value": value}
+
+
+def _check(g: Geometry) -> None:
+    if g.stride < 1 or g.dilation < 1:
+        raise OpError(f"stride = {g.stride}, dilation = {g.dilation}: both count from 1")
+    if g.before < 0 or g.after < 0:
+        raise OpError(f"padding = ({g.before}, {g.after}): both count from 0", "take a part with `slice`")
+    if g.room < 1:
+        raise OpError(
+            f"a window of `{g.kernel.name}` spans {g.extent} elements, and `{g.source.name}` has"
+            f" {g.source.size + g.before + g.after} with its padding"
+        )
+    if g.out.size != g.room:
+        raise OpError(
+            f"`{g.source.name}` (size {g.source.size}) has {g.room} windows, and `{g.out.name}` has size"
+            f" {g.out.size}",
+            f"windows of {g.extent} elements, {g.stride} apart, on {g.source.size} + {g.before} + {g.after}: write"
+            f" `dim {g.out.name} = {g.room}`",
+        )
+
+
+def _with_dims(type: TensorType, dims: Sequence[Dim]) -> tuple[TensorType]:
+    if len(set(dims)) != len(dims):
+        raise OpError(f"the result would have a dimension twice: [{', '.join(dim.name for dim in dims)}]")
+    return (TensorType(type.dtype, tuple(dims)),)
+
+
+def _window_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """The source gives way to its windows and the positions within them."""
+    g = geometry(attributes)
+    need(types[0], g.source)
+    _check(g)
+    replaced = ((g.out, g.kernel) if dim == g.source else (dim,) for dim in types[0].dims)
+    return _with_dims(types[0], [dim for dims in replaced for dim in dims])
+
+
+def _fold_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """The source takes the place of its windows."""
+    check_dtypes(types, NUMBERS)
+    g = geometry(attributes)
+    need(types[0], g.out)
+    need(types[0], g.kernel)
+    _check(g)
+    kept = (dim for dim in types[0].dims if dim != g.kernel)
+    return _with_dims(types[0], [g.source if dim == g.out else dim for dim in kept])
+
+
+def _window_rule(eqn: Equation) -> LayoutRule:
+    g = geometry(eqn.attrs)
+    return LayoutRule(index={g.source.name: None}, whole=frozenset({g.out.name, g.kernel.name}))
+
+
+def _fold_rule(eqn: Equation) -> LayoutRule:
+    g = geometry(eqn.attrs)
+    return LayoutRule(index={g.out.name: None, g.kernel.name: None}, whole=frozenset({g.source.name}))
+
+
+def _window_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """What was padded is constant."""
+    return (b("fold", g[0], **attrs.asdict(geometry(e.attrs), recurse=False)),)
+
+
+def _fold_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    return (b("window", g[0], **window_attrs(geometry(e.attrs), 0.0)),)
+
+
+def _window(shard: Shard, x: Any) -> Any:
+    np, g = shard.np, geometry(shard.eqn.attrs)
+    axis = shard.eqn.operands[0].type.names.index(g.source.name)
+    padding = [(0, 0)] * axis + [(g.before, g.after)] + [(0, 0)] * (x.ndim - axis - 1)
+    padded = np.pad(x, padding, constant_values=np.asarray(shard.eqn.attrs["value"]).astype(x.dtype))
+    first = g.stride * np.arange(g.out.size)
+    return padded.take(first[:, None] + g.dilation * np.arange(g.kernel.size), axis)
+
+
+def _fold(shard: Shard, x: Any) -> Any:
+    """Sums of 16-bit numbers are kept in 32 bits."""
+    np, g, names = shard.np, geometry(shard.eqn.attrs), shard.eqn.operands[0].type.names
+    windows = np.moveaxis(x, (names.index(g.out.name), names.index(g.kernel.name)), (0, 1))
+    wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
+    total = np.zeros((g.before + g.source.size + g.after, *windows.shape[2:]), wide)
+    for o in range(g.out.size):
+        for k in range(g.kernel.size):
+            total[o * g.stride + k * g.dilation] += windows[o, k]
+    inside = total[g.before : g.before + g.source.size].astype(x.dtype)
+    return np.moveaxis(inside, 0, shard.eqn.result.type.names.index(g.source.name))
+
+
+def _window_text(code: Code) -> str:
+    """A call of a function that either backend writes into the module."""
+    g, value = geometry(code.eqn.attrs), literal(code.eqn.attrs["value"])
+    numbers = f"stride={g.stride}, padding=({g.before}, {g.after}), dilation={g.dilation}, value={value}"
+    return f"window({code.args[0]}, {code.axis(0, g.source.name)}, {g.kernel.size}, {numbers})"
+
+
+def _fold_text(code: Code) -> str:
+    """The same."""
+    g = geometry(code.eqn.attrs)
+    numbers = f"stride={g.stride}, before={g.before}, dilation={g.dilation}"
+    axes = f"{code.axis(0, g.out.name)}, {code.axis(0, g.kernel.name)}"
+    return f"fold({code.args[0]}, {axes}, {g.source.size}, {numbers})"
+
+
+def _chain(b: Blocks, eqn: Equation) -> list[Equation]:
+    """The equation and, before it, those of the same op that it is applied to, as far as each is along dimensions of its own."""
+    chain, own = [eqn], _made_of(eqn)
+    while (inner := b.defined(chain[0].operands[0])) and inner.op == eqn.op:
+        if own & _makes(inner):
+            break
+        chain.insert(0, inner)
+        own |= _made_of(inner)
+    return chain
+
+
+def _made_of(eqn: Equation) -> set[Dim]:
+    g = geometry(eqn.attrs)
+    return {g.source} if eqn.op == "window" else {g.out, g.kernel}
+
+
+def _makes(eqn: Equation) -> set[Dim]:
+    g = geometry(eqn.attrs)
+    return {g.out, g.kernel} if eqn.op == "window" else {g.source}
+
+
+def _stretch(b: Blocks, eqn: Equation) -> Stretch | None:
+    g = geometry(eqn.attrs)
+    return stretch(b, eqn, g.source, g.out, -g.before, g.stride, g.extent)
+
+
+def _windows(b: Blocks, chain: Sequence[Equation], x: Value, fill: float | None = None) -> Value:
+    """All windows of `x`: first the halos along every dimension, so that no window is sent, then the windows of every block."""
+    found: list[tuple[Geometry, Any, Stretch | None]] = []
+    for eqn in chain:
+        g = geometry(eqn.attrs)
+        value: Any = eqn.attrs["value"] if fill is None else fill
+        s = _stretch(b, eqn)
+        if s is not None:
+            x, dim = taken(b, x, s, value)
+            out = b.part(g.out, g.out.size // s.split.blocks.size)
+            g = attrs.evolve(g, source=dim, out=out, before=0, after=0)
+        found.append((g, value, s))
+    for (g, value, s), eqn in zip(found, chain, strict=True):
+        x = b.build("window", x, **window_attrs(g, value))
+        x = b.merged(x, s.split.blocks, g.out, geometry(eqn.attrs).out) if s else x
+    return x
+
+
+def _distribute_window(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    chain = _chain(b, eqn)
+    return (_windows(b, chain, chain[0].operands[0]),) if _stretch(b, eqn) else None
+
+
+def _distribute_fold(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """The transpose of windows: what is folded beyond a block's ends goes to its neighbours, and is added there."""
+    chain = _chain(b, eqn)
+    if not any(_stretch(b, each) for each in chain):
+        return None
+
+    def windows(b: Blocks, x: Value) -> Value:
+        return _windows(b, chain[::-1], x, fill=0)
+
+    return (b.transposed(windows, eqn.result.type, chain[0].operands[0]),)
+
+
+WINDOW = structural(
+    "window", _window_infer, _window_rule, _window_gradient, _window, _window_text, _window_text,
+    "The sliding windows of a dimension: element k of window o is element o * stride + k * dilation of the padded x.",
+    linear=linear_if_zero, distribute=_distribute_window,
+)  # fmt: skip
+
+FOLD: OpDef = attrs.evolve(
+    structural(
+        "fold", _fold_infer, _fold_rule, _fold_gradient, _fold, _fold_text, _fold_text,
+        "The elements of sliding windows added up where they came from: the gradient of `window`.",
+        distribute=_distribute_fold,
+    ),
+    flops=flops_per_operand,
+)  # fmt: skip
+
+OPS = (WINDOW, FOLD)
