@@ -10,7 +10,7 @@ from typing import Any
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend import ast, constants
+from mtfc.frontend import ast
 from mtfc.frontend.constants import Number
 from mtfc.frontend.expressions import Expressions, Operand
 
@@ -36,7 +36,7 @@ def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
 
 
 def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
-    if isinstance(node, ast.Name):
+    if isinstance(node, ast.DimName):
         return expressions.scope.dim(node)
     _expected("a dimension", expressions, node)
     return None
@@ -46,7 +46,7 @@ def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
     """`[batch, io]`, or one dimension without brackets."""
     if isinstance(node, ast.DimList):
         return expressions.scope.dim_list(node.dims, node.span)
-    if isinstance(node, ast.Name):
+    if isinstance(node, ast.DimName):
         return expressions.scope.dim_list((node,), node.span)
     _expected("dimensions, as in `[batch, io]`", expressions, node)
     return None
@@ -56,13 +56,38 @@ def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
     """`length -> memory`."""
     if (
         not isinstance(node, ast.Arrow)
-        or not isinstance(node.source, ast.Name)
+        or not isinstance(node.source, ast.DimName)
         or isinstance(node.target, ast.DimList)
     ):
         _expected("`old -> new`, two dimensions", expressions, node)
         return None
     source, target = expressions.scope.dim(node.source), expressions.scope.dim(node.target)
     return (source, target) if source and target else None
+
+
+def windows(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim, Dim] | None:
+    """`height -> [out, kernel]`: a dimension, that of its windows, and that of the positions within one."""
+    if (
+        isinstance(node, ast.Arrow)
+        and isinstance(node.source, ast.DimName)
+        and isinstance(node.target, ast.DimList)
+    ):
+        source, found = expressions.scope.dim(node.source), dims(expressions, node.target)
+        if source is None or found is None:
+            return None
+        if len(found) == 2:
+            return (source, *found)
+    _expected("`length -> [windows, kernel]`", expressions, node)
+    return None
+
+
+def two_integers(expressions: Expressions, node: ast.Node) -> tuple[int, int] | None:
+    """`(1, 1)`."""
+    if not isinstance(node, ast.Tuple) or len(node.items) != 2:
+        _expected("two numbers, as in `(1, 1)`", expressions, node)
+        return None
+    first, second = (integer(expressions, item) for item in node.items)
+    return None if first is None or second is None else (first, second)
 
 
 def tensor_or_mapping(expressions: Expressions, node: ast.Node) -> Operand | tuple[Dim, Dim] | None:
@@ -77,13 +102,8 @@ def dtype(expressions: Expressions, node: ast.Node) -> str | None:
 
 
 def integer(expressions: Expressions, node: ast.Node) -> int | None:
-    """An integer, which may be computed from sizes of dimensions."""
-
-    def lookup(name: ast.Name) -> int | None:
-        found = expressions.scope.dim(name)
-        return found.size if found else None
-
-    return constants.integer(node, lookup, expressions.scope)
+    """A whole number, which may be computed from sizes of dimensions and other numbers."""
+    return expressions.integer(node)
 
 
 def number(expressions: Expressions, node: ast.Node) -> Operand | None:

@@ -7,7 +7,6 @@ The tree says what is written, not what it means. Whether a name is a value, a d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import attrs
@@ -67,6 +66,10 @@ class Path(Node):
         return ".".join(self.parts)
 
 
+DimName = Name | Path
+"""A dimension of this file, or of a module or function: `common.batch`."""
+
+
 @attrs.frozen
 class Unary(Node):
     op: UnaryOp
@@ -91,7 +94,7 @@ class Ellipsis(Node):
 class DimList(Node):
     """`[batch, io]` or `[..., d_out]` as an argument."""
 
-    dims: tuple[Name | Ellipsis, ...]
+    dims: tuple[DimName | Ellipsis, ...]
 
 
 @attrs.frozen
@@ -109,7 +112,7 @@ class Arrow(Node):
     """
 
     source: Expr
-    target: Name | DimList
+    target: DimName | DimList
 
 
 @attrs.frozen
@@ -125,7 +128,7 @@ class DimBinding(Node):
     """`d_out = d_ff` between a call's square brackets."""
 
     generic: Name
-    dim: Name
+    dim: DimName
 
 
 @attrs.frozen
@@ -158,10 +161,18 @@ class Type(Node):
     """`f32[batch, io]`; `dtype` is None when left out. Any name is accepted as dtype here."""
 
     dtype: Name | None
-    dims: tuple[Name | Ellipsis, ...]
+    dims: tuple[DimName | Ellipsis, ...]
 
 
 # Statements
+
+
+@attrs.frozen
+class DimDecl(Node):
+    """`dim hidden = 4 * io`, in a file or in a function."""
+
+    name: Name
+    size: Expr
 
 
 @attrs.frozen
@@ -205,32 +216,40 @@ class Return(Node):
 
 @attrs.frozen
 class Yield(Node):
-    """`yield hs = h`, in a scan."""
+    """`yield hs = h`, in a loop."""
 
     name: Name
     value: Expr
 
 
 @attrs.frozen
-class Repeat(Node):
-    """`repeat layers checkpoint { ... }`"""
+class Slice(Node):
+    """`x_t = x`: in each iteration of a loop, `x_t` is a slice of x."""
 
-    dim: Name
+    name: Name
+    source: Expr
+
+
+@attrs.frozen
+class Repeat(Node):
+    """`repeat layers checkpoint with k = keys { ... }`"""
+
+    dim: DimName
     checkpoint: bool
+    slices: tuple[Slice, ...]
     body: tuple[Statement, ...]
 
 
 @attrs.frozen
 class Scan(Node):
-    """`scan x_t = x along time { ... }`"""
+    """`scan x_t = x, y_t = y along time { ... }`"""
 
-    element: Name
-    source: Expr
-    dim: Name
+    slices: tuple[Slice, ...]
+    dim: DimName
     body: tuple[Statement, ...]
 
 
-Statement = Assign | Param | State | Return | Yield | Repeat | Scan | Broken
+Statement = Assign | Param | State | Return | Yield | Repeat | Scan | DimDecl | Broken
 
 
 # Declarations
@@ -241,14 +260,6 @@ class ImportDecl(Node):
     """`import nn`"""
 
     name: Name
-
-
-@attrs.frozen
-class DimDecl(Node):
-    """`dim hidden = 4 * io`"""
-
-    name: Name
-    size: Expr
 
 
 @attrs.frozen
@@ -271,7 +282,7 @@ class MeshDecl(Node):
 class LayoutRule(Node):
     """`batch: rows`, or `batch: (rows, cols)` with the most major axis first."""
 
-    dim: Name
+    dim: DimName
     axes: tuple[Name, ...]
 
 
@@ -341,11 +352,13 @@ class FnDecl(Node):
 
 @attrs.frozen
 class OptimizerDecl(Node):
-    """`optimizer sgd(learning_rate = 0.1) (p, g) { ... }`"""
+    """`optimizer sgd(learning_rate = 0.1) (p, g) { ... }`; `pattern` says which parameters it is for, where not for all."""
 
     name: Name
     hypers: tuple[FnArg, ...]
-    operands: tuple[Name, ...]
+    parameter: Name
+    pattern: Type | None
+    gradient: Name
     body: tuple[Statement, ...]
 
 
@@ -384,13 +397,3 @@ Declaration = (
 @attrs.frozen
 class File(Node):
     declarations: tuple[Declaration, ...]
-
-
-def children(node: Node) -> Iterator[Node]:
-    """The nodes directly below, in the order of the fields."""
-    for field in attrs.fields(type(node)):
-        value = getattr(node, field.name)
-        if isinstance(value, Node):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (item for item in value if isinstance(item, Node))

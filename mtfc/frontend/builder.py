@@ -18,6 +18,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nea
 from mtfc.frontend import ast, operators, problems
 from mtfc.frontend.brackets import NESTING_LIMIT
 from mtfc.frontend.lexer import Token
+from mtfc.frontend.traverse import children
 
 INTEGER = re.compile(r"[0-9]+")
 DECIMAL = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+")
@@ -28,7 +29,9 @@ N = TypeVar("N", bound=ast.Node)
 # What a train block may say.
 SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip")
 # Rules that make a tuple of their children.
-TUPLES = frozenset(("block", "entries", "file", "items", "list", "names", "one", "settings", "values"))
+TUPLES = frozenset(
+    ("block", "entries", "file", "items", "list", "names", "one", "settings", "slices", "values")
+)
 
 
 @attrs.frozen
@@ -108,9 +111,14 @@ class Builder:
         return Entry(span, key, value)
 
     def repeat(
-        self, span: Span, dim: ast.Name, checkpoint: Token | None, body: tuple[ast.Statement, ...]
+        self,
+        span: Span,
+        dim: ast.Name,
+        checkpoint: Token | None,
+        slices: tuple[ast.Slice, ...] | None,
+        body: tuple[ast.Statement, ...],
     ) -> ast.Repeat:
-        return ast.Repeat(span, dim, checkpoint is not None, body)
+        return ast.Repeat(span, dim, checkpoint is not None, slices or (), body)
 
     def fn_decl(
         self, span: Span, name: ast.Name, generics: tuple[ast.Name, ...] | None, *rest: Any
@@ -150,7 +158,7 @@ def _names(nodes: Iterable[ast.Node]) -> Iterator[str]:
         node = waiting.pop()
         if isinstance(node, ast.Name):
             yield node.text
-        waiting += ast.children(node)
+        waiting += children(node)
 
 
 def _integer(digits: str, span: Span) -> int:
@@ -212,7 +220,7 @@ def _shallow(node: N) -> N:
     levels = 0
     level: list[ast.Node] = [node]
     while level and levels <= NESTING_LIMIT:
-        level = [child for parent in level for child in ast.children(parent)]
+        level = [child for parent in level for child in children(parent)]
         levels += 1
     if level:
         raise CompileError((problems.too_deep(span, NESTING_LIMIT),))

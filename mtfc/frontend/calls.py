@@ -12,8 +12,10 @@ from mtfc.compiler.ir.core import Value
 from mtfc.frontend import arguments as kinds
 from mtfc.frontend import ast, primitives
 from mtfc.frontend.arguments import Kind
-from mtfc.frontend.expressions import Expressions, Operand, Result, Site
+from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.functions import call_function, find
 from mtfc.frontend.scope import count
+from mtfc.frontend.unknown import unknown_function
 
 
 @attrs.frozen(kw_only=True)
@@ -30,16 +32,25 @@ class Builtin:
     more: Kind | None = None
     keywords: Mapping[str, Kind] = attrs.field(factory=dict)
     result: Literal["required", "optional", "none"] = "none"
-    build: Callable[..., Result]
+    build: Callable[..., Result | Results]
 
 
-def elaborate_call(expressions: Expressions, node: ast.Call, site: Site) -> Result:
-    """The result of a call, or None where it is wrong."""
+def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variables) -> Results:
+    """The results of a call, None where it is wrong. What a file declares comes before what the language has."""
+    function = find(expressions.scope, node.function)
+    if function is not None:
+        return call_function(expressions, node, function, variables)
     builtin = BUILTINS.get(node.function.text)
     if builtin is None:
         _check_nested(expressions, node)
-        _unknown_function(expressions, node)
-        return None
+        unknown_function(expressions.scope, node.function, expressions.values, BUILTINS)
+        return (None,)
+    result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Site) -> Result | Results:
+    """What a call of a built-in function makes."""
     positional, result = (node.arguments, None) if builtin.result == "none" else node.split_result()
     found = _read(expressions, builtin, positional)
     checks = (
@@ -128,23 +139,6 @@ def _occur_once(found: Sequence[Any]) -> list[str]:
     return [name for name, times in counts.items() if times == 1]
 
 
-def _unknown_function(expressions: Expressions, node: ast.Call) -> None:
-    scope, function = expressions.scope, node.function
-    head = function.text.split(".")[0]
-    if function.text in NOT_YET or head == "random":
-        scope.error("E110", f"`{function.text}` is not supported yet", function.span)
-    elif isinstance(function, ast.Path) and head not in scope.modules:
-        scope.error("E113", f"no module `{head}` is imported", function.span)
-    elif isinstance(function, ast.Name) and function.text not in scope.functions:
-        is_model = function.text in scope.models
-        help = "a model is an entry point, and cannot be called" if is_model else None
-        help = help or (
-            "it is a value, and cannot be called" if function.text in expressions.values else None
-        )
-        known = () if help else (*BUILTINS, *scope.functions)
-        scope.unknown("E104", f"unknown function `{function.text}`", function, known, help)
-
-
 def _check_nested(expressions: Expressions, node: ast.Call) -> None:
     """Report errors in arguments that can only be values, where nobody knows what the others are."""
     for argument in (*node.arguments, *(keyword.value for keyword in node.keywords)):
@@ -208,6 +202,7 @@ BUILTINS: dict[str, Builtin] = {
         )
         for name, value in (("zeros", 0), ("ones", 1))
     },
+    "zeros_like": Builtin(usage="zeros_like(x)", arguments=(kinds.tensor,), build=primitives.zeros_like),
     "full": Builtin(
         usage="full([dims], value)",
         arguments=(kinds.dims, kinds.number),
@@ -244,6 +239,48 @@ BUILTINS: dict[str, Builtin] = {
         keywords={"by": kinds.integer, "wrap": kinds.boolean},
         build=primitives.shift,
     ),
+    "window": Builtin(
+        usage="window(x, length -> [windows, kernel], stride = 1, padding = (0, 0), value = 0.0, dilation = 1)",
+        arguments=(kinds.tensor, kinds.windows),
+        keywords={
+            "stride": kinds.integer,
+            "padding": kinds.two_integers,
+            "value": kinds.number,
+            "dilation": kinds.integer,
+        },
+        build=primitives.window,
+    ),
+    "gather": Builtin(
+        usage="gather(table, ids, d)",
+        arguments=(kinds.tensor, kinds.tensor, kinds.dim),
+        build=primitives.gather,
+    ),
+    "cumsum": Builtin(
+        usage="cumsum(x, over = d, exclusive = false, reverse = false)",
+        arguments=(kinds.tensor,),
+        keywords={"over": kinds.dim, "exclusive": kinds.boolean, "reverse": kinds.boolean},
+        build=primitives.cumsum,
+    ),
+    "top_k": Builtin(
+        usage="values, indices = top_k(x, d -> k)",
+        arguments=(kinds.tensor, kinds.mapping),
+        build=primitives.top_k,
+    ),
+    **{
+        f"random.{op}": Builtin(
+            usage=f"random.{op}([dims])",
+            arguments=(kinds.dims,),
+            keywords={"dtype": kinds.dtype, "seed": kinds.tensor},
+            build=primitives.draw(op),
+        )
+        for op in ("uniform", "normal")
+    },
+    "random.bernoulli": Builtin(
+        usage="random.bernoulli([dims], p)",
+        arguments=(kinds.dims, kinds.number),
+        keywords={"seed": kinds.tensor},
+        build=primitives.bernoulli,
+    ),
     "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=primitives.indices),
     "one_hot": Builtin(
         usage="one_hot(ids, d)",
@@ -252,8 +289,6 @@ BUILTINS: dict[str, Builtin] = {
         build=primitives.one_hot,
     ),
 }
-
-NOT_YET = frozenset({"gather", "cumsum", "top_k", "window"})
 
 COMPONENTWISE_TWINS = {
     "max": "`maximum(x, y)`, which is component-wise",

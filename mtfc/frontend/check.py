@@ -8,6 +8,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layouts import chosen_layouts
 from mtfc.frontend.legality import check_layouts
+from mtfc.frontend.modules import Neighbour, no_neighbour
 from mtfc.frontend.parser import parse
 
 
@@ -18,10 +19,14 @@ def check(
     model: str | None = None,
     layout: str | None = None,
     mesh: str | None = None,
+    neighbour: Neighbour = no_neighbour,
 ) -> Diagnostics:
-    """All diagnostics of the file `file` with this text; the options are those of the command."""
+    """All diagnostics of the file `file` with this text; the options are those of the command.
+
+    `neighbour` reads the files beside it that it imports.
+    """
     diagnostics = Diagnostics()
-    module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model)
+    module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour)
     try:
         layouts = chosen_layouts(module, layout, mesh)
     except CompileError as error:

@@ -6,6 +6,7 @@ take unbounded time or memory to evaluate.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from math import inf, isfinite
@@ -55,6 +56,39 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 LOGIC: dict[str, Callable[[bool, bool], bool]] = {"and": operator.and_, "or": operator.or_}
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "relu": lambda x: max(x, 0),
+    "exp": math.exp,
+    "log": math.log,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 0.5 * (1 + math.tanh(0.5 * x)),
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "square": lambda x: x * x,
+    "abs": abs,
+    "sign": lambda x: (x > 0) - (x < 0),
+    "erf": math.erf,
+    "sin": math.sin,
+    "cos": math.cos,
+    "floor": lambda x: math.floor(x) if abs(x) <= LIMIT else x,
+    "stop_gradient": lambda x: x,
+    "minimum": min,
+    "maximum": max,
+}
+"""Component-wise functions of numbers."""
+
+
+def fold_call(op: str, *numbers: Number) -> Number:
+    """The value of a component-wise function. Raises `ConstantError` where it has none, or none that is small enough."""
+    try:
+        return limited(FUNCTIONS[op](*map(plain, numbers)))
+    except ZeroDivisionError:
+        raise ConstantError("division by zero") from None
+    except OverflowError:
+        raise ConstantError("the number is too large") from None
+    except ValueError:
+        raise ConstantError(f"`{op}` has no value at {', '.join(map(shown, numbers))}") from None
 
 
 def fold(op: str, left: Number, right: Number) -> Number:
@@ -116,14 +150,14 @@ def shown(value: Number) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-Lookup = Callable[[ast.Name], int | None]
+Lookup = Callable[[ast.DimName], int | None]
 
 
 def integer(node: ast.Node, lookup: Lookup, scope: Scope) -> int | None:
     """The value of an expression of integers, dimensions, `+ - * //`; None, and an error, where it has none."""
     if isinstance(node, ast.Int):
         return node.value
-    if isinstance(node, ast.Name):
+    if isinstance(node, ast.DimName):
         return lookup(node)
     if isinstance(node, ast.Unary) and node.op == "-":
         operand = integer(node.operand, lookup, scope)

@@ -14,6 +14,7 @@ from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend import ast
 from mtfc.frontend.constants import LIMIT, integer
 from mtfc.frontend.scope import Scope
+from mtfc.frontend.traverse import children
 
 Sizes = Mapping[str, int]
 
@@ -36,11 +37,12 @@ def _override(overrides: Sizes, scope: Scope) -> None:
         span = Span("<--dim>", line, 1, line, 1 + len(name))
         if name not in scope.dims:
             scope.unknown("E103", f"unknown dimension `{name}`", ast.Name(span, name), scope.dims)
-        elif _valid_size(name, size, span, scope):
+        elif valid_size(name, size, span, scope):
             scope.dims[name] = Dim(name, size)
 
 
-def _valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
+def valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
+    """Whether a dimension may have this size; an error where not."""
     if size < 1:
         scope.error("E207", f"`{name}` has size {size}, and the least possible is 1", span)
     elif size > LIMIT:
@@ -51,16 +53,16 @@ def _valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
 def _dim(decl: ast.DimDecl, scope: Scope) -> Dim | None:
     name = decl.name.text
     size = _size(name, decl.size, scope)
-    return None if size is None else Dim(name, size)
+    return None if size is None else Dim(f"{scope.module}.{name}" if scope.module else name, size)
 
 
 def _size(name: str, node: ast.Expr, scope: Scope) -> int | None:
-    def lookup(name: ast.Name) -> int | None:
+    def lookup(name: ast.DimName) -> int | None:
         dim = scope.dim(name)
         return dim.size if dim else None
 
     size = integer(node, lookup, scope)
-    return size if size is not None and _valid_size(name, size, node.span, scope) else None
+    return size if size is not None and valid_size(name, size, node.span, scope) else None
 
 
 def _in_order(decls: Mapping[str, ast.DimDecl], scope: Scope) -> list[str]:
@@ -114,7 +116,7 @@ def _report_cycle(cycle: list[ast.Name], scope: Scope) -> None:
 def _names(node: ast.Node) -> Iterator[str]:
     if isinstance(node, ast.Name):
         yield node.text
-    for child in ast.children(node):
+    for child in children(node):
         yield from _names(child)
 
 

@@ -37,7 +37,7 @@ def _nodes(value: object) -> tuple[ast.Node, ...]:
 
 def to_json(node: ast.Node) -> dict[str, Any]:
     """The class as `node`, the span's fields but the file, and every field of the node."""
-    place = attrs.asdict(node.span, filter=lambda field, _: field.name != "file")
+    place = attrs.asdict(node.span, filter=lambda field, _: field.name not in ("file", "call"))
     fields = {field.name: getattr(node, field.name) for field in attrs.fields(type(node))[1:]}
     return {"node": type(node).__name__, **place, **{name: _json(value) for name, value in fields.items()}}
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mtfc.compiler.diagnostics import Diagnostic, Label
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim
-from mtfc.frontend.facts import Facts
+from mtfc.frontend.facts import Facts, in_main_file
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 
 
@@ -31,9 +33,10 @@ class _Check:
         self.mesh = declared.mesh
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, Rule]:
-        """The rules for the result's dimensions, which may be the value's own, and for those `reduced`."""
-        own = self._section(eqn.result)
-        kept = {name: own[name] for name in eqn.result.type.names if name in own}
+        """The rules for the (first) result's dimensions, which may be the value's own, and for those `reduced`."""
+        result = eqn.results[0]
+        own = self._section(result)
+        kept = {name: own[name] for name in result.type.names if name in own}
         compute = self.declared.compute
         return {**kept, **{dim.name: compute[dim.name] for dim in reduced if dim.name in compute}}
 
@@ -50,9 +53,9 @@ class _Check:
         message = (
             f"layout `{self.declared.name}` leaves {axes} unused here: this work is done {times} times over"
         )
-        label = Label(self.declared.span, "under this layout")
+        labels = (Label(self.declared.span, "under this layout"), *_inside(eqn.span))
         help = "; ".join(self._advice(eqn, axis) for axis in unused)
-        yield Diagnostic("W601", message, eqn.span, (label,), help)
+        yield Diagnostic("W601", message, in_main_file(eqn.span), labels, help)
 
     def _advice(self, eqn: Equation, axis: str) -> str:
         rules = [self._extended(dim, axis) for dim in iteration_dims(eqn) if self._may_split(dim, axis)]
@@ -107,7 +110,13 @@ class _Check:
         labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)
         help = "the other one stays whole in this equation; give the dimensions different axes to avoid that"
         assert eqn.span is not None, "the user's equations have a place in the source"
-        return Diagnostic("W602", message, eqn.span, labels, help)
+        return Diagnostic("W602", message, in_main_file(eqn.span), (*labels, *_inside(eqn.span)), help)
+
+
+def _inside(span: Span) -> Iterator[Label]:
+    """Where in a function of another file something is, if it is in one."""
+    if in_main_file(span).file != span.file:
+        yield Label(attrs.evolve(span, call=None), "by this")
 
 
 def _reduced(eqn: Equation) -> tuple[Dim, ...]:

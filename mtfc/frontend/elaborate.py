@@ -6,7 +6,7 @@ All errors of a file are found in one run: see `scope.py` for how one mistake gi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from functools import partial
 
 import attrs
 
@@ -14,90 +14,71 @@ from mtfc.compiler.diagnostics import Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend import ast
-from mtfc.frontend.declarations import Sizes, declare_dims, declare_meshes
+from mtfc.frontend.declarations import Sizes, declare_meshes
+from mtfc.frontend.functions import check_signature
 from mtfc.frontend.models import Model, elaborate_model
+from mtfc.frontend.modules import Loader, Neighbour, all_of, no_neighbour
+from mtfc.frontend.optimizers import check_optimizers
 from mtfc.frontend.rules import DeclaredLayout, declare_layouts
-from mtfc.frontend.scope import Scope
+from mtfc.frontend.scope import Reports, Scope
 from mtfc.frontend.training import train_models
-
-D = TypeVar("D", bound=ast.Node)
+from mtfc.frontend.uncalled import as_function, check_uncalled
 
 
 @attrs.frozen
 class Module:
-    """What a file declares, as far as it is right; `places` says where each dimension is declared."""
+    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives."""
 
     dims: Mapping[str, Dim]
-    places: Mapping[str, Span]
+    scope: Scope
     meshes: dict[str, Mesh]
     layouts: tuple[DeclaredLayout, ...]
     programs: tuple[Program, ...]
 
-    def scope_for_text(self) -> Scope:
-        """A scope with this file's dimensions, for text that the command line gives."""
-        scope = Scope(Diagnostics())
-        scope.dims.update(self.dims)
-        scope.places.update(self.places)
-        return scope
-
 
 def elaborate(
-    file: ast.File, diagnostics: Diagnostics, dims: Sizes | None = None, model: str | None = None
+    file: ast.File,
+    diagnostics: Diagnostics,
+    dims: Sizes | None = None,
+    model: str | None = None,
+    neighbour: Neighbour = no_neighbour,
 ) -> Module:
     """Elaborate a file, with the sizes of some dimensions overridden; `model` chooses one of its models.
 
-    An option that is wrong is reported in a file `<--dim>` (one line for each override) or `<--model>`.
+    `neighbour` reads the files beside it that it imports. An option that is wrong is reported in a file `<--dim>` (one line for
+    each override) or `<--model>`.
     """
-    scope = Scope(diagnostics, frozenset(_doubtful(file)))
-    declare_dims(_all(file, ast.DimDecl), dims or {}, scope)
-    meshes = declare_meshes(_all(file, ast.MeshDecl), scope)
-    layouts = declare_layouts(_all(file, ast.LayoutDecl), meshes, scope)
-    _declare_functions(file, scope)
+    loader = Loader(Reports(diagnostics), neighbour)
+    scope = loader.main(file, dims or {})
+    meshes = declare_meshes(all_of(file, ast.MeshDecl), scope)
+    for decl in all_of(file, ast.FnDecl):
+        check_signature(decl, scope)
+    check_optimizers(all_of(file, ast.OptimizerDecl), scope)
     models = _models(file, scope)
-    optimizers = frozenset(decl.name.text for decl in _all(file, ast.OptimizerDecl))
-    trained = train_models(models, _all(file, ast.TrainDecl), scope, optimizers)
+    layouts = declare_layouts(all_of(file, ast.LayoutDecl), meshes, scope)
+    std = partial(loader.library, "optimizers")
+    trained = train_models(models, all_of(file, ast.TrainDecl), scope, std)
+    for function in (*all_of(file, ast.FnDecl), *map(as_function, all_of(file, ast.OptimizerDecl))):
+        if function.name.span not in scope.reports.called:
+            check_uncalled(function, scope)
     return Module(
         {name: dim for name, dim in scope.dims.items() if dim is not None},
-        scope.places,
+        scope,
         {name: mesh for name, mesh in meshes.items() if mesh is not None},
         layouts,
         tuple(each.program for each in _chosen(trained, model, scope)),
     )
 
 
-def _all(file: ast.File, kind: type[D]) -> list[D]:
-    return [decl for decl in file.declarations if isinstance(decl, kind)]
-
-
-def _doubtful(file: ast.File) -> Iterable[str]:
-    """The names in the stretches of the file that did not parse."""
-    waiting: list[ast.Node] = [file]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Broken):
-            yield from node.names
-        elif isinstance(node, ast.File | ast.ModelDecl):
-            waiting += ast.children(node)
-
-
-def _declare_functions(file: ast.File, scope: Scope) -> None:
-    """What the language has and the compiler not yet: uses are passed over in silence."""
-    for decl in file.declarations:
-        if isinstance(decl, ast.ImportDecl):
-            scope.modules.add(decl.name.text)
-        elif isinstance(decl, ast.FnDecl):
-            scope.functions.add(decl.name.text)
-        elif not isinstance(decl, ast.OptimizerDecl):
-            continue
-        what = {ast.ImportDecl: "import", ast.FnDecl: "fn", ast.OptimizerDecl: "optimizer"}[type(decl)]
-        scope.error("E110", f"`{what}` is not supported yet", decl.name.span)
-
-
 def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
     places: dict[str, Span] = {}
-    decls = [decl for decl in _all(file, ast.ModelDecl) if scope.declare("model", decl.name, places)]
+    decls = [decl for decl in all_of(file, ast.ModelDecl) if scope.declare("model", decl.name, places)]
     scope.models.update(places)
-    return {decl.name.text: elaborate_model(decl, scope) for decl in decls}
+    models = {decl.name.text: elaborate_model(decl, scope) for decl in decls}
+    for model in models.values():
+        scope.local_dims |= {name: dim for name, (dim, _) in model.dims.items()}
+        scope.places |= {name: span for name, (_, span) in model.dims.items()}
+    return models
 
 
 def _chosen(models: Mapping[str, Model], name: str | None, scope: Scope) -> Iterable[Model]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Equation, Program, Role, Value, walk
+from mtfc.compiler.ir.core import Equation, Program, Role, Value
+from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
@@ -27,8 +28,18 @@ class Tensor:
     role: Role | None
 
     @property
+    def place(self) -> Span | None:
+        """Where it is made in the file that is compiled: in a function of another file, the call that led there."""
+        return self.span and in_main_file(self.span)
+
+    @property
     def shown(self) -> str:
         return f"`{self.path}`" if self.path else "this value"
+
+
+def in_main_file(span: Span) -> Span:
+    """A place, or the innermost call that led there, in the file that is compiled: the one with the outermost call."""
+    return attrs.evolve(span.inside(span.inside(None).file), call=None)
 
 
 Shapes = dict[tuple[str, ...], list[Tensor]]
@@ -63,7 +74,12 @@ class Facts:
         forward = self.program.function("forward")
         arguments = (Tensor(a.value.type, a.span, a.value.name, a.role) for a in forward.arguments)
         results = (Tensor(v.type, eqn.span, eqn.path, None) for eqn in self.equations for v in eqn.results)
-        return (*arguments, *results)
+        handed_out = (
+            Tensor(value.type, eqn.span, output.name, None)
+            for eqn in self.loops
+            for value, output in zip(eqn.results, region_of(eqn).outputs, strict=True)
+        )
+        return (*arguments, *results, *handed_out)
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -98,22 +114,40 @@ class Facts:
 
     @cached_property
     def equations(self) -> tuple[Equation, ...]:
-        return tuple(walk(self.program.function("forward").body))
+        """All but the loops, whose bodies' are among them."""
+        return tuple(eqn for eqn, _ in self._executed if not eqn.regions)
+
+    @cached_property
+    def loops(self) -> tuple[Equation, ...]:
+        return tuple(eqn for eqn, _ in self._executed if eqn.regions)
+
+    @cached_property
+    def _executed(self) -> tuple[tuple[Equation, int], ...]:
+        """Every equation, and how often it is executed."""
+        return tuple(_executed(self.program.function("forward").body, 1))
 
     @cached_property
     def paths(self) -> dict[Value, str]:
-        """The values that the user has named: arguments and variables."""
-        arguments = {a.value: a.value.name for a in self.program.function("forward").arguments}
-        return arguments | {eqn.result: eqn.path for eqn in self.equations if eqn.path}
-
-    @cached_property
-    def einsums(self) -> tuple[Equation, ...]:
-        return tuple(eqn for eqn in self.equations if eqn.op == "einsum")
+        """The values that the user has named: arguments, variables, and what loops carry and yield."""
+        found = {a.value: a.value.name for a in self.program.function("forward").arguments}
+        found |= {eqn.result: eqn.path for eqn in self.equations if eqn.path}
+        for eqn in self.loops:
+            found |= {a.value: a.value.name for a in carried(region_of(eqn))}
+            found |= {v: o.name for v, o in zip(eqn.results, region_of(eqn).outputs, strict=True)}
+        return found
 
     @cached_property
     def heavy(self) -> tuple[Equation, ...]:
         """The contractions that do a good part of the work."""
-        work = [OPS[eqn.op].flops(eqn, Undistributed()) for eqn in self.einsums]
+        einsums = [(eqn, times) for eqn, times in self._executed if eqn.op == "einsum"]
+        work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
         total = sum(work)
-        pairs = zip(self.einsums, work, strict=True)
-        return tuple(eqn for eqn, flops in pairs if flops * HEAVY >= total and reduced_dims(eqn))
+        pairs = zip(einsums, work, strict=True)
+        return tuple(eqn for (eqn, _), flops in pairs if flops * HEAVY >= total and reduced_dims(eqn))
+
+
+def _executed(body: Iterable[Equation], times: int) -> Iterator[tuple[Equation, int]]:
+    for eqn in body:
+        yield eqn, times
+        for region in eqn.regions:
+            yield from _executed(region.body, times * dim_of(eqn).size)

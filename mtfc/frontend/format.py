@@ -100,14 +100,25 @@ def _group(group: Group, indent: int, room: int) -> str:
 
 
 def _reach(parts: Parts, tail: int) -> int:
-    """How many characters after the first part must be on its line: up to the next bracket, or all."""
-    width = 0
+    """How many characters after the first part must be on its line: up to the next bracket that may break, or all.
+
+    The type of a result stays on one line, and so do the operands of an optimizer: what breaks are the arguments before.
+    """
+    width, stays = 0, False
     for left, right in pairwise(parts):
         width += len(_space(left, right))
-        if isinstance(right, Group):
+        stays = stays or _is_result(left, right)
+        if isinstance(right, Group) and (not stays or right.opener == "{"):
             return width + 1
-        width += len(right.text)
+        width += len(_flat((right,)))
     return width + tail
+
+
+def _is_result(left: Token | Group, right: Token | Group) -> bool:
+    """Whether `right` begins the type of a result, or the operands of an optimizer, after its hyper-parameters."""
+    if isinstance(left, Token):
+        return left.text == "->"
+    return left.opener == "(" and isinstance(right, Group)
 
 
 def _aligned(entries: Sequence[Entry], indent: int) -> dict[int, str]:

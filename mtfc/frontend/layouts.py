@@ -35,7 +35,7 @@ def parse_mesh(text: str, module: Module) -> Mesh:
     """
     if text.strip() in module.meshes:
         return module.meshes[text.strip()]
-    scope = module.scope_for_text()
+    scope = module.scope.for_text()
     if text.strip().isidentifier():
         name = _whole(text, "<--mesh>")
         scope.unknown("E307", f"unknown mesh `{name.text}`", name, module.meshes)
@@ -57,7 +57,7 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
     for declared in module.layouts:
         if declared.name == text.strip():
             return declared if mesh is None else on_mesh(declared, mesh, module)
-    scope = module.scope_for_text()
+    scope = module.scope.for_text()
     if text.strip().isidentifier():
         name = _whole(text, "<--layout>")
         scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
@@ -83,7 +83,7 @@ def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:
 
 def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLayout:
     """The same rules on another mesh. Raises `CompileError` where it lacks their axes."""
-    scope = module.scope_for_text()
+    scope = module.scope.for_text()
     found = resolve(declared.decl, mesh, scope)
     scope.diagnostics.raise_if_errors()
     return found

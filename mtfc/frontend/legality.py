@@ -96,8 +96,8 @@ def _clash(
     more = len(affected) - 1
     rest = f", and {more} more value{'s' * (more > 1)} like it" if more else ""
     labels = [Label(one.span, f"`{one.dim}` is split over `{axis}` here")]
-    if tensor.span:
-        labels.append(Label(tensor.span, f"{tensor.shown} is {tensor.type}{rest}"))
+    if tensor.place:
+        labels.append(Label(tensor.place, f"{tensor.shown} is {tensor.type}{rest}"))
     return Diagnostic("E301", message, other.span, tuple(labels), help)
 
 
@@ -169,6 +169,6 @@ def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[D
         named = [tensor for each in facts for tensor in each.by_path.get(path, ())]
         for rule in section.values():
             if named and not any(rule.dim in tensor.type.names for tensor in named):
-                labels = [Label(t.span, f"`{path}` is {t.type}") for t in named if t.span]
+                labels = [Label(t.place, f"`{path}` is {t.type}") for t in named if t.place]
                 message = f"`{path}` has no dimension `{rule.dim}`"
                 yield Diagnostic("E306", message, rule.span, tuple(labels))

@@ -50,11 +50,11 @@ def _scanner() -> tuple[re.Pattern[str], dict[str, str]]:
     return re.compile("|".join((*patterns, bad)), re.DOTALL), words
 
 
-def lex(text: str) -> list[Token]:
-    """All tokens of a text but white space, and an END token."""
+def lex(text: str, line: int = 1) -> list[Token]:
+    """All tokens of a text but white space, and an END token; the text begins in that line of its file."""
     scanner, words = _scanner()
     tokens = []
-    line, start = 1, 0
+    start = 0
     for match in scanner.finditer(text):
         kind = str(match.lastgroup)
         if kind == "WS":

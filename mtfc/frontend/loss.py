@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
@@ -45,18 +46,27 @@ def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope:
 
 @attrs.frozen
 class _Loss:
-    """A value to minimize, and the equations that it may be computed by."""
+    """A value to minimize, and the equations that it may be computed by.
+
+    `links` are, for the results of loops and the arguments of their regions, the values that these stand for.
+    """
 
     name: ast.Name
     value: Value
     parameters: frozenset[Value]
     definitions: Mapping[Value, Equation]
+    links: Mapping[Value, Sequence[Value]]
     scope: Scope
 
     @classmethod
     def of(cls, name: ast.Name, value: Value, forward: Function, scope: Scope) -> _Loss:
         parameters = frozenset(each.value for each in forward.arguments if each.role == "parameter")
-        return cls(name, value, parameters, {eqn.result: eqn for eqn in forward.body}, scope)
+        equations = tuple(walk(forward.body))
+        definitions = {result: eqn for eqn in equations for result in eqn.results}
+        links: dict[Value, Sequence[Value]] = {}
+        for eqn in equations:
+            links |= _links(eqn) if eqn.regions else {}
+        return cls(name, value, parameters, definitions, links, scope)
 
     def is_good(self) -> bool:
         """Whether it can be minimized; an error where not."""
@@ -96,7 +106,7 @@ class _Loss:
     def _has_gradient(self) -> bool:
         """The operands that a gradient does not reach, of the equations that it reaches, are where it stops."""
         reached = self._reached(differentiable_operands)
-        equations = (eqn for value, eqn in self.definitions.items() if value in reached)
+        equations = (eqn for value, eqn in self.definitions.items() if value in reached and not eqn.regions)
         stops = [eqn.span for eqn in equations if eqn.span and not reached.issuperset(eqn.operands)]
         return bool(reached & self.parameters) or self._error(
             "E407",
@@ -106,19 +116,34 @@ class _Loss:
         )
 
     def _reached(self, operands: Callable[[Equation], Iterable[Value]]) -> set[Value]:
-        """The values found by going from each equation's result to what `operands` gives."""
+        """The values found by going from each equation's result to what `operands` gives, into loops and out of them."""
         found = {self.value}
         waiting = [self.value]
         while waiting:
-            eqn = self.definitions.get(waiting.pop())
-            new = set(operands(eqn)) - found if eqn else set()
+            value = waiting.pop()
+            eqn = self.definitions.get(value)
+            before = operands(eqn) if eqn and not eqn.regions else self.links.get(value, ())
+            new = set(before) - found
             found |= new
             waiting += new
         return found
 
 
+def _links(eqn: Equation) -> dict[Value, Sequence[Value]]:
+    """What a loop's results, and the arguments of its region, are values of."""
+    region = region_of(eqn)
+    updates = {output.updates: output.value for output in region.outputs if output.updates is not None}
+    found: dict[Value, Sequence[Value]] = {
+        result: (output.value,) for result, output in zip(eqn.results, region.outputs, strict=True)
+    }
+    for value, argument in pairs(eqn):
+        update = updates.get(argument.value.name)
+        found[argument.value] = (value,) if update is None else (value, update)
+    return found
+
+
 def differentiable_operands(eqn: Equation) -> tuple[Value, ...]:
-    """The operands that a cotangent of the result reaches."""
-    if eqn.result.type.dtype not in FLOATS or OPS[eqn.op].gradient is no_gradient:
+    """The operands that a cotangent of the results reaches."""
+    if not any(result.type.dtype in FLOATS for result in eqn.results) or OPS[eqn.op].gradient is no_gradient:
         return ()
     return tuple(value for value in eqn.operands if value.type.dtype in FLOATS)

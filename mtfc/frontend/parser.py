@@ -20,13 +20,16 @@ from mtfc.frontend.lexer import END, WORD, Token, lex
 from mtfc.frontend.tables import Rule
 
 
-def parse(text: str, file: str, diagnostics: Diagnostics) -> ast.File:
-    """The syntax tree of a file; what does not parse is reported, and a `Broken` node stands in its place."""
-    tokens = lex(text)
+def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.File:
+    """The syntax tree of a file, or of its text from `line` on.
+
+    What does not parse is reported, and a `Broken` node stands in its place.
+    """
+    tokens = lex(text, line)
     stream = arrange(tokens, file, diagnostics)
     declarations = _Parser(stream, Builder(file), diagnostics).run()
     end = tokens[-1]
-    return ast.File(Span(file, 1, 1, end.line, end.column), declarations)
+    return ast.File(Span(file, line, 1, end.line, end.column), declarations)
 
 
 class _Parser:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from mtfc.compiler.diagnostics import Label
+from mtfc.compiler.ir.core import Attr, Value
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.expressions import Expressions, Operand, Result, Site
+from mtfc.frontend.constants import fold_call, truth
+from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, common_dtype
 from mtfc.frontend.scope import count
 
 Dims = tuple[Dim, ...]
@@ -15,13 +18,23 @@ Mapped = tuple[Dim, Dim]
 
 
 def simple(op: str) -> Callable[..., Result]:
-    """One equation with the call's operands and nothing else."""
-    return lambda expressions, site, *operands: expressions.emit(site, op, *operands)
+    """One equation with the call's operands and nothing else; of numbers alone, a number."""
+
+    def build(expressions: Expressions, site: Site, *operands: Operand) -> Result:
+        numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
+        if len(numbers) < len(operands):
+            return expressions.emit(site, op, *operands)
+        return expressions.folded(site.span, partial(fold_call, op), *numbers)
+
+    return build
 
 
 def where(expressions: Expressions, site: Site, condition: Operand, x: Operand, y: Operand) -> Result:
-    """The numbers among x and y take each other's dtype, not the condition's."""
-    dtype = x.dtype or y.dtype
+    """The numbers among x and y take each other's dtype, not the condition's. Of numbers alone, the condition chooses one."""
+    if not any(isinstance(each.result, Value) for each in (condition, x, y)):
+        chosen = expressions.folded(condition.span, truth, condition.result)
+        return None if chosen is None else (x if chosen else y).result
+    dtype = common_dtype((x, y))
     values = [expressions.tensor(condition), expressions.tensor(x, dtype), expressions.tensor(y, dtype)]
     found = [value for value in values if value is not None]
     return expressions.equation(site, "where", (condition, x, y), found, {}) if len(found) == 3 else None
@@ -54,6 +67,11 @@ def filled(number: int) -> Callable[..., Result]:
         return full(expressions, site, dims, Operand(value, site.span), dtype)
 
     return build
+
+
+def zeros_like(expressions: Expressions, site: Site, x: Operand) -> Result:
+    """Zeros of the dtype and with the dimensions of x."""
+    return filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
 
 
 def reduction(op: str) -> Callable[..., Result]:
@@ -135,6 +153,15 @@ def cut(
     return expressions.emit(site, "slice", x, source=dims[0], target=dims[1], start=start, stride=stride)
 
 
+def _filler(
+    expressions: Expressions, site: Site, x: Operand, value: Operand | None
+) -> float | int | bool | None:
+    """The number to pad `x` with, as its dtype has it: zero, if none is given."""
+    dtype = x.dtype or "f32"
+    nothing = Operand(False if dtype == "bool" else 0, site.span)
+    return expressions.number_as(value or nothing, dtype)
+
+
 def pad(
     expressions: Expressions,
     site: Site,
@@ -143,9 +170,7 @@ def pad(
     before: int = 0,
     value: Operand | None = None,
 ) -> Result:
-    dtype = x.dtype or "f32"
-    nothing = Operand(False if dtype == "bool" else 0, site.span)
-    filler = expressions.number_as(value or nothing, dtype)
+    filler = _filler(expressions, site, x, value)
     if filler is None:
         return None
     return expressions.emit(
@@ -198,9 +223,98 @@ def shift(
     return expressions.emit(site, "shift", x, dim=dim, by=by, wrap=wrap)
 
 
+def window(
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    dims: tuple[Dim, Dim, Dim],
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
+    value: Operand | None = None,
+    dilation: int = 1,
+) -> Result:
+    filler = _filler(expressions, site, x, value)
+    if filler is None:
+        return None
+    (source, out, kernel), (before, after) = dims, padding
+    attributes = {"stride": stride, "before": before, "after": after, "dilation": dilation, "value": filler}
+    return expressions.emit(site, "window", x, source=source, out=out, kernel=kernel, **attributes)
+
+
 def indices(expressions: Expressions, site: Site, dim: Dim) -> Result:
     return expressions.emit(site, "range", dim=dim)
 
 
 def one_hot(expressions: Expressions, site: Site, ids: Operand, dim: Dim, dtype: str = "f32") -> Result:
     return expressions.emit(site, "one_hot", ids, dim=dim, dtype=dtype)
+
+
+def gather(expressions: Expressions, site: Site, table: Operand, ids: Operand, dim: Dim) -> Result:
+    """A number as index is i32, whatever the table's dtype."""
+    values = [expressions.tensor(table), expressions.tensor(ids, "i32" if ids.type is None else None)]
+    found = [value for value in values if value is not None]
+    return (
+        expressions.equation(site, "gather", (table, ids), found, {"dim": dim}) if len(found) == 2 else None
+    )
+
+
+def cumsum(
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    over: Dim | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+) -> Result:
+    if over is None:
+        expressions.scope.error(
+            "E203", "`cumsum` needs `over`", site.span, help="write `cumsum(x, over = d)`"
+        )
+        return None
+    return expressions.emit(site, "cumsum", x, dim=over, exclusive=exclusive, reverse=reverse)
+
+
+def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Results:
+    """The largest elements, and their indices."""
+    value = expressions.tensor(x)
+    if value is None:
+        return None, None
+    return expressions.equations(site, "top_k", (x,), (value,), {"dim": dims[0], "k": dims[1]}) or (
+        None,
+        None,
+    )
+
+
+def draw(op: str) -> Callable[..., Result]:
+    """Random numbers: they depend on the place of the call, the step, the iterations of the loops around, and a seed."""
+
+    def build(
+        expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
+    ) -> Result:
+        return _drawn(expressions, site, op, seed, dims=dims, dtype=dtype)
+
+    return build
+
+
+def bernoulli(
+    expressions: Expressions, site: Site, dims: Dims, p: Operand, seed: Operand | None = None
+) -> Result:
+    """`true` with probability p. What is certain is not drawn."""
+    number = expressions.number_as(p, "f32")
+    if number is None:
+        return None
+    if number in (0, 1):
+        return expressions.emit(site, "full", dims=dims, value=bool(number), dtype="bool")
+    return _drawn(expressions, site, "bernoulli", seed, dims=dims, p=number)
+
+
+def _drawn(expressions: Expressions, site: Site, op: str, seed: Operand | None, **attributes: Attr) -> Result:
+    trace = expressions.trace
+    stream = trace.draws.fresh(site.variable or f"{expressions.prefix}{op}")
+    numbers = [trace.step(site.span), *trace.indices(site.span)]
+    if seed is not None:
+        given = expressions.tensor(seed, "i32")
+        if given is None:
+            return None
+        numbers.append(given)
+    return expressions.equation(site, op, [], numbers, {**attributes, "stream": stream})

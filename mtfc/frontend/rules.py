@@ -82,7 +82,7 @@ def _rules(section: Section) -> Rules:
     return Rules(tuple((rule.dim, rule.axes) for rule in section.values()))
 
 
-def _first(name: ast.Name | ast.Path, places: dict[str, Span], scope: Scope) -> bool:
+def _first(name: ast.DimName, places: dict[str, Span], scope: Scope) -> bool:
     """Whether `name` is not in `places` yet; an error where it is."""
     if name.text in places:
         label = Label(places[name.text], "first rule")
@@ -107,7 +107,7 @@ def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
     if dim is None or not all(good):
         return None
     axes = tuple(axis.text for axis in rule.axes)
-    return Rule(dim.name, axes, rule.span, scope.places[dim.name])
+    return Rule(dim.name, axes, rule.span, scope.place(rule.dim))
 
 
 def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:

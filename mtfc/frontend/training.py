@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.core import OptimizerCall, Training
-from mtfc.compiler.ir.optimizers import OPTIMIZERS
+from mtfc.compiler.ir.core import Training
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend import ast
 from mtfc.frontend.constants import number
-from mtfc.frontend.hyper import read_numbers
 from mtfc.frontend.loss import minimized
 from mtfc.frontend.models import Model
+from mtfc.frontend.optimizers import Optimizer, find_optimizer
 from mtfc.frontend.scope import Scope
-
-NOT_YET = frozenset({"adam", "adamw", "adafactor"})
+from mtfc.frontend.updates import elaborate_updates
 
 MOST_MICRO_BATCHES = 1024
-"""Each is a copy of the model in the generated program."""
+"""More would be a mistake: one step would read that many batches."""
 
 
 def train_models(
-    models: Mapping[str, Model], decls: Iterable[ast.TrainDecl], scope: Scope, optimizers: frozenset[str]
+    models: Mapping[str, Model], decls: Iterable[ast.TrainDecl], scope: Scope, std: Callable[[], Scope]
 ) -> dict[str, Model]:
-    """The models, with the training that the blocks ask for; `optimizers` are those that the file declares."""
+    """The models, with the training that the blocks ask for; `std` gives the library's optimizers."""
     places: dict[str, Span] = {}
     trained = dict(models)
     for decl in decls:
@@ -38,19 +36,24 @@ def train_models(
             scope.error("E408", f"model `{name}` has two `train` blocks", decl.model.span, [label])
         else:
             places[name] = decl.model.span
-            trained.update({name: _trained(models[name], decl, scope, optimizers)} if name in models else {})
+            trained.update({name: _trained(models[name], decl, scope, std())} if name in models else {})
     return trained
 
 
-def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, optimizers: frozenset[str]) -> Model:
+def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
     minimize = minimized(model, decl, scope)
-    optimizer = _optimizer(decl, scope, optimizers)
+    optimizer = _optimizer(decl, scope, std)
     precision = _precision(decl.precision, scope) if decl.precision else None
     clip = _clip(decl.clip, scope) if decl.clip else None
     accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
-    if minimize is None or optimizer is None:
+    stored = {
+        name: type.with_dtype(precision[0] if precision else type.dtype)
+        for name, type in model.slices.items()
+    }
+    updates = elaborate_updates(optimizer, stored, scope) if optimizer else None
+    if minimize is None or updates is None:
         return model
-    training = Training(minimize, optimizer, precision, clip, accumulate, decl.span)
+    training = Training(minimize, updates, precision, clip, accumulate, decl.span)
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 
 
@@ -92,18 +95,9 @@ def _precision(node: ast.Precision, scope: Scope) -> tuple[str, str] | None:
     return dtypes["params"], dtypes["compute"]
 
 
-def _optimizer(decl: ast.TrainDecl, scope: Scope, declared: frozenset[str]) -> OptimizerCall | None:
-    node = decl.optimizer
-    if node is None:
+def _optimizer(decl: ast.TrainDecl, scope: Scope, std: Scope) -> Optimizer | None:
+    if decl.optimizer is None:
         help = "add `optimizer = sgd(learning_rate = 0.1)`"
         scope.error("E409", "this `train` block has no optimizer", decl.model.span, help=help)
         return None
-    function = node.function if isinstance(node, ast.Call) else None
-    if function and function.text in declared:
-        return None
-    if function and function.text in NOT_YET:
-        scope.error("E110", f"optimizer `{function.text}` is not supported yet", function.span)
-        return None
-    known = {name: optimizer.hyper for name, optimizer in OPTIMIZERS.items()}
-    found = read_numbers(node, "optimizer", known, "E404", "E405", scope)
-    return found and OptimizerCall(found[0], tuple(found[1].items()), node.span)
+    return find_optimizer(decl.optimizer, scope, std)
