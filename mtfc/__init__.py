@@ -47,7 +47,7 @@ def compile_text(
     dims: Mapping[str, int] | None = None,
     file: str = "<text>",
 ) -> Compiled:
-    """Compile the text of a .mtf file; `file` is what diagnostics call it."""
+    """Compile the text of a .mtf file; `file` is what diagnostics call it, and what it imports is looked for beside it."""
     from mtfc.api import Choice, compile_case
 
     return compile_case(text, file, Choice(model, layout, mesh, dict(dims or {})))

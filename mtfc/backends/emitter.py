@@ -28,16 +28,18 @@ from textwrap import wrap
 
 import attrs
 
+from mtfc.backends.loop_text import LoopText, Slice
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.opdef import Code, OpDef, Text
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.core import Equation, Function, Value, source_file
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.opdef import Code, Text
+from mtfc.compiler.ir.place import type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 WIDTH = 110
 """Columns of a generated line."""
 
-LOCALS = ("params", "state", "inputs", "step", "outputs", "float")
+LOCALS = ("params", "state", "inputs", "step", "outputs", "float", "range")
 """What a generated function calls its own; no value may take these names."""
 
 NAMES = {"forward": "forward", "gradients": "gradients", "step": "train_step"}
@@ -55,21 +57,22 @@ _SOURCES = {"parameter": "params", "state": "state", "input": "inputs"}
 class Dialect:
     """How one backend's Python differs from the other's.
 
-    column: the text of an op. lead: the lengths of the axes that a value's array has in front of its own
+    column: the text of an equation's op. lead: the lengths of the axes that a value's array has in front of its own
     dimensions (none where the program sees one processor's array). index: (mesh axes, rank) -> this
     processor's number along them, most major first, as text that broadcasts against arrays with `rank`
     dimensions of their own. dtype: an IR dtype as text. literal: (value, dtype) as text that keeps the dtype
-    of arrays it is combined with. after: a statement to follow a value's definition, or an empty text. step:
-    the number `step` as the array that equations need. reserved: names that the module uses.
+    of arrays it is combined with. after: a statement to follow a value's definition, or an empty text. loop: a
+    loop's statements. step: the number `step` as the array that equations need. reserved: names that the module uses.
     """
 
     mesh: Mesh
-    column: Callable[[OpDef], Text]
+    column: Callable[[Equation], Text]
     lead: Callable[[TensorType], tuple[int, ...]]
     index: Callable[[Axes, int], str]
     dtype: Callable[[str], str]
     literal: Callable[[object, str], str]
     after: Callable[[Value, str], str]
+    loop: Callable[[LoopText], Iterator[str]]
     step: str
     reserved: frozenset[str]
 
@@ -87,11 +90,14 @@ class Emitter:
         self._names = Names(self._reserved)
         self._identifiers: dict[Value, str] = {}
         self._literals: dict[Value, Equation] = {}
+        self._width = WIDTH - 4
+        self._file: str | None = None
+        self._short: dict[str, str] = {}
 
     def identifier(self, value: Value) -> str:
-        """The value's name in Python: `layers.ffn.wi` is `layers_ffn_wi`."""
+        """The value's name in Python: `layers.ffn.wi` is `wi`, or `ffn_wi` where another name ends in `wi`."""
         if value not in self._identifiers:
-            wanted = re.sub(r"\W", "_", value.name)
+            wanted = re.sub(r"\W", "_", self._short.get(value.name, value.name))
             wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
             wanted = f"{wanted}_1" if wanted in self._reserved else wanted
             self._identifiers[value] = self._names.fresh(wanted)
@@ -99,9 +105,13 @@ class Emitter:
 
     def function(self, function: Function, name: str, doc: str) -> str:
         """The definition of a whole function, under `name` and with a docstring."""
+        self._file = source_file([function])
+        self._short = short_names(value.name for value in all_values(function))
         lines = [*self._arguments(function), *self.body(function), *self._results(function)]
         lines = [*_docstring(doc), *lines]
-        return f"def {name}({SIGNATURES[function.name]}):\n" + "".join(f"    {line}\n" for line in lines)
+        return f"def {name}({SIGNATURES[function.name]}):\n" + "".join(
+            f"    {line}\n" if line else "\n" for line in lines
+        )
 
     def _arguments(self, function: Function) -> Iterator[str]:
         used = {value for eqn in function.body for value in eqn.operands}
@@ -137,16 +147,71 @@ class Emitter:
             if eqn.op == "constant":
                 self._literals[eqn.result] = eqn
                 continue
-            place = _place_comment(eqn)
+            place = self._place_comment(eqn)
+            if eqn.regions:
+                yield ""
             if place and place != previous:
                 yield place
                 previous = place
-            yield from self.equation(eqn)
+            yield from self.loop(eqn) if eqn.regions else self.equation(eqn)
         for output in function.outputs:
             yield from self._materialize((output.value,))
 
+    def _place_comment(self, eqn: Equation) -> str:
+        """`# line 12`, and of which stage where it is not the forward pass that the user wrote."""
+        if eqn.span is None:
+            return ""
+        return f"# {eqn.span.seen_from(self._file)}" + ("" if eqn.stage == "forward" else f", {eqn.stage}")
+
+    def loop(self, eqn: Equation) -> Iterator[str]:
+        """A loop's statements; what is invariant keeps the name that it has outside."""
+        given = list(pairs(eqn))
+        yield from self._materialize(v for v, a in given if a.role != "invariant")
+        for operand, argument in given:
+            if argument.role == "invariant" and operand in self._literals:
+                literal = attrs.evolve(self._literals[operand], results=(argument.value,))
+                self._literals[argument.value] = literal
+            elif argument.role == "invariant":
+                self._identifiers[argument.value] = self.identifier(operand)
+        for line in self.dialect.loop(self._loop_text(eqn)):
+            yield from fold(line, self._width)
+
+    def _loop_text(self, eqn: Equation) -> LoopText:
+        region, dim = region_of(eqn), dim_of(eqn)
+        carries = [(v, a.value) for v, a in pairs(eqn) if a.role == "carried"]
+        slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
+        names = [self.identifier(value) for value in eqn.results]
+        inside = [self.identifier(value) for _, value in (*carries, *slices)]
+        body = self._body_inside(region)
+        leaving = [self.identifier(output.value) for output in region.outputs]
+        count = len(carries)
+        return LoopText(
+            name=self._names.fresh(re.sub(r"\W", "_", f"{region.name}_body")),
+            index=self._names.fresh("i"),
+            trips=dim.size,
+            reverse=bool(eqn.attrs["reverse"]),
+            carried=inside[:count],
+            starts=[self.identifier(value) for value, _ in carries],
+            updates=leaving[:count],
+            results=names[:count],
+            sliced=[
+                Slice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
+                for name, (whole, _) in zip(inside[count:], slices, strict=True)
+            ],
+            stacks=names[count:],
+            yields=leaving[count:],
+            body=body,
+        )
+
+    def _body_inside(self, region: Function) -> list[str]:
+        """The lines of a body that will be indented once more."""
+        self._width -= 4
+        lines = list(self.body(region))
+        self._width += 4
+        return lines
+
     def equation(self, eqn: Equation) -> Iterator[str]:
-        text = self.dialect.column(OPS[eqn.op])
+        text = self.dialect.column(eqn)
         inlined = self._inlined(eqn) if isinstance(text, str) else {}
         yield from self._materialize(v for v in eqn.operands if v not in inlined)
         yield from self._assign(eqn, inlined)
@@ -166,11 +231,11 @@ class Emitter:
                 yield from self._assign(self._literals.pop(value), {})
 
     def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
-        text = self.dialect.column(OPS[eqn.op])
+        text = self.dialect.column(eqn)
         code = self._code(eqn, inlined)
         expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
         results = [self.identifier(value) for value in eqn.results]
-        yield from fold(f"{', '.join(results)} = {expression}")
+        yield from fold(f"{', '.join(results)} = {expression}", self._width)
         for value, name in zip(eqn.results, results, strict=True):
             if line := self.dialect.after(value, name):
                 yield line
@@ -189,16 +254,43 @@ class Emitter:
             sizes=sizes,
             shape=str((*dialect.lead(type), *sizes)),
             axis=lambda i, dim: eqn.operands[i].type.names.index(dim) - len(eqn.operands[i].type.dims),
-            offset=lambda dim: self._offset(type, dim),
+            offset=lambda dim, rank: self._offset(eqn, dim, rank),
             dtype=dialect.dtype(type.dtype),
         )
 
-    def _offset(self, type: TensorType, dim: str) -> str:
+    def _offset(self, eqn: Equation, dim: str, rank: int) -> str:
+        type = type_with(eqn, dim)
         axes = type.axes_of(dim)
         if not axes:
             return ""
         size = type.dim(dim).size // self.dialect.mesh.size(axes)
-        return f"{self.dialect.index(axes, len(type.dims))} * {size}"
+        return f"{self.dialect.index(axes, rank)} * {size}"
+
+
+def all_values(function: Function) -> Iterator[Value]:
+    """What a function and the bodies of its loops define."""
+    yield from (argument.value for argument in function.arguments)
+    for eqn in function.body:
+        yield from eqn.results
+        for region in eqn.regions:
+            yield from all_values(region)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Each dotted name as the fewest of its last parts that no other name ends in; `d_` in front stays in front."""
+    paths = {name: name.removeprefix("d_") if "." in name else name for name in names}
+    owners: dict[str, set[str]] = {}
+    for path in paths.values():
+        for suffix in _suffixes(path):
+            owners.setdefault(suffix, set()).add(path)
+    short = {path: next((s for s in _suffixes(path) if len(owners[s]) == 1), path) for path in paths.values()}
+    return {name: name[: len(name) - len(path)] + short[path] for name, path in paths.items()}
+
+
+def _suffixes(path: str) -> Iterator[str]:
+    """`c`, `b.c`, `a.b.c`"""
+    parts = path.split(".")
+    return (".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1))
 
 
 def layout_text(type: TensorType) -> str:
@@ -210,13 +302,6 @@ def layout_text(type: TensorType) -> str:
 def _docstring(text: str) -> list[str]:
     lines = wrap(f'"""{text}', WIDTH - 8)
     return [f'{lines[0]}"""'] if len(lines) == 1 else [*lines, '"""']
-
-
-def _place_comment(eqn: Equation) -> str:
-    """`# line 12`, and of which stage where it is not the forward pass that the user wrote."""
-    if eqn.span is None:
-        return ""
-    return f"# line {eqn.span.line}" + ("" if eqn.stage == "forward" else f", {eqn.stage}")
 
 
 def _aligned(arg: str, names: tuple[str, ...], target: tuple[str, ...], lead: tuple[int, ...]) -> str:
@@ -247,14 +332,19 @@ def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
     It breaks at spaces. Within brackets that needs nothing else; otherwise a side of the assignment is put in
     parentheses. No text in a generated statement contains a space.
     """
-    if len(statement) <= width:
+    plain = statement.lstrip()
+    indent = " " * (len(statement) - len(plain))
+    mark = " = " if " = " in plain else "return "
+    if len(statement) <= width or mark not in plain:
         return [statement]
-    target, expression = statement.split(" = ", 1)
+    if indent:
+        return [indent + line for line in fold(plain, width - len(indent))]
+    target, expression = statement.split(mark, 1)
     if _breaks_outside(expression):
         expression = f"({expression})"
     if "," in target and len(f"{target} = {expression.split()[0]}") > width:
         target = f"({target})"
-    return _fill(re.split(r"(?<![=:]) (?!= )", f"{target} = {expression}"), width)
+    return _fill(re.split(r"(?<![=:]) (?!= )", f"{target}{mark}{expression}"), width)
 
 
 def _breaks_outside(expression: str) -> bool:

@@ -2,24 +2,27 @@
 
 Each value is held as the arrays of all processors, and each equation is evaluated on each processor alone, by
 its op's own `evaluate`. What moves data between processors, `reshard` and the collectives, is never carried
-out: its operand is assembled to the global tensor and that is distributed anew, so its meaning is that of the
-two types alone. A program that is not placed yet runs on one processor.
+out: its operand is assembled to the global tensor, evaluated as such, and that is distributed anew, so its
+meaning does not depend on where data is. A program that is not placed yet runs on one processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import attrs
 import numpy as np
 
+from mtfc.backends import random
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
+from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, collectives
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.place import type_with
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 Array = Any
 Coordinates = Mapping[str, int]
@@ -54,10 +57,16 @@ def interpret(function: Function, program: Program, arguments: Mapping[str, Arra
         value = argument.value
         array = np.asarray(arguments[value.name]).astype(numpy_dtype(np, value.type.dtype))
         known[value] = distribute(array, value.type, mesh)
-    for eqn in function.body:
-        results = _moved(eqn, known) if eqn.op in MOVES else (_evaluated(eqn, known, mesh),)
-        known.update(zip(eqn.results, results, strict=True))
+    _execute(function.body, known, mesh)
     return {output.name: assemble(known[output.value]) for output in function.outputs}
+
+
+def _execute(body: Iterable[Equation], known: dict[Value, Shards], mesh: Mesh) -> None:
+    """Add the equations' results to what is known."""
+    for eqn in body:
+        found = _iterated if eqn.regions else _moved if _communicates(eqn) else _evaluated
+        results = found(eqn, known, mesh)
+        known.update(zip(eqn.results, results, strict=True))
 
 
 def distribute(array: Array, type: TensorType, mesh: Mesh) -> Shards:
@@ -77,9 +86,10 @@ def assemble(shards: Shards) -> Array:
         if first.tobytes() != array.tobytes():
             raise Disagreement(f"processors disagree on a value of type {type}")
     whole = np.empty([dim.size for dim in type.dims], numpy_dtype(np, type.dtype))
+    summed = np.float32 if whole.dtype.itemsize == 2 else whole.dtype
     for coordinates, group in groups.items():
         region = _region(type, dict(zip(type.split_axes, coordinates, strict=True)), mesh)
-        whole[region] = REDUCE[type.reduction].reduce(list(group.values()), axis=0, dtype=whole.dtype)
+        whole[region] = REDUCE[type.reduction].reduce(list(group.values()), axis=0, dtype=summed)
     return whole
 
 
@@ -116,32 +126,81 @@ def _part(array: Array, type: TensorType, place: Coordinates, mesh: Mesh) -> Arr
     return part if holds else np.zeros(part.shape, part.dtype)
 
 
-def _moved(eqn: Equation, known: Mapping[Value, Shards]) -> tuple[Shards, ...]:
-    sources = [known[value] for value in eqn.operands]
-    pairs = zip(sources, eqn.results, strict=True)
-    return tuple(distribute(assemble(source), value.type, source.mesh) for source, value in pairs)
+def _communicates(eqn: Equation) -> bool:
+    """Whether processors need what others have: in a collective, or an op that is still to become one."""
+    return eqn.op in MOVES or any((eqn.layout or {}).get(dim) for dim in OPS[eqn.op].layout_rule(eqn).single)
 
 
-def _evaluated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> Shards:
+def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
+    whole = [assemble(known[value]) for value in eqn.operands]
+    found = OPS[eqn.op].evaluate(Shard(np, random, eqn, whole[0].shape, lambda dim: 0), *whole)
+    pairs = zip(found if len(whole) > 1 else (found,), eqn.results, strict=True)
+    return tuple(distribute(array, value.type, mesh) for array, value in pairs)
+
+
+def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
+    """A loop's results: its region, executed once for each index."""
+    region, dim = region_of(eqn), dim_of(eqn)
+    state = {argument.value: known[operand] for operand, argument in pairs(eqn)}
+    order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
+    yielded: dict[str, list[Shards]] = {}
+    for index in order:
+        inside = {
+            a.value: _slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
+            for a in region.arguments
+        }
+        _execute(region.body, inside, mesh)
+        new = {output.name: inside[output.value] for output in region.outputs}
+        state |= {
+            a.value: new[o.name] for o in region.outputs for a in carried(region) if a.value.name == o.updates
+        }
+        for output in region.outputs:
+            yielded.setdefault(output.name, []).append(new[output.name])
+    return tuple(
+        yielded[output.name][-1]
+        if output.updates is not None
+        else _stack(yielded[output.name], order, result.type)
+        for output, result in zip(region.outputs, eqn.results, strict=True)
+    )
+
+
+def _slice(shards: Shards, dim: Dim, index: int) -> Shards:
+    axis = shards.type.dims.index(dim)
+    arrays = tuple(array.take(index, axis) for array in shards.arrays)
+    return Shards(shards.mesh, sliced_type(shards.type, dim), arrays)
+
+
+def _stack(parts: list[Shards], order: range, type: TensorType) -> Shards:
+    """What the iterations yielded, by index and not in the order of execution."""
+    by_index = [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
+    arrays = tuple(np.stack(slices) for slices in zip(*(part.arrays for part in by_index), strict=True))
+    return Shards(parts[0].mesh, type, arrays)
+
+
+def _evaluated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
     operands = [known[value].arrays for value in eqn.operands]
-    arrays = tuple(
+    found = [
         _evaluate(eqn, place, [arrays[i] for arrays in operands], mesh)
         for i, place in enumerate(processors(mesh))
-    )
-    return Shards(mesh, eqn.result.type, arrays)
+    ]
+    return tuple(Shards(mesh, v.type, tuple(each[i] for each in found)) for i, v in enumerate(eqn.results))
 
 
-def _evaluate(eqn: Equation, place: Coordinates, operands: list[Array], mesh: Mesh) -> Array:
-    """The equation's result on one processor. Raises `Disagreement` where it is not of the type's shape or dtype."""
-    type = eqn.result.type
-    shape = type.local_shape(mesh)
+def _evaluate(eqn: Equation, place: Coordinates, operands: list[Array], mesh: Mesh) -> tuple[Array, ...]:
+    """The equation's results on one processor. Raises `Disagreement` where one is not of its type's shape or dtype."""
+    shape = eqn.results[0].type.local_shape(mesh)
 
     def offset(dim: str) -> int:
-        return _position(type.axes_of(dim), place, mesh) * shape[type.names.index(dim)]
+        type = type_with(eqn, dim)
+        size = type.local_shape(mesh)[type.names.index(dim)]
+        return _position(type.axes_of(dim), place, mesh) * size
 
-    result = np.asarray(OPS[eqn.op].evaluate(Shard(np, eqn, shape, offset), *operands))
-    if result.shape != shape or result.dtype != numpy_dtype(np, type.dtype):
-        raise Disagreement(
-            f"{eqn.op} gives {result.dtype}{list(result.shape)} on a processor, and not {type}"
-        )
-    return result
+    found = OPS[eqn.op].evaluate(Shard(np, random, eqn, shape, offset), *operands)
+    results = tuple(map(np.asarray, found if len(eqn.results) > 1 else (found,)))
+    for result, value in zip(results, eqn.results, strict=True):
+        wanted = value.type
+        if result.shape != wanted.local_shape(mesh) or result.dtype != numpy_dtype(np, wanted.dtype):
+            raise Disagreement(
+                f"{eqn.op} gives {result.dtype}{list(result.shape)} on a processor, and not {wanted}"
+            )
+    return results

@@ -8,22 +8,28 @@ caller sets with `jax.set_mesh`, so that importing a module needs no devices. It
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from string import Template
 
 from mtfc.backends.emitter import NAMES, Dialect, Emitter
+from mtfc.backends.loop_text import jax_loop
 from mtfc.backends.module import (
-    arguments,
     dict_text,
     imports,
+    initial_states,
     initial_value,
     is_wide,
-    shape_text,
     stacked_inputs,
     summary,
     tables,
     title,
 )
-from mtfc.compiler.ir.core import Function, Program, Value
+from mtfc.backends.prelude import definitions, prelude
+from mtfc.backends.windowed import fused
+from mtfc.compiler.ir.core import Function, Program, Value, walk
+from mtfc.compiler.ir.opdef import Text
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
@@ -51,8 +57,9 @@ Under `shard_map` an array is one device's shard and every collective is written
 '''
 
 IMPORTS = (
+    (r"\bmath\.", "import math"),
+    (r"\bzlib\.", "import zlib"),
     (r"\bpartial\(", "from functools import partial"),
-    (r"\bcrc32\(", "from zlib import crc32"),
     ("", ""),
     (r"\bjax\.", "import jax"),
     (r"\bjnp\.", "import jax.numpy as jnp"),
@@ -74,23 +81,6 @@ def unshard(arrays, specs):
     return {name: np.asarray(arrays[name]) for name in specs}
 '''
 
-KEY = '''\
-def random_key(seed, name):
-    """The key that a parameter is drawn with, whatever the layout."""
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), crc32(name.encode()))
-'''
-
-PERMUTE = '''\
-def permute(x, before, after):
-    """The shard of a dimension that this device holds when the axes `before` split it in the order `after`."""
-    axes = tuple(axis for axis in MESH if axis in before)  # whatever order it is given, ppermute takes this one
-    devices = np.arange(np.prod([MESH[axis] for axis in axes])).reshape([MESH[axis] for axis in axes])
-    old, new = (devices.transpose([axes.index(axis) for axis in order]).ravel().tolist() for order in (before, after))
-    return lax.ppermute(x, axes, list(zip(old, new, strict=True)))
-'''
-
-DRAW = 'jax.random.{draw}(random_key(seed, "{name}"), {shape}, jnp.float32)'
-
 EVALUATION = """\
 @jax.jit
 @jax.shard_map(in_specs=(PARAMETERS, INPUTS), out_specs=OUTPUTS["$name"])
@@ -103,7 +93,11 @@ TRAINING = """\
 )
 """
 
-RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", "permute"})
+PRELUDE, RANDOM = ("jax_prelude.py",), ("random.py",)
+
+DRAWING = "# From here on: random numbers, the same bits on any devices and on NumPy.\n"
+
+RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", *definitions(PRELUDE), *definitions(RANDOM)})
 """What a generated function uses of its module."""
 
 
@@ -112,8 +106,10 @@ def generate(program: Program) -> str:
     mesh = program.placed_on
     sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
-    if any(" permute(" in section for section in sections):
-        sections.append(PERMUTE)
+    text = "\n".join(sections)
+    sections += prelude(text, PRELUDE)
+    drawn = [re.sub(r"\bnp\.", "jnp.", source) for source in prelude(text, RANDOM)]
+    sections += [DRAWING, *drawn] if drawn else []
     if is_wide(program):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
     body = "\n\n".join(sections)
@@ -150,13 +146,11 @@ def make_mesh(devices=None):
 
 def _initial(program: Program) -> list[str]:
     """Functions that make what a step updates, each device only its part of it."""
-    entries = [(p.name, initial_value(p, DRAW, "jnp.full", _dtype(p.type.dtype))) for p in program.parameters]
-    made = [KEY] if any("random_key(" in value for _, value in entries) else []
-    made.append(_maker("init(seed=0)", "PARAMETERS", "Initial parameters.", entries))
-    states = arguments(program, "state")
+    entries = [(p.name, initial_value(p, "jnp.full", _dtype(p.type.dtype))) for p in program.parameters]
+    made = [_maker("init(seed=0)", "PARAMETERS", "Initial parameters.", entries)]
+    states = initial_states(program, "jnp", _dtype)
     if states:
-        zeros = [(name, f"jnp.zeros({shape_text(t)}, {_dtype(t.dtype)})") for name, t in states.items()]
-        made.append(_maker("init_state()", "STATE", "The optimizer's state before the first step.", zeros))
+        made.append(_maker("init_state()", "STATE", "The optimizer's state before the first step.", states))
     return made
 
 
@@ -178,7 +172,7 @@ class Variation:
 
     def __init__(self, mesh: Mesh, function: Function) -> None:
         self.mesh = mesh
-        self.equations = {value: eqn for eqn in function.body for value in eqn.results}
+        self.equations = {value: eqn for eqn in walk(function.body) for value in eqn.results}
         self.indexed: set[str] = set()
 
     def index(self, axes: Axes, rank: int) -> str:
@@ -197,16 +191,18 @@ class Variation:
         return f'{name} = lax.pcast({name}, {_axes_text(missing)}, to="varying")' if missing else ""
 
 
-def dialect(mesh: Mesh, function: Function) -> Dialect:
+def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dialect:
+    """`texts`: those of equations, by result, that are not written as their op is."""
     variation = Variation(mesh, function)
     return Dialect(
         mesh=mesh,
-        column=lambda opdef: opdef.jax,
+        column=lambda eqn: texts.get(eqn.results[0]) or OPS[eqn.op].jax,
         lead=lambda type: (),
         index=variation.index,
         dtype=_dtype,
         literal=lambda value, dtype: literal(value),
         after=variation.after,
+        loop=jax_loop,
         step="jnp.int32(step)",
         reserved=RESERVED,
     )
@@ -217,5 +213,6 @@ def _function(program: Program, function: Function) -> str:
     name = NAMES[function.name]
     decorators = Template(TRAINING if function.name == "step" else EVALUATION)
     head = decorators.substitute(name=name, inputs="BATCHES" if stacked_inputs(program) else "INPUTS")
-    emitter = Emitter(dialect(program.placed_on, function))
+    function, texts = fused(function, program.placed_on)
+    emitter = Emitter(dialect(program.placed_on, function, texts))
     return head + emitter.function(function, name, summary(function))

@@ -100,17 +100,25 @@ def shape_text(type: TensorType) -> str:
     return str(tuple(dim.size for dim in type.dims))
 
 
-def initial_value(parameter: Parameter, draw: str, full: str, dtype: str) -> str:
-    """A parameter's initial value as text, global.
+def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:
+    """What each state is before the first step, as text, global; `module` is what makes arrays: `np` or `jnp`."""
+    states = (a for f in program.functions for a in f.arguments if a.role == "state")
+    found = []
+    for state in states:
+        type, start = state.value.type, state.initial
+        made = f"zeros({shape_text(type)}" if start == 0 else f"full({shape_text(type)}, {literal(start)}"
+        found.append((state.value.name, f"{module}.{made}, {dtype(type.dtype)})"))
+    return found
 
-    `draw` holds `{draw}`, `{name}` and `{shape}`: standard random numbers in f32; `full` is the backend's
-    function for an array of equal elements.
-    """
+
+def initial_value(parameter: Parameter, full: str, dtype: str) -> str:
+    """A parameter's initial value as text, global; `full` is the backend's function for an array of equal elements."""
     distribution, shape = DISTRIBUTIONS[parameter.init.name], shape_text(parameter.type)
     numbers = {**distribution.args, **dict(parameter.init.args)}
-    drawn = draw.format(draw=distribution.draw, name=parameter.name, shape=shape)
     literals = {name: literal(value) for name, value in numbers.items()}
-    text = distribution.text.format(draw=drawn, **literals).removeprefix("0.0 + ")
+    start, scale = (part.format(**literals) for part in (distribution.start, distribution.scale))
     if distribution.draw is None:
-        return f"{full}({shape}, {text}, {dtype})"
+        return f"{full}({shape}, {start}, {dtype})"
+    drawn = f'random_{distribution.draw}(random_key(seed, "{parameter.name}"), {shape})'
+    text = f"{scale} * {drawn}" if start == "0.0" else f"{start} + times({drawn}, {scale})"
     return text if parameter.type.dtype == "f32" else f"({text}).astype({dtype})"

@@ -7,25 +7,23 @@ The module's public names are those that `emitter.py` lists, and `SENT`, which c
 
 from __future__ import annotations
 
-import ast
-import re
-from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 from mtfc.backends.emitter import NAMES, Dialect, Emitter, layout_text
+from mtfc.backends.loop_text import numpy_loop
 from mtfc.backends.module import (
-    arguments,
     dict_text,
     imports,
+    initial_states,
     initial_value,
     is_wide,
-    shape_text,
     summary,
     tables,
     title,
 )
+from mtfc.backends.prelude import definitions, prelude
 from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
@@ -63,12 +61,12 @@ IMPORTS = (
 )
 """What each import is needed for, in the order in which they stand."""
 
+PRELUDE = ("numpy_prelude.py", "random.py")
+
 PUBLIC = ("shard", "unshard")
 """What every module has of the prelude, used or not."""
 
 SIMULATION = "# From here on: what all processors do, each at its place in the axes of the mesh.\n"
-
-DRAW = 'random_{draw}(random_key(seed, "{name}"), {shape})'
 
 
 def generate(program: Program, checked: bool = False) -> str:
@@ -77,11 +75,11 @@ def generate(program: Program, checked: bool = False) -> str:
     A checked module computes everything on every processor, replicated or not, and raises `AssertionError`
     where processors that should hold the same do not.
     """
-    layouts = f"{tables(program, layout_text)}\n{_narrowed(program)}\n{_definitions()['SENT']}"
+    layouts = f"{tables(program, layout_text)}\n{_narrowed(program)}\n{definitions(PRELUDE)['SENT']}"
     speech = dialect(program.placed_on, checked)
     functions = [Emitter(speech).function(f, NAMES[f.name], summary(f)) for f in program.functions]
     sections = [layouts, *_initial(program), *functions]
-    sections += [SIMULATION, *prelude("\n".join(sections))]
+    sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
 
@@ -108,14 +106,15 @@ def dialect(mesh: Mesh, checked: bool) -> Dialect:
 
     return Dialect(
         mesh=mesh,
-        column=lambda opdef: opdef.numpy,
+        column=lambda eqn: OPS[eqn.op].numpy,
         lead=lead,
         index=lambda axes, rank: f"axis_index({_axes_text(axes)}, {rank})",
         dtype=lambda dtype: DTYPES[dtype],
         literal=literal_text,
         after=look,
+        loop=lambda loop: numpy_loop(loop, len(sizes)),
         step=f"np.full({(1,) * len(sizes)}, step, np.int32)",
-        reserved=frozenset({"np", "bfloat16", *_definitions()}),
+        reserved=frozenset({"np", "bfloat16", *definitions(PRELUDE)}),
     )
 
 
@@ -137,47 +136,13 @@ def _narrowed(program: Program) -> str:
 
 
 def _initial(program: Program) -> list[str]:
-    entries = [(p.name, initial_value(p, DRAW, "np.full", DTYPES[p.type.dtype])) for p in program.parameters]
+    entries = [(p.name, initial_value(p, "np.full", DTYPES[p.type.dtype])) for p in program.parameters]
     made = [_maker("init(seed=0)", "PARAMETERS", "Initial parameters.", entries)]
-    states = arguments(program, "state")
+    states = initial_states(program, "np", DTYPES.__getitem__)
     if states:
-        zeros = [(name, f"np.zeros({shape_text(t)}, {DTYPES[t.dtype]})") for name, t in states.items()]
-        made.append(_maker("init_state()", "STATE", "The optimizer's state before the first step.", zeros))
+        made.append(_maker("init_state()", "STATE", "The optimizer's state before the first step.", states))
     return made
 
 
 def _maker(signature: str, layouts: str, doc: str, entries: list[tuple[str, str]]) -> str:
     return f'def {signature}:\n    """{doc}"""\n    return shard({dict_text(entries, indent=4)}, {layouts})\n'
-
-
-# The prelude
-
-
-def prelude(text: str) -> list[str]:
-    """Source of what a module with this text needs of the prelude, directly or not, in the prelude's order."""
-    definitions = _definitions()
-    needed: set[str] = set()
-    found = {*PUBLIC, *_called(text)} & definitions.keys()
-    while found:
-        needed |= found
-        found = {name for one in found for name in _called(definitions[one])} & definitions.keys() - needed
-    return [source for name, source in definitions.items() if name in needed]
-
-
-def _called(text: str) -> set[str]:
-    return set(re.findall(r"(?<![.\w])(\w+)\(", text))
-
-
-@cache
-def _definitions() -> dict[str, str]:
-    """Name -> source of every function of the prelude, and of its one table."""
-    found = {}
-    for file in ("numpy_prelude.py", "random.py"):
-        text = Path(__file__).with_name(file).read_text()
-        for node in ast.parse(text).body:
-            source = f"{ast.get_source_segment(text, node)}\n"
-            if isinstance(node, ast.FunctionDef):
-                found[node.name] = source
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                found[node.targets[0].id] = source
-    return found

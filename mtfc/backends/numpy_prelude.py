@@ -102,9 +102,15 @@ def reduced(function, x, axes):
     """An array, or each of a tuple in one message, reduced over `axes` for all processors."""
     if isinstance(x, tuple):
         sent("all_reduce", *x)
-        return tuple(function.reduce(y, axis=numbers(axes), dtype=y.dtype, keepdims=True) for y in x)
+        return tuple(combined(function, y, axes) for y in x)
     sent("all_reduce", x)
-    return function.reduce(x, axis=numbers(axes), dtype=x.dtype, keepdims=True)
+    return combined(function, x, axes)
+
+
+def combined(function, x, axes):
+    """What the processors along `axes` have, reduced to one; sums of 16-bit numbers are kept in 32 bits."""
+    total = function.reduce(wide(x), axis=numbers(axes), dtype=wide(x).dtype, keepdims=True)
+    return total.astype(x.dtype, copy=False)
 
 
 def psum(x, axes):
@@ -128,7 +134,7 @@ def all_gather(x, axes, dim):
 def reduce_scatter(x, axes, dim):
     """The sum over `axes`, of which every processor along them gets its part of dimension `dim`."""
     sent("reduce_scatter", x)
-    return scatter(np.add.reduce(x, axis=numbers(axes), dtype=x.dtype, keepdims=True), axes, dim)
+    return scatter(combined(np.add, x, axes), axes, dim)
 
 
 def all_to_all(x, axes, source, target):
@@ -146,9 +152,23 @@ def permute(x, before, after):
     return np.moveaxis(parts, range(len(new)), new)
 
 
+def shift_shards(x, axes, by, wrap):
+    """Every processor's part, handed on `by` places along `axes`; zeros come in, unless they wrap around."""
+    sent("permute", x)
+    found = numbers(axes)
+    moved = np.moveaxis(x, found, range(len(found)))
+    placed = shift(moved.reshape(-1, *moved.shape[len(found) :]), 0, by, wrap)
+    return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
+
+
 def local_slice(x, axes, dim):
     """Each processor keeps its part of what it has whole: nothing is sent."""
     return scatter(x, axes, dim)
+
+
+def unreduce(x, axes):
+    """What all processors hold, on the first along `axes`, and zeros on the others."""
+    return np.where(axis_index(axes, x.ndim - len(MESH)) == 0, x, np.zeros((), x.dtype))
 
 
 def pad(x, axis, before, after, step, value):
@@ -167,6 +187,89 @@ def shift(x, axis, by, wrap):
         rolled[: max(by, 0)] = 0
         rolled[max(len(rolled) + min(by, 0), 0) :] = 0
     return np.moveaxis(rolled, 0, axis)
+
+
+def window(x, axis, size, stride, padding, dilation, value):
+    """The windows of `x` along `axis`, which gives way to number and `size`: a view, but for padding."""
+    before, after = padding
+    x = pad(x, axis, before, after, 1, value) if before or after else x
+    extent, axis = dilation * (size - 1) + 1, x.ndim + axis
+    windows = np.lib.stride_tricks.sliding_window_view(x, extent, axis)[..., ::dilation]
+    return np.moveaxis(windows, -1, axis + 1)[(slice(None),) * axis + (slice(None, None, stride),)]
+
+
+def fold(x, axis, within, size, stride, before, dilation):
+    """The elements of windows (`axis` counts them, `within` their elements) added up where they came from.
+
+    That is a dimension of `size` elements in place of `axis`; sums of 16-bit numbers are kept in 32 bits.
+    """
+    position = x.ndim + axis - (within < axis)
+    parts = np.moveaxis(x, (within, axis), (0, 1))
+    reach = stride * (parts.shape[1] - 1) + 1
+    length = max(before + size, reach + dilation * (len(parts) - 1))
+    total = np.zeros((length, *parts.shape[2:]), np.float32 if x.dtype.itemsize == 2 else x.dtype)
+    for k, part in enumerate(parts):
+        total[k * dilation : k * dilation + reach : stride] += part
+    return np.moveaxis(total[before : before + size], 0, position).astype(x.dtype, copy=False)
+
+
+def wide(x):
+    """`x` in the dtype that its sums are kept in: 32 bits for 16-bit numbers."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+
+
+def cumsum(x, axis, exclusive=False, reverse=False):
+    """The sums of the elements along `axis` up to each one, without it or from the end."""
+    parts = np.moveaxis(x, axis, 0)[:: -1 if reverse else 1]
+    sums = np.cumsum(wide(parts), axis=0, dtype=wide(parts).dtype)
+    if exclusive:
+        sums = np.concatenate([np.zeros_like(sums[:1]), sums[:-1]])
+    return np.moveaxis(sums[:: -1 if reverse else 1], 0, axis).astype(x.dtype, copy=False)
+
+
+def gather(table, ids, axis, shared=()):
+    """The elements of `table` that `ids` point at along `axis`, and 0 where they point outside.
+
+    `shared` pairs axes of the table with those of `ids` along which each index reads its own part. The
+    result has the axes of `ids`, then the table's others.
+    """
+    front, places = indexed(ids, axis, shared)
+    table, ids = np.moveaxis(table, front, range(len(front))), np.moveaxis(ids, places, range(len(places)))
+    inside, index = inner(table.shape[: len(front)], ids)
+    found = table[index]
+    inside = inside.reshape(inside.shape + (1,) * (found.ndim - inside.ndim))
+    return np.moveaxis(np.where(inside, found, np.zeros((), table.dtype)), range(len(places)), places)
+
+
+def scatter_add(shape, updates, ids, axis, shared=()):
+    """Zeros of this shape, with `updates` added where `gather`, given the same, would read them."""
+    front, places = indexed(ids, axis, shared)
+    updates, ids = (np.moveaxis(x, places, range(len(places))) for x in (updates, ids))
+    table = np.moveaxis(np.zeros(shape, wide(updates).dtype), front, range(len(front)))
+    inside, index = inner(table.shape[: len(front)], ids)
+    inside = inside.reshape(inside.shape + (1,) * (updates.ndim - inside.ndim))
+    np.add.at(table, index, np.where(inside, wide(updates), np.zeros((), table.dtype)))
+    return np.moveaxis(table, range(len(front)), front).astype(updates.dtype, copy=False)
+
+
+def indexed(ids, axis, shared):
+    """The axes of a table that need indices, and those of `ids` along which each reads its own."""
+    mesh = range(len(MESH))
+    return [*mesh, *(i for i, _ in shared), axis], [*mesh, *(ids.ndim + i for _, i in shared)]
+
+
+def inner(sizes, ids):
+    """Which of `ids` lie inside of the last of these sizes, and indices of as many axes, 0 for the others."""
+    inside = (ids >= 0) & (ids < sizes[-1])
+    others = np.indices((*sizes[:-1], *(1,) * (ids.ndim - len(sizes) + 1)), sparse=True)
+    return inside, (*others[: len(sizes) - 1], np.where(inside, ids, 0))
+
+
+def top_k(x, k, axis):
+    """The k largest elements along `axis`, and their indices: the end of a stable sort, turned around."""
+    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    indices = (x.shape[axis] - 1 - order).take(range(k), axis)
+    return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
 
 
 def erf(x):

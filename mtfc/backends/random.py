@@ -1,12 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Random numbers that depend on a seed, a name and an element's global index alone.
+"""Random numbers that depend on a seed, a name, further numbers and an element's global index alone.
 
-So initial values agree for every layout, backend and number of devices. They are those of JAX: counter-based
-Threefry-2x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) of the element's row-major
-index, in the form that JAX calls partitionable. Uniform numbers equal JAX's bit for bit, normal ones to a few
-units in the last place, as XLA approximates the logarithm in its own way.
+They are those of JAX: counter-based Threefry-2x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) of the
+element's row-major index, in the form that JAX calls partitionable. Uniform numbers equal JAX's bit for bit, normal ones to
+5 units in the last place.
 
-The text of these functions is copied into generated modules: they use NumPy and `zlib` only.
+The text of these functions is copied into generated modules of both backends, where `np` is `numpy` or `jax.numpy`, and gives the
+same bits in both. So floating-point numbers meet only in sums, differences and products, which every processor rounds
+alike; there are no logarithms, roots and quotients, of which each library has its own; and a product that something is added
+to is made by `times`, which no compiler turns into a fused multiply-add.
 """
 
 import math
@@ -15,64 +17,119 @@ import zlib
 import numpy as np
 
 
-def random_key(seed, name):
-    """The key for the numbers called `name`: `fold_in(key(seed), crc32(name))`. Two words of 32 bits."""
-    words = threefry((0, seed), np.zeros(1, np.uint32), np.full(1, zlib.crc32(name.encode()), np.uint32))
-    return tuple(int(word[0]) for word in words)
+def random_key(seed, name, *numbers):
+    """The key of what is drawn under `name`: two words, of `seed`, the name's CRC and further numbers."""
+    key = word(0), word(seed)
+    for number in (zlib.crc32(name.encode()), *numbers):
+        key = threefry(key, word(0), word(number))
+    return key
+
+
+def word(number):
+    """A number modulo 2**32, with one more axis: of overflow in arrays NumPy does not warn."""
+    if isinstance(number, int):
+        return np.full(1, number % 2**32, np.uint32)
+    return np.asarray(number)[..., None].astype(np.uint32)
 
 
 def threefry(key, high, low):
     """Threefry-2x32 with 20 rounds: from the high and low words of counters to two arrays of random words."""
-    first, second = (np.array([word % 2**32], np.uint32) for word in key)
-    keys = (first, second, first ^ second ^ np.uint32(0x1BD11BDA))
+    keys = (*key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     high, low = high + keys[0], low + keys[1]
     for i in range(5):
         for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
-            high += low
-            low = (low << distance | low >> (32 - distance)) ^ high
-        high += keys[(i + 1) % 3]
-        low += keys[(i + 2) % 3] + np.uint32(i + 1)
+            high = high + low
+            low = (low << distance | low >> 32 - distance) ^ high
+        high = high + keys[(i + 1) % 3]
+        low = low + (keys[(i + 2) % 3] + np.uint32(i + 1))
     return high, low
 
 
-def random_bits(key, shape):
-    """32 random bits for each element of an array, from its row-major index."""
-    index = np.arange(math.prod(shape), dtype=np.uint64)
-    high, low = threefry(key, (index >> 32).astype(np.uint32), index.astype(np.uint32))
-    return (high ^ low).reshape(shape)
+def random_bits(key, sizes, whole=None, start=None):
+    """32 random bits for each element of a part: `sizes` elements from `start` on, of a `whole` shape."""
+    whole, start = whole or sizes, start or (0,) * len(sizes)
+    key = [words.reshape(words.shape[:-1] + (1,) * (len(sizes) + 1)) for words in key]
+    high, low = threefry(key, *global_index(sizes, whole, start))
+    return (high ^ low)[..., 0]
 
 
-def random_uniform(key, shape, low=0.0, high=1.0):
-    """Uniform in [low, high), in f32: 23 random bits are the fraction of a number in [1, 2)."""
-    low, high = np.float32(low), np.float32(high)
-    fractions = (random_bits(key, shape) >> 9 | np.uint32(0x3F800000)).view(np.float32) - np.float32(1)
-    return np.maximum(low, fractions * (high - low) + low)
+def global_index(sizes, whole, start):
+    """Each element's row-major index, as high and low words; the high one is 0 where the low one suffices."""
+    high = low = word(0)
+    for i, size in enumerate(sizes):
+        stride = math.prod(whole[i + 1 :])
+        index = word(start[i]) + np.arange(size, dtype=np.uint32).reshape((-1,) + (1,) * (len(sizes) - i))
+        low = low + index * np.uint32(stride % 2**32)
+        if math.prod(whole) > 2**32:
+            added = index * np.uint32(stride % 2**32)
+            carry = (low < added).astype(np.uint32)
+            high = high + index * np.uint32(stride >> 32) + high_product(index, stride % 2**32) + carry
+    return high, low
 
 
-def random_normal(key, shape):
-    """Normal with mean 0 and standard deviation 1, in f32."""
-    above = np.nextafter(np.float32(-1), np.float32(0))
-    return np.float32(math.sqrt(2)) * erf_inv(random_uniform(key, shape, above, 1.0))
+def high_product(x, factor):
+    """The high word of the product of words with a factor below 2**32, from products of their halves."""
+    low, high = np.uint32(factor % 2**16), np.uint32(factor >> 16)
+    inner = ((x & 0xFFFF) * low >> 16) + ((x & 0xFFFF) * high & 0xFFFF) + ((x >> 16) * low & 0xFFFF)
+    return (x >> 16) * high + ((x & 0xFFFF) * high >> 16) + ((x >> 16) * low >> 16) + (inner >> 16)
 
 
-def erf_inv(x):
-    """The inverse of the error function in f32.
+def random_uniform(key, sizes, whole=None, start=None):
+    """Uniform in [0, 1), in f32: 23 random bits are the fraction of a number in [1, 2)."""
+    bits = random_bits(key, sizes, whole, start)
+    return (bits >> 9 | np.uint32(0x3F800000)).view(np.float32) - np.float32(1)
 
-    Two polynomials in w = -log(1 - x**2), which meet at w = 5 (M. Giles, "Approximating the erfinv function",
-    2010).
+
+def random_normal(key, sizes, whole=None, start=None):
+    """Normal with mean 0 and deviation 1, in f32: the quantiles of numbers (4 k + 1) 2**-24 in (-1, 1)."""
+    number = (random_bits(key, sizes, whole, start) >> 9).astype(np.int32) * 4 + (1 - 2**24)
+    return normal_quantile(number.astype(np.float32) * np.float32(2**-24))
+
+
+def normal_quantile(x):
+    """The inverse of erf(x / sqrt(2)), in f32, for multiples of 2**-24 between -1 and 1.
+
+    It is x times a smooth function of -log(1 - x**2) (M. Giles, "Approximating the erfinv function", 2010):
+    one polynomial up to 5 and another beyond, fitted for this purpose; each element has its own coefficients.
     """
-    w = -np.log1p(-x * x)
-    centre = (
-        2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
-        -0.00417768164, 0.246640727, 1.50140941,
+    near = (
+        4.7452814e-10, -2.4269829e-08, 4.3811852e-07, -3.532529e-06, 8.252774e-06, 5.7257108e-05,
+        -0.00017253798, -0.0033071956, 0.016334642, 0.32811671, 1.2533141,
     )  # fmt: skip
-    tail = (
-        -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
-        0.00943887047, 1.00167406, 2.83297682,
+    far = (
+        2.7183967e-12, -5.5822593e-11, 4.970255e-10, -2.738092e-09, -7.7782486e-10, 4.346957e-07,
+        -1.07782935e-05, 0.00021991886, -0.005037931, 0.21934266, 4.347584,
     )  # fmt: skip
-    near = w < 5
-    t = np.where(near, w - np.float32(2.5), np.sqrt(np.maximum(w, 0)) - np.float32(3))
-    result = np.zeros_like(x)
-    for a, b in zip(centre, tail, strict=True):
-        result = result * t + np.where(near, np.float32(a), np.float32(b))
-    return result * x
+    w = negative_log(np.float32(1) - times(x, x))
+    inner = w < 5
+    chosen = (np.where(inner, np.float32(a), np.float32(b)) for a, b in zip(near, far, strict=True))
+    return times(x, polynomial(w - np.where(inner, np.float32(0), np.float32(10.5)), chosen))
+
+
+def negative_log(x):
+    """-log(x) in f32 for 0 < x <= 1: the exponent's part, and a polynomial in the fraction less 1."""
+    coefficients = (
+        -0.10378662, 0.16338125, -0.17212434, 0.19884239, -0.2497156, 0.33335608, -0.50000346, 0.99999994,
+    )  # fmt: skip
+    bits = x.view(np.int32) - 0x3F3504F3  # the bits of sqrt(1/2)
+    exponent = (bits >> 23).astype(np.float32)
+    fraction = ((bits & 0x7FFFFF) + 0x3F3504F3).view(np.float32) - np.float32(1)
+    series = polynomial(fraction, map(np.float32, coefficients))
+    return times(exponent, np.float32(-0.6931472)) - times(fraction, series)
+
+
+def polynomial(x, coefficients):
+    """The polynomial in x with these coefficients, that of the highest power first."""
+    result = np.float32(0)
+    for coefficient in coefficients:
+        result = times(x, result) + coefficient
+    return result
+
+
+def times(x, y):
+    """x * y, rounded before anything is added to it: no sum can be fused with a maximum.
+
+    This one changes nothing, as its bound is near the lowest of all numbers, but it cannot be left out, as
+    the bound depends on x.
+    """
+    return np.maximum(x * y, x - np.float32(3e38))

@@ -43,7 +43,8 @@ def _diagnostics(options: argparse.Namespace, sources: Sources) -> list[Diagnost
         file = sources.read(options.file)
     except CompileError as error:
         return list(error.diagnostics)
-    return list(check(sources.texts[file], file, options.dims, options.model, options.layout, options.mesh))
+    text, neighbour = sources.texts[file], sources.neighbour
+    return list(check(text, file, options.dims, options.model, options.layout, options.mesh, neighbour))
 
 
 def _count(diagnostics: list[Diagnostic], severity: str) -> int:

@@ -32,6 +32,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.analysis.cost_json import costs_json
     from mtfc.compiler.analysis.formula_report import formula_report, formulas
     from mtfc.compiler.analysis.report import comparison, layout_report
+    from mtfc.frontend import library
 
     selection = select(options, sources, every_layout=True)
     programs = [case.lower(selection.program) for case in selection.cases]
@@ -43,5 +44,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     if options.format == "json":
         print(json.dumps(costs_json(costs, symbolic), indent=2))
     else:
-        print("\n".join([*(layout_report(cost, sources.texts) for cost in costs), comparison(costs)]), end="")
+        places = {charge.span.file for cost in costs for charge in cost.step if charge.span}
+        texts = sources.texts | library.texts(places)
+        print("\n".join([*(layout_report(cost, texts) for cost in costs), comparison(costs)]), end="")
     return OK

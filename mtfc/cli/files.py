@@ -25,6 +25,13 @@ def read_bytes(path: str) -> bytes:
         raise UsageError(f"cannot read {path}: {_reason(error)}") from None
 
 
+def read_neighbour(path: str) -> str | None:
+    """The text of a file that another imports; None where there is none. Raises `UsageError` and `CompileError`."""
+    from mtfc.frontend.source import decode
+
+    return decode(read_bytes(path), path) if Path(path).is_file() else None
+
+
 def write_text(path: str, text: str) -> None:
     """Write a file, or to standard output. Raises `UsageError`."""
     if path == STANDARD:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from mtfc.cli.errors import UsageError
+from mtfc.cli.files import read_neighbour
 from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
@@ -16,6 +17,7 @@ from mtfc.compiler.pipelines import Observer, lower
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts import chosen_layouts, parse_mesh
 from mtfc.frontend.legality import check_layout
+from mtfc.frontend.modules import Neighbour
 from mtfc.frontend.parser import parse
 from mtfc.frontend.rules import DeclaredLayout
 
@@ -67,13 +69,19 @@ def select(options: argparse.Namespace, sources: Sources, every_layout: bool = F
     """What the options choose of a file: its model, and the first layout or all. Raises `CompileError` and `UsageError`."""
     file = sources.read(options.file)
     choice = Choice(options.model, options.layout, options.mesh, options.dims)
-    return choose(sources.texts[file], file, choice, every_layout)
+    return choose(sources.texts[file], file, choice, every_layout, sources.neighbour)
 
 
-def choose(text: str, file: str, choice: Choice, every_layout: bool = False) -> Selection:
-    """What is chosen of a file's text. Raises `CompileError` and `UsageError`."""
+def choose(
+    text: str,
+    file: str,
+    choice: Choice,
+    every_layout: bool = False,
+    neighbour: Neighbour = read_neighbour,
+) -> Selection:
+    """What is chosen of a file's text. What it imports is looked for beside it. Raises `CompileError` and `UsageError`."""
     diagnostics = Diagnostics()
-    module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model)
+    module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model, neighbour)
     diagnostics.raise_if_errors()
     if not module.programs:
         raise UsageError(f"{file} declares no model")

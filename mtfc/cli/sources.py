@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 
-from mtfc.cli.files import STANDARD, read_bytes
+from mtfc.cli.files import STANDARD, read_bytes, read_neighbour
 from mtfc.compiler.diagnostics import Diagnostic
 
 STDIN = "<stdin>"
@@ -32,6 +32,13 @@ class Sources:
         self.texts[file] = decode(read_bytes(path), file)
         return file
 
+    def neighbour(self, path: str) -> str | None:
+        """Read a file that another imports; None where there is none. Raises like `read`."""
+        text = read_neighbour(path)
+        if text is not None:
+            self.texts[path] = text
+        return text
+
     def add_options(self, options: argparse.Namespace) -> None:
         """Options whose text diagnostics may point into."""
         for name in ("mesh", "layout"):
@@ -43,9 +50,17 @@ class Sources:
     def report(self, diagnostics: Iterable[Diagnostic], format: str) -> None:
         """Show diagnostics on standard error, as text or JSON."""
         from mtfc.compiler.render import render, to_json
+        from mtfc.frontend import library
 
         found = list(diagnostics)
         if format == "json":
             print(json.dumps(to_json(found), indent=2), file=sys.stderr)
         elif found:
-            print(render(found, self.texts, color=sys.stderr.isatty()), file=sys.stderr, end="")
+            texts = self.texts | library.texts(_files(found))
+            print(render(found, texts, color=sys.stderr.isatty()), file=sys.stderr, end="")
+
+
+def _files(diagnostics: Iterable[Diagnostic]) -> set[str]:
+    """The files that diagnostics point into."""
+    spans = (span for each in diagnostics for span in (each.span, *(label.span for label in each.labels)))
+    return {span.file for span in spans}

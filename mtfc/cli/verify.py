@@ -25,7 +25,7 @@ from mtfc.cli.sources import Sources
 from mtfc.cli.summary import difference, finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.passes.differentiate import Differentiate
-from mtfc.compiler.passes.mixed_precision import MixedPrecision
+from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.pipelines import run as run_passes
 
 EXAMPLES = """\
@@ -42,6 +42,9 @@ MOST_VIRTUAL_DEVICES = 64
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
 """The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""
+
+HANDED_OUT = 1e-6
+"""The same for what is computed in f64, and handed in and out in f32."""
 
 Part = Literal["outputs", "gradients", "parameters"]
 
@@ -60,6 +63,11 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("--backend", choices=BACKENDS, help="only this one (default: both)")
+    parser.add_argument(
+        "--dtype",
+        choices=("f32", "f64"),
+        help="compute everything in it, whatever the file says; in f64, differences are not hidden by rounding",
+    )
     parser.add_argument("--data", metavar="FILE.npz", help="inputs; the first batch is used (default: drawn)")
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
     add_selection(parser, "all")
@@ -71,7 +79,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     backends = (options.backend,) if options.backend else BACKENDS
     if "jax" in backends:
         _start_jax(selection.cases)
-    reference = Reference.of(selection.program, options)
+    program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
+    reference = Reference.of(program, options)
     results = []
     for case, backend in product(selection.cases, backends):
         results.append(reference.compared(case, backend))
@@ -116,7 +125,7 @@ class Reference:
         differentiated = run_passes(program, (MixedPrecision(), Differentiate("gradients")))
         results = interpret(differentiated.function("gradients"), differentiated, {**batches[0], **drawn})
         expected = {**_parts(results, program), "parameters": drawn}
-        return cls(program, batches[0], options.seed, expected, _tolerance(differentiated))
+        return cls(program, batches[0], options.seed, expected, _tolerance(differentiated, options.dtype))
 
     def compared(self, case: Case, backend: str) -> Result:
         if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
@@ -147,11 +156,14 @@ def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
     return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
 
 
-def _tolerance(program: Program) -> float:
-    """That of the coarsest dtype that the program computes in."""
+def _tolerance(program: Program, dtype: str | None) -> float:
+    """That of the coarsest dtype that the program computes in, where everything is in `dtype` if one is given."""
     bodies = (function.body for function in program.functions)
     dtypes = {value.type.dtype for body in bodies for eqn in walk(body) for value in eqn.results}
-    return max((TOLERANCE[dtype] for dtype in dtypes & TOLERANCE.keys()), default=TOLERANCE["f32"])
+    if dtype == "f64":
+        dtypes.discard("f32")
+    found = max((TOLERANCE[dtype] for dtype in dtypes & TOLERANCE.keys()), default=TOLERANCE["f32"])
+    return max(found, HANDED_OUT) if dtype else found
 
 
 # Output

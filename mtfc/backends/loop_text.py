@@ -1,0 +1,97 @@
+"""Loops as Python statements: a `for` over NumPy arrays, and `lax.scan` in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Slice:
+    """A name inside the loop, the array that it is a slice of, the axis that gives way, and the axes of its own that it has."""
+
+    name: str
+    whole: str
+    axis: int
+    rank: int
+
+
+@attrs.frozen(kw_only=True)
+class LoopText:
+    """A loop whose values have names.
+
+    name: what it runs over; index: a free name. carried: names inside, with what they start as, what replaces them after an
+    iteration and the names of their last values. yields: names of the stacks with what is stacked. body: its statements.
+    """
+
+    name: str
+    index: str
+    trips: int
+    reverse: bool
+    carried: Sequence[str]
+    starts: Sequence[str]
+    updates: Sequence[str]
+    results: Sequence[str]
+    sliced: Sequence[Slice]
+    stacks: Sequence[str]
+    yields: Sequence[str]
+    body: Sequence[str]
+
+
+def group(names: Sequence[str]) -> str:
+    """No name is None, one is itself, several are a tuple."""
+    return "None" if not names else names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _assign(targets: Sequence[str], values: Sequence[str]) -> Iterator[str]:
+    """One assignment of what changes its name, nothing where nothing does."""
+    changed = [(target, value) for target, value in zip(targets, values, strict=True) if target != value]
+    if changed:
+        yield f"{', '.join(t for t, _ in changed)} = {', '.join(v for _, v in changed)}"
+
+
+def _indented(lines: Sequence[str]) -> Iterator[str]:
+    yield from (f"    {line}" if line else "" for line in lines)
+
+
+def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
+    """A `for` statement; `lead` is the number of axes that every array has in front of its own."""
+    yield from _assign(loop.carried, loop.starts)
+    yield from (f"{stack} = []" for stack in loop.stacks)
+    numbers = f"range({loop.trips})"
+    yield f"for {loop.index} in {f'reversed({numbers})' if loop.reverse else numbers}:"
+    for part in loop.sliced:
+        yield f"    {part.name} = {part.whole}[..., {loop.index}{', :' * (part.rank - part.axis - 1)}]"
+    yield from _indented(loop.body)
+    yield from (f"    {stack}.append({value})" for stack, value in zip(loop.stacks, loop.yields, strict=True))
+    yield from _indented(list(_assign(loop.carried, loop.updates)))
+    if not (loop.sliced or loop.body or loop.stacks):
+        yield "    pass"
+    yield from _assign(loop.results, loop.carried)
+    order = "[::-1]" if loop.reverse else ""
+    yield from (f"{stack} = np.stack({stack}{order}, axis={lead})" for stack in loop.stacks)
+
+
+def jax_loop(loop: LoopText) -> Iterator[str]:
+    """A function of one iteration, and `lax.scan` over it."""
+    carry = loop.carried[0] if len(loop.carried) == 1 else "carry"
+    slices = loop.sliced[0].name if len(loop.sliced) == 1 else "slices"
+    yield f"def {loop.name}({carry}, {slices}):"
+    if len(loop.carried) > 1:
+        yield f"    {', '.join(loop.carried)} = carry"
+    if len(loop.sliced) > 1:
+        yield f"    {', '.join(part.name for part in loop.sliced)} = slices"
+    yield from _indented(loop.body)
+    yield f"    return {group(loop.updates)}, {group(loop.yields)}"
+    yield ""
+    wholes = [_slices_first(part) for part in loop.sliced]
+    extent = "" if wholes else f", length={loop.trips}"
+    reverse = ", reverse=True" if loop.reverse else ""
+    targets = [group(names) if names else "_" for names in (loop.results, loop.stacks)]
+    arguments = f"{loop.name}, {group(loop.starts)}, {group(wholes)}{extent}{reverse}"
+    yield f"{', '.join(targets)} = lax.scan({arguments})"
+
+
+def _slices_first(part: Slice) -> str:
+    return part.whole if part.axis == 0 else f"jnp.moveaxis({part.whole}, {part.axis}, 0)"
