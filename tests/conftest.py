@@ -4,6 +4,8 @@ virtual devices for JAX, which are asked for before anything imports it."""
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the expected texts; read the diff after"
     )
+
+
+@pytest.fixture(autouse=True)
+def narrow_numbers() -> Iterator[None]:
+    """A module that computes in f64 makes JAX wide for the whole process: not for the tests that follow."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_x64", False)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mtfc.backends import jax_backend, jax_runtime, numpy_backend
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
-from mtfc.compiler.ir.ops.collectives import KINDS, axes_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.verify import verify
 from mtfc.compiler.pipelines import differentiation, lower, run
@@ -24,6 +24,9 @@ from mtfc.frontend.rules import DeclaredLayout
 Arrays = dict[str, Any]
 
 FILE = "test.mtf"
+
+STEP = 5
+"""The number of the step that is made: not the first, of which some optimizers forget all state."""
 
 
 def diagnose(source: str) -> list[Diagnostic]:
@@ -74,9 +77,9 @@ def communication(
     program = lowered(source, "gradients" if of == "gradients" else "step", layout)
     assert program.mesh is not None
     return [
-        (eqn.op, axes_of(eqn), sum(value.type.local_size(program.mesh) for value in eqn.operands))
+        (KIND_OF[eqn.op], axes_of(eqn), sum(value.type.local_size(program.mesh) for value in eqn.operands))
         for eqn in walk(program.function(of).body)
-        if eqn.op in KINDS
+        if eqn.op in KIND_OF
     ]
 
 
@@ -101,12 +104,16 @@ def _data(function: Function, seed: int, draw: Callable[[Any, tuple[int, ...]], 
     for argument in function.arguments:
         type = argument.value.type
         shape = tuple(dim.size for dim in type.dims)
-        if type.dtype in ("i32", "u32"):
+        if argument.role == "step":
+            found = np.array(STEP)
+        elif type.dtype in ("i32", "u32"):
             found = random.integers(-3, 4, shape)
         elif type.dtype == "bool":
             found = random.integers(0, 2, shape)
         else:
             found = np.asarray(draw(random, shape))
+        if argument.role == "state":
+            found = np.abs(found) + 0.25  # an optimizer may divide by it
         arrays[argument.value.name] = found.astype(numpy_dtype(np, type.dtype))
     return arrays
 
@@ -146,7 +153,7 @@ def call(module: Any, function: Function, arrays: Arrays) -> Arrays:
         outputs = getattr(module, function.name)(params, inputs)
         return whole(module, outputs, module.OUTPUTS[function.name])
     state = module.shard(given.get("state", {}), module.STATE)
-    outputs, params, state = module.train_step(params, state, inputs, 0)
+    outputs, params, state = module.train_step(params, state, inputs, STEP)
     return {
         **whole(module, outputs, module.OUTPUTS["train_step"]),
         **whole(module, params, module.PARAMETERS),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.types import Dim, TensorType
 
 Array = Any
 
@@ -78,8 +80,47 @@ def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
         a.value: jnp.asarray(x) for a, x in zip(function.arguments, arrays, strict=True)
     }
     for eqn in function.body:
-        known[eqn.result] = _result(eqn, [known[value] for value in eqn.operands])
+        operands = [known[value] for value in eqn.operands]
+        known.update(zip(eqn.results, _results(eqn, operands), strict=True))
     return {output.name: known[output.value] for output in function.outputs}
+
+
+def _results(eqn: Equation, operands: list[Array]) -> tuple[Array, ...]:
+    if eqn.regions:
+        return _loop(eqn, operands)
+    return _several(eqn, *operands) if len(eqn.results) > 1 else (_result(eqn, operands),)
+
+
+def _loop(eqn: Equation, operands: list[Array]) -> tuple[Array, ...]:
+    """The region's outputs of every iteration: the last ones of what is carried, all of what is yielded."""
+    (region,) = eqn.regions
+    dim: Dim = eqn.attrs["dim"]  # type: ignore[assignment]
+    given = {a.value.name: x for a, x in zip(region.arguments, operands, strict=True)}
+    axes = {
+        a.value.name: v.type.names.index(dim.name)
+        for a, v in zip(region.arguments, eqn.operands, strict=True)
+        if a.role == "sliced"
+    }
+    rows: dict[int, dict[str, Array]] = {}
+    for i in sorted(range(dim.size), reverse=bool(eqn.attrs["reverse"])):
+        seen = [jnp.take(x, i, axis=axes[name]) if name in axes else x for name, x in given.items()]
+        rows[i] = evaluate(region, seen)
+        given.update({o.updates: rows[i][o.name] for o in region.outputs if o.updates})
+    return tuple(
+        given[output.updates]
+        if output.updates
+        else jnp.stack([rows[i][output.name] for i in range(dim.size)])
+        for output in region.outputs
+    )
+
+
+def _several(eqn: Equation, x: Array) -> tuple[Array, ...]:
+    """The only op with several results, `top_k`: the values of a stable sort of what is to be found, negated."""
+    assert eqn.op == "top_k"
+    axis, k = _axis(eqn, eqn.attrs["dim"].name), eqn.attrs["k"].size
+    order = x.astype(jnp.int64) if x.dtype == jnp.uint32 else x
+    indices = jnp.take(jnp.argsort(-order, axis=axis, stable=True), jnp.arange(k), axis=axis)
+    return jnp.take_along_axis(x, indices, axis=axis), indices.astype(jnp.int32)
 
 
 def _result(eqn: Equation, operands: list[Array]) -> Array:
@@ -147,8 +188,74 @@ def _shift(eqn: Equation, x: Array) -> Array:
     return jnp.where(inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)]), moved, 0)
 
 
+def _window(eqn: Equation, x: Array) -> Array:
+    """Element k of window o is element o * stride + k * dilation of the padded operand."""
+    a, axis = eqn.attrs, _axis(eqn, eqn.attrs["source"].name)
+    outside = [(0, 0)] * x.ndim
+    outside[axis] = (a["before"], a["after"])
+    padded = jnp.pad(x, outside, constant_values=a["value"])
+    places = [
+        [o * a["stride"] + k * a["dilation"] for k in range(a["kernel"].size)] for o in range(a["out"].size)
+    ]
+    return jnp.take(padded, jnp.asarray(places), axis=axis)
+
+
+def _fold(eqn: Equation, x: Array) -> Array:
+    """Every element of the windows added to where it came from."""
+    a, names = eqn.attrs, eqn.operands[0].type.names
+    windows = jnp.moveaxis(x, (names.index(a["out"].name), names.index(a["kernel"].name)), (0, 1))
+    total = jnp.zeros((a["source"].size, *windows.shape[2:]), x.dtype)
+    for o in range(a["out"].size):
+        for k in range(a["kernel"].size):
+            place = o * a["stride"] + k * a["dilation"] - a["before"]
+            total = total.at[place].add(windows[o, k]) if 0 <= place < len(total) else total
+    return jnp.moveaxis(total, 0, eqn.result.type.names.index(a["source"].name))
+
+
 def _one_hot(eqn: Equation, ids: Array) -> Array:
     return ids[..., None] == jnp.arange(eqn.result.type.dims[-1].size).astype(ids.dtype)
+
+
+def _hits(eqn: Equation, ids: Array, names: Sequence[str], dtype: Any) -> Array:
+    """One-hot rows of indices, along the dimension that they point into, aligned with dims `names`."""
+    rows = ids[..., None] == jnp.arange(eqn.attrs["dim"].size).astype(ids.dtype)
+    dims = (*eqn.operands[1].type.dims, eqn.attrs["dim"])
+    aligned = _aligned(rows, Value("rows", TensorType("bool", dims)), Value("", _named(eqn, names)))
+    return aligned.astype(dtype)
+
+
+def _named(eqn: Equation, names: Sequence[str]) -> TensorType:
+    known = {d.name: d for v in (*eqn.operands, *eqn.results) for d in v.type.dims}
+    return TensorType("bool", tuple(known[name] for name in names))
+
+
+def _looked_up(eqn: Equation, x: Array, ids: Array) -> Array:
+    """`gather` and `scatter_add`: everything, where indices hit, summed over what the result lacks."""
+    names = list(
+        dict.fromkeys((*eqn.result.type.names, *eqn.operands[0].type.names, *eqn.operands[1].type.names))
+    )
+    gone = tuple(i for i, name in enumerate(names) if name not in eqn.result.type.names)
+    spread = _aligned(x, eqn.operands[0], Value("", _named(eqn, names)))
+    hits = _hits(eqn, ids, names, jnp.bool_)
+    return jnp.sum(jnp.where(hits, spread, jnp.zeros((), x.dtype)), axis=gone)
+
+
+def _cumsum(eqn: Equation, x: Array) -> Array:
+    """The product with a triangle of ones."""
+    n, axis = eqn.attrs["dim"].size, _axis(eqn, eqn.attrs["dim"].name)
+    ones = jnp.triu(jnp.ones((n, n), x.dtype), int(eqn.attrs["exclusive"]))
+    triangle = ones.T if eqn.attrs["reverse"] else ones
+    return jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ triangle, -1, axis)
+
+
+def _drawn(eqn: Equation, *numbers: Array) -> Array:
+    """The numbers of `jax.random`, drawn in f32."""
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), crc32(eqn.attrs["stream"].encode()))
+    for number in numbers:
+        key = jax.random.fold_in(key, number)
+    if eqn.op == "bernoulli":
+        return jax.random.bernoulli(key, jnp.float32(eqn.attrs["p"]), _shape(eqn))
+    return getattr(jax.random, eqn.op)(key, _shape(eqn), jnp.float32)
 
 
 STRUCTURE: dict[str, Callable[..., Array]] = {
@@ -162,9 +269,16 @@ STRUCTURE: dict[str, Callable[..., Array]] = {
     "slice": _slice,
     "pad": _pad,
     "shift": _shift,
+    "window": _window,
+    "fold": _fold,
     "concat": lambda eqn, *xs: jnp.concatenate(xs, eqn.result.type.names.index(eqn.attrs["target"].name)),
     "constant": lambda eqn: jnp.asarray(eqn.attrs["value"]),
     "full": lambda eqn: jnp.full(_shape(eqn), eqn.attrs["value"]),
     "range": lambda eqn: jnp.arange(eqn.result.type.size),
     "one_hot": _one_hot,
+    "gather": _looked_up,
+    "scatter_add": _looked_up,
+    "cumsum": _cumsum,
+    **dict.fromkeys(("uniform", "normal", "bernoulli"), _drawn),
+    "step_number": lambda eqn: jnp.asarray(0),
 }

@@ -248,3 +248,81 @@ def test_micro_batches_in_bf16_are_reduced_once() -> None:
     }}
     """
     assert communication(source, "step") == [("all_reduce", ("cols",), 16 * 4 + 1)]
+
+
+# Ops that work along a dim: of a split one the shards tell each other little.
+
+
+def along(layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward") -> object:
+    """The same of programs that may use one more dim, `k` of size 2."""
+    source = f"{DIMS}dim k = 2\nlayout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n"
+    return communication(source, of)
+
+
+def test_cumsum_gathers_one_total_of_each_shard() -> None:
+    for options in ("", ", exclusive = true", ", reverse = true"):
+        body = f"y = cumsum(x, over = b{options}); return y"
+        assert along("{ b: cols }", body) == [("all_gather", ("cols",), 8)]
+        assert along("{ a: rows, b: cols }", body) == [("all_gather", ("cols",), 4)]
+        assert along("{ a: cols }", body) == []
+    body = "y = cumsum(x, over = b); z = y * y; return z"
+    assert along("{ b: cols }", body, of="gradients") == [("all_gather", ("cols",), 8)] * 2
+
+
+def test_top_k_gathers_the_best_of_each_shard() -> None:
+    """Their values; of the indices only those that win are added up."""
+    body = "values, indices = top_k(x, b -> k); return values, indices"
+    assert along("{ b: cols }", body) == [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]
+    assert along("{ b: cols, a: rows }", body) == [("all_gather", ("cols",), 8), ("all_reduce", ("cols",), 8)]
+    assert along("{ a: rows }", body) == []
+    loss = "values, indices = top_k(x, b -> k); y = sum(values); return y"
+    assert along("{ b: cols }", loss, of="gradients") == [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]
+
+
+def test_top_k_of_as_many_as_a_shard_holds_gathers_the_dim() -> None:
+    body = "values, indices = top_k(x, b -> c); return values, indices"
+    assert along("{ b: cols }", body) == [("all_gather", ("cols",), 32)]
+
+
+def test_argmax_reduces_a_value_and_a_place() -> None:
+    body = "y = argmax(x, over = b); return y"
+    assert along("{ b: cols }", body) == [("all_reduce", ("cols",), 8)] * 2
+    assert along("{ b: (rows, cols) }", body) == [("all_reduce", ("rows", "cols"), 8)] * 2
+
+
+def test_prod_gathers_one_product_of_each_shard() -> None:
+    assert along("{ b: cols }", "y = prod(x, over = [b]); return y") == [("all_gather", ("cols",), 8)]
+    both = along("{ a: rows, b: cols }", "y = prod(x); return y")
+    assert both == [("all_gather", ("rows",), 1), ("all_gather", ("cols",), 2)]
+
+
+TABLE = "table: [b, c], ids: i32[a]"
+
+
+def test_gather_from_a_split_table_adds_up_what_was_found() -> None:
+    body = "y = gather(table, ids, b); return y"
+    assert along("{ b: cols }", body, TABLE) == [("all_reduce", ("cols",), 32)]
+    assert along("{ a: rows, b: cols }", body, TABLE) == [("all_reduce", ("cols",), 16)]
+    assert along("{ a: rows, c: cols }", body, TABLE) == []
+    scattered = "y = rename(gather(table, ids, b), c -> e); return y"
+    assert along("{ b: cols, e: cols }", scattered, TABLE) == [("reduce_scatter", ("cols",), 32)]
+
+
+def test_a_split_table_is_given_its_gradient_without_communication() -> None:
+    """Each shard adds up what its own rows get; where the indices are split, the table's gradient is reduced."""
+    body = "y = gather(table, ids, b); return y"
+    assert along("{ b: cols }", body, TABLE, "gradients") == [("all_reduce", ("cols",), 32)]
+    assert along("{ a: rows }", body, TABLE, "gradients") == [("all_reduce", ("rows",), 64)]
+
+
+def test_random_numbers_and_positions_are_made_where_they_are_used() -> None:
+    body = "y = x * random.normal([a, b]) * cast(range(b), f32) * one_hot(argmax(x, over = b), b); return y"
+    assert along("{ a: cols, b: rows }", body.replace("argmax(x, over = b)", "range(a)")) == []
+    assert along("{ a: (rows, cols) }", body) == []
+
+
+def test_gradients_of_windows_are_added_up_before_they_are_reduced() -> None:
+    """Channels are gathered for a convolution, and the gradient scattered where it has the size of x, not of its windows."""
+    body = "y = einsum(window(rename(x, b -> f), a -> [a, k], padding = (1, 0)), w -> [a, d]); return y"
+    found = along("{ b: cols, d: cols }", body, "x: [a, b], w: [k, f, d]", "gradients")
+    assert found == [("all_gather", ("cols",), 32), ("reduce_scatter", ("cols",), 128)]

@@ -1,25 +1,36 @@
 """Every diagnostic, as its reader sees it: `diagnostics/CODE_*.test` holds a source, a line `---`, and the text.
 
-`pytest --update-golden` rewrites the texts; the diff is then to be read as a user would.
+Files beside it that the source imports follow it, each after a line `=== NAME.mtf`. `pytest --update-golden` rewrites the texts;
+the diff is then to be read as a user would.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mtfc.compiler.render import render
-from mtfc.frontend import problems
+from mtfc.frontend import library, problems
 from mtfc.frontend.check import check
 
 CASES = sorted((Path(__file__).parent / "diagnostics").glob("*.test"))
 
 
+def diagnosed(source: str) -> str:
+    """What the user is told about the file `case.mtf` and those beside it."""
+    main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
+    files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
+    found = check(main, "case.mtf", neighbour=files.get)
+    library_texts = library.texts(f"{library.SHOWN}{name}.mtf" for name in library.modules())
+    return render(found, files | library_texts)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 def test_text_of_diagnostics(case: Path, update_golden: bool) -> None:
     source, expected = case.read_text("utf-8").split("---\n", 1)
-    actual = render(check(source, "case.mtf"), {"case.mtf": source})
+    actual = diagnosed(source)
     if update_golden:
         case.write_text(f"{source}---\n{actual}", "utf-8")
         return

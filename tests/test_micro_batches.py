@@ -26,9 +26,9 @@ def test_micro_batches_are_one_batch(layout: str) -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal((12, 4)).astype(np.float32)
     w, m = (random.standard_normal((4, 6)).astype(np.float32) for _ in range(2))
-    given = {"w": w, "w.momentum": m}
+    given = {"w": w, "w.velocity": m}
     expected = reference(SOURCE.format(batch=12, accumulate=1), "step", {"x": x, **given})
     parts = {"x": x.reshape(3, 4, 4), **given}
     actual = simulate(SOURCE.format(batch=4, accumulate=3), "step", parts, layout)
-    for name in ("loss", "w", "w.momentum"):
+    for name in ("loss", "w", "w.velocity"):
         np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5, atol=1e-7)

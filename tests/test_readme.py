@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.frontend.calls import NOT_YET
 from tests.documents import ROOT, check_generated, check_sessions
 from tests.harness import lowered
 
@@ -25,11 +24,6 @@ def test_example_is_the_file(update_golden: bool) -> None:
 
 def test_commands_print_what_is_shown(tmp_path: Path, update_golden: bool) -> None:
     check_sessions(README, tmp_path, update_golden)
-
-
-def test_limits_name_what_is_missing() -> None:
-    limits = README.read_text("utf-8").partition("## What it cannot do yet")[2]
-    assert [name for name in NOT_YET if f"`{name}`" not in limits] == []
 
 
 def test_picture_shows_what_is_sent() -> None:

@@ -71,11 +71,11 @@ TABLE_1 = {
 
 # Its last column, memory: x and its likes, h and its likes, parameters. In bytes, with target, gradients and intermediate values.
 MEMORY = {
-    "replicated": "12*batch*io + 12*batch*hidden + 16*io*hidden",
-    "data_parallel": "12*batch*io/all + 12*batch*hidden/all + 16*io*hidden",
-    "model_parallel": "16*batch*io + 8*batch*hidden/all + 16*io*hidden/all",
-    "hybrid": "12*batch*io/rows + 12*batch*hidden/(rows*cols) + 16*io*hidden/cols",
-    "tiled_3d": "12*batch*io/(rows*planes) + 12*batch*hidden/(rows*cols) + 16*io*hidden/(cols*planes)",
+    "replicated": "8*batch*io + 9*batch*hidden + 16*io*hidden",
+    "data_parallel": "8*batch*io/all + 9*batch*hidden/all + 16*io*hidden",
+    "model_parallel": "16*batch*io + 4*batch*hidden/all + 16*io*hidden/all",
+    "hybrid": "12*batch*io/rows + 8*batch*hidden/(rows*cols) + 16*io*hidden/cols",
+    "tiled_3d": "8*batch*io/(rows*planes) + 9*batch*hidden/(rows*cols) + 16*io*hidden/(cols*planes)",
 }
 
 

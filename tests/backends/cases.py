@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import Dim
 from tests.backends.small import DIMS, Case
 
 
@@ -61,6 +64,35 @@ def one(op: str, *inputs: str, **attributes: Any) -> Case:
     return Case(inputs, lambda b, *xs: b(op, *xs, **attributes))
 
 
+def top_k(operand: str, dim: Dim, k: Dim) -> Case:
+    return Case([operand], lambda b, x: b.several("top_k", x, names=("values", "indices"), dim=dim, k=k))
+
+
+def window(operand: str, source: Dim, out: Dim, kernel: Dim, value: Any = 0.0, **numbers: int) -> Case:
+    return one(
+        "window", operand, source=source, out=out, kernel=kernel, value=value, **{**NO_PADDING, **numbers}
+    )
+
+
+def fold(operand: str, source: Dim, out: Dim, kernel: Dim, **numbers: int) -> Case:
+    return one("fold", operand, source=source, out=out, kernel=kernel, **{**NO_PADDING, **numbers})
+
+
+def windows_of_windows(op: str) -> Callable[..., Value]:
+    """Of two dimensions, one after the other; `fold` the other way round."""
+    first = {**NO_PADDING, "source": B, "out": A, "kernel": C, "stride": 2, "before": 1}
+    second = {**NO_PADDING, "source": LONG, "out": LONG, "kernel": FIVE, "before": 2, "after": 2}
+    more: dict[str, Any] = {"value": 0.5} if op == "window" else {}
+    order = (first, second) if op == "window" else (second, first)
+    return lambda b, x: b(op, b(op, x, **order[0], **more), **order[1], **more)
+
+
+def drawn(op: str, dtype: str, b: Any) -> list[Value]:
+    """A tensor and a single number."""
+    return [b(op, dims=dims, stream="noise", dtype=dtype) for dims in ((A, B), ())]
+
+
+NO_PADDING = {"stride": 1, "before": 0, "after": 0, "dilation": 1}
 UNARY = (
     "neg",
     "relu",
@@ -77,7 +109,9 @@ UNARY = (
     "stop_gradient",
 )
 BINARY = ("add", "sub", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne")
-A, B, C, D, M, LONG, SHORT = (DIMS[name] for name in ("a", "b", "c", "d", "m", "long", "short"))
+A, B, C, D, M, FIVE, ONE, LONG, SHORT = (
+    DIMS[name] for name in ("a", "b", "c", "d", "m", "five", "one", "long", "short")
+)
 CASES = {
     **{op: unary(op) for op in UNARY},
     **{op: positive(op) for op in ("log", "sqrt", "rsqrt")},
@@ -138,6 +172,26 @@ CASES = {
     "reshape to merge": one("reshape", "f32 c a", dims=(LONG,)),
     "reshape across": one("reshape", "f32 a b", dims=(M, LONG)),
     "slice": one("slice", "f32 a b", source=B, target=SHORT, start=2, stride=3),
+    "slice block by block": one("slice", "f32 m b", source=B, target=A, start=1, stride=2),
+    "slice across blocks": one("slice", "bool long m", source=LONG, target=A, start=5, stride=1),
+    "slice the end": one("slice", "f32 long m", source=LONG, target=B, start=1, stride=1),
+    "window": window("f32 c b m", B, A, SHORT, stride=2, before=1),
+    "window of the dim itself": window("f32 b m", B, B, C, before=1, after=1),
+    "window with numbers around": window("bf16 c long", LONG, A, M, -1.5, stride=3, before=2, after=3, dilation=2),
+    "window with gaps": window("f32 long m", LONG, A, ONE, stride=3),
+    "window longer than a block": window("f32 m a", A, D, FIVE, 2.0, before=4, after=4, dilation=2),
+    "window across blocks": window("f32 long c", LONG, B, M, 0.5, dilation=2),
+    "window i32": window("i32 b m", B, A, SHORT, 7, stride=2, before=1),
+    "window bool": window("bool b m", B, A, SHORT, True, stride=2, before=1),
+    "windows of windows": Case(["f32 b m long"], windows_of_windows("window")),
+    "fold": fold("f32 c a short", B, A, SHORT, stride=2, before=1),
+    "fold of the dim itself": fold("f32 c b m", B, B, C, before=1, after=1),
+    "fold with gaps": fold("f32 m a one", LONG, A, ONE, stride=3),
+    "fold longer than a block": fold("f64 d m five", A, D, FIVE, before=4, after=4, dilation=2),
+    "fold bf16": attrs.evolve(fold("bf16 a m", LONG, A, M, stride=3, before=2, after=3, dilation=2), tolerance=0.1),
+    "folds of folds": Case(["f32 a c long m five"], windows_of_windows("fold")),
+    "pad across blocks": one("pad", "f32 m b", source=B, target=LONG, before=2, stride=1, value=2.5),
+    "pad in between": one("pad", "f32 m a", source=A, target=LONG, before=1, stride=3, value=0.0),
     "pad": one("pad", "f32 c a", source=A, target=B, before=1, stride=2, value=1.5),
     "pad bf16": one("pad", "bf16 c a", source=A, target=LONG, before=0, stride=1, value=0.0),
     **{
@@ -149,5 +203,36 @@ CASES = {
     "full": one("full", dtype="f32", dims=(A, B), value=0.1),
     "constant": Case([], lambda b: b.constant(7, "i32")),
     "range": one("range", dim=B),
+    "gather": one("gather", "f32 a b", "i32 c d", dim=A),
+    "gather inside": one("gather", "f32 b m c", "i32 d", dim=M),
+    "gather in a batch": one("gather", "f32 b m c", "i32 d c a", dim=M),
+    "gather in a larger batch": one("gather", "f32 m b c", "u32 c b", dim=M),
+    "gather bool": one("gather", "bool m b", "i32 a", dim=M),
+    "gather bf16": one("gather", "bf16 c b", "i32 a", dim=C),
+    "scatter_add": one("scatter_add", "f32 d c b", "i32 d c", dim=A, dims=(A, B)),
+    "scatter_add inside": one("scatter_add", "f32 d b c", "i32 d", dim=M, dims=(B, M, C)),
+    "scatter_add in a batch": one("scatter_add", "i32 d c a b", "i32 d c a", dim=M, dims=(B, M, C)),
+    "scatter_add bf16": attrs.evolve(
+        one("scatter_add", "bf16 b a", "u32 b a", dim=M, dims=(A, M)), tolerance=0.1
+    ),
+    "cumsum": one("cumsum", "f32 b a c", dim=A, exclusive=False, reverse=False),
+    "cumsum exclusive": one("cumsum", "f32 b a", dim=B, exclusive=True, reverse=False),
+    "cumsum reverse": one("cumsum", "i32 b a", dim=B, exclusive=False, reverse=True),
+    "cumsum exclusive reverse": one("cumsum", "f64 a b", dim=B, exclusive=True, reverse=True),
+    "cumsum bf16": attrs.evolve(
+        one("cumsum", "bf16 a b", dim=B, exclusive=False, reverse=False), tolerance=0.1
+    ),
+    **{f"top_k {dtype}": top_k(f"{dtype} a b c", B, M) for dtype in ("f32", "i32", "u32", "bf16")},
+    "top_k last": top_k("f32 a b", B, SHORT),
+    "top_k all": top_k("f64 b a", A, D),
+    **{
+        f"{op} {dtype}": Case([], partial(drawn, op, dtype))
+        for op in ("uniform", "normal")
+        for dtype in ("f32", "f64", "bf16", "f16")
+    },
+    "bernoulli": Case([], lambda b: b("bernoulli", dims=(B, A, C), stream="mask", p=0.3)),
+    "bernoulli in a loop": Case(
+        ["i32"], lambda b, i: b("bernoulli", b("step_number"), i, dims=(A, B), stream="mask", p=0.9)
+    ),
     "one_hot": one("one_hot", "i32 a c", dim=B, dtype="f32"),
 }  # fmt: skip

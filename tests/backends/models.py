@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import (
     Argument,
     Function,
     Initializer,
-    OptimizerCall,
     Output,
     Parameter,
     Program,
     Training,
+    Update,
     Value,
 )
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.frontend.ast import TrainDecl
+from mtfc.frontend.modules import Loader, all_of, no_neighbour
+from mtfc.frontend.optimizers import find_optimizer
+from mtfc.frontend.parser import parse
+from mtfc.frontend.scope import Reports
+from mtfc.frontend.updates import elaborate_updates
 from tests import oracle
 
 SIZES = {"a": 8, "b": 16, "c": 4, "d": 8, "e": 4, "f": 16, "g": 2, "h": 64, "i": 32}
@@ -57,7 +64,7 @@ def layout(**rules: str) -> Layout:
     return Layout("main", Rules(axes))
 
 
-def two_layer(optimizer: OptimizerCall) -> Program:
+def two_layer(optimizer: str) -> Program:
     """The paper's section 8 in small: x [a, b], w [b, h], bias [h], v [h, b]; the loss is a mean of squares."""
     values = [
         argument(name, type)
@@ -75,7 +82,20 @@ def two_layer(optimizer: OptimizerCall) -> Program:
     forward = Function("forward", arguments, tuple(b.body), (Output("y", y), Output("loss", loss)))
     normal = Initializer("normal", (("stddev", 0.1),))
     parameters = tuple(Parameter(value.name, value.type, normal) for value in (w, bias, v))
-    return Program("two_layer", DIMS, parameters, (forward,), Training("loss", optimizer))
+    return Program(
+        "two_layer", DIMS, parameters, (forward,), Training("loss", updates(optimizer, parameters))
+    )
+
+
+def updates(optimizer: str, parameters: Iterable[Parameter]) -> tuple[Update, ...]:
+    """How an optimizer, called as a `train` block does, updates the parameters."""
+    loader = Loader(Reports(Diagnostics()), no_neighbour)
+    text = f"train m {{ minimize x; optimizer = {optimizer} }}"
+    file = parse(text, "train.mtf", loader.reports.diagnostics)
+    scope, (block,) = loader.main(file, {}), all_of(file, TrainDecl)
+    found = find_optimizer(block.optimizer, scope, loader.library("optimizers"))
+    types = {parameter.name: parameter.type for parameter in parameters}
+    return elaborate_updates(found, types, scope)
 
 
 def data(program: Program, seed: int = 0) -> dict[str, Any]:

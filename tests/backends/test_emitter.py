@@ -13,7 +13,7 @@ from mtfc.backends.emitter import WIDTH, Emitter, fold, layout_text
 from mtfc.backends.numpy_backend import dialect, generate, load
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, OptimizerCall, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Value
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.pipelines import lower
 from tests.backends import models
@@ -89,8 +89,9 @@ def test_comments_name_the_line_and_the_stage_once() -> None:
     builder.span, builder.stage = Span("f.mtf", 2, 1, 2, 9), "backward"
     builder("mul", y, y)
     function = Function("forward", (Argument(x, "input"),), tuple(builder.body), ())
-    body = list(Emitter(dialect(SINGLE, False)).body(function))
-    assert [line for line in body if line.startswith("#")] == ["# line 3", "# line 2, backward"]
+    lines = Emitter(dialect(SINGLE, False)).function(function, "forward", "Computes nothing.").splitlines()
+    comments = [line.strip() for line in lines if line.strip().startswith("#")]
+    assert comments == ["# line 3", "# line 2, backward"]
 
 
 def test_layouts_read_as_partition_specs_do() -> None:
@@ -126,7 +127,7 @@ def test_a_module_of_many_values_keeps_to_the_width() -> None:
 
 
 def test_text_grows_with_the_program_and_not_with_the_mesh() -> None:
-    program = models.two_layer(OptimizerCall("sgd", (("learning_rate", 0.1),)))
+    program = models.two_layer("sgd(0.1)")
     texts = [
         generate(lower(program, Mesh("grid", (("rows", n), ("cols", 2))), models.layout(a="rows", h="cols")))
         for n in (2, 4, 8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import Disagreement, Shards, assemble, distribute, interpret, processors
 from mtfc.compiler import pipelines
-from mtfc.compiler.ir.core import Equation, OptimizerCall, Program, Value
+from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.types import Rules, TensorType
 from tests import oracle
 from tests.backends import models
@@ -88,7 +88,7 @@ def test_no_pass_changes_what_a_program_means(rules: dict[str, str], of: str) ->
     optimizer = Rules() if "b" in rules or "rows" in rules.get("h", "") else models.layout(b="rows").rules
     layout = attrs.evolve(models.layout(**rules), optimizer=optimizer)
     program = attrs.evolve(
-        models.two_layer(OptimizerCall("momentum", (("learning_rate", 0.25), ("momentum", 0.5)))),
+        models.two_layer("momentum(0.25, momentum = 0.5)"),
         mesh=models.GRID,
         layout=layout,
     )

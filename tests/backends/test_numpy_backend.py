@@ -19,7 +19,7 @@ from mtfc.backends.interpreter import Shards, assemble, interpret, processors
 from mtfc.backends.numpy_backend import generate, load
 from mtfc.compiler.analysis.cost import charges, total
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.ir.core import Argument, Equation, Function, OptimizerCall, Output, Program, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import OPS, collectives
 from mtfc.compiler.ir.types import Layout, Mesh, TensorType
 from mtfc.compiler.pipelines import lower
@@ -175,12 +175,11 @@ def test_extrema_of_truth_values_can_be_pending() -> None:
         {"b": "rows"},
     ],
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("optimizer", ["sgd(0.25)", "momentum(0.25, momentum = 0.5)", "adafactor(0.25)"])
 def test_training_is_the_same_under_every_layout(rules: dict[str, str], optimizer: str) -> None:
     """Parameters, state and losses of four steps, against the same steps of the reference; and what is
     sent."""
-    hyper = (("learning_rate", 0.25), ("momentum", 0.5))[: 1 if optimizer == "sgd" else 2]
-    program = models.two_layer(OptimizerCall(optimizer, hyper))
+    program = models.two_layer(optimizer)
     whole, local = (lower(program, None, None), lower(program, models.GRID, models.layout(**rules)))
     module, inputs = load(generate(local)), models.data(program)
     params = module.init(seed=3)
@@ -206,7 +205,7 @@ def test_training_is_the_same_under_every_layout(rules: dict[str, str], optimize
 
 
 def test_initial_values_do_not_depend_on_the_layout() -> None:
-    program = models.two_layer(OptimizerCall("sgd", (("learning_rate", 0.1),)))
+    program = models.two_layer("sgd(0.1)")
     drawn = []
     for rules in ({}, {"a": "rows", "h": "cols"}, {"b": "cols rows"}):
         module = load(generate(lower(program, models.GRID, models.layout(**rules))))
@@ -252,7 +251,7 @@ def test_a_checked_module_tells_equal_numbers_of_different_bits_apart() -> None:
 
 
 def test_the_module_runs_without_mtfc(tmp_path: Path) -> None:
-    program = models.two_layer(OptimizerCall("sgd", (("learning_rate", 0.1),)))
+    program = models.two_layer("sgd(0.1)")
     source = generate(lower(program, models.GRID, models.layout(a="rows", h="cols")))
     script = tmp_path / "program.py"
     script.write_text(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import Mtfc
 
@@ -65,3 +68,47 @@ def test_a_layout_of_the_command_line(mtfc: Mtfc) -> None:
     bad = mtfc("check", "model.mtf", "--mesh", "rows:4", "--layout", "batch:rows;io:rows")
     assert bad.status == 1
     assert "error[E301]" in bad.err
+
+
+def test_imported_files_are_those_beside_the_file(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "net.mtf").write_text(
+        "import own\ndim d = 2\nmodel m(x: [d]) { y = own.f(x); return y }\n"
+    )
+    (folder / "own.mtf").write_text("fn g(x: [...]) -> [...] { return x }\n")
+    outcome = mtfc("check", "sub/net.mtf")
+    assert (outcome.status, "error[E119]" in outcome.err) == (1, True)
+    (folder / "sub" / "own.mtf").write_text("fn f(x: [...]) -> [...] {\n  return x + missing\n}\n")
+    outcome = mtfc("check", "sub/net.mtf", "--format", "json")
+    (found,) = outcome.json
+    assert (found["code"], found["file"], found["line"]) == ("E101", "sub/own.mtf", 2)
+    assert [(label["file"], label["line"]) for label in found["labels"]] == [("sub/net.mtf", 3)]
+    text = mtfc("check", "sub/net.mtf").err
+    assert "2 |   return x + missing" in text and "3 | model m(x: [d])" in text
+
+
+def test_imports_of_standard_input_are_in_the_current_folder(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "own.mtf").write_text("fn f(x: [...]) -> [...] { return x }\n")
+    text = b"import own\nimport nn\ndim d = 2\nmodel m(x: [d]) { y = nn.gelu(own.f(x)); return y }\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert mtfc("check", "-").out == "<stdin>: no errors\n"
+
+
+def test_an_imported_file_that_is_no_text(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "own.mtf").write_bytes(b"\xff")
+    (folder / "net.mtf").write_text("import own\ndim d = own.size\n")
+    outcome = mtfc("check", "net.mtf")
+    assert (outcome.status, outcome.err.count("error[")) == (1, 1)
+    assert "error[E013]" in outcome.err
+
+
+def test_errors_in_the_library_show_its_lines(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "net.mtf").write_text(
+        "import nn\ndim d = 2\nmodel m(x: [d]) { y = nn.dropout(x, 2.0); return y }\n"
+    )
+    text = mtfc("check", "net.mtf").err
+    assert "--> mtfc/std/nn.mtf:" in text
+    assert "random.bernoulli([...]" in text
+    assert "in this call of `nn.dropout`" in text

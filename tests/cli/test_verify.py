@@ -28,6 +28,14 @@ def test_all_layouts_on_both_backends(mtfc: Mtfc) -> None:
         )
 
 
+def test_in_f64_hardly_anything_is_rounded(mtfc: Mtfc) -> None:
+    outcome = mtfc("verify", "model.mtf", "--dtype", "f64", "--format", "json")
+    assert outcome.status == 0
+    assert outcome.json["tolerance"] == 1e-6
+    for case in outcome.json["cases"]:
+        assert max(case["gradients"].values()) < 1e-12
+
+
 def test_text(mtfc: Mtfc) -> None:
     outcome = mtfc("verify", "model.mtf", "--layout", "both", "--backend", "numpy")
     assert outcome.status == 0

@@ -61,7 +61,7 @@ def tuples(of: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.Sear
 
 @cache
 def dim_lists() -> st.SearchStrategy[ast.DimList]:
-    return st.builds(ast.DimList, st.just(HERE), tuples(names() | st.just(ast.Ellipsis(HERE))))
+    return st.builds(ast.DimList, st.just(HERE), tuples(dotted() | st.just(ast.Ellipsis(HERE))))
 
 
 @cache
@@ -90,9 +90,9 @@ def _compound(parts: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Expr]
 def calls(draw: st.DrawFn, parts: st.SearchStrategy[ast.Expr]) -> ast.Call:
     here = st.just(HERE)
     values = parts | dim_lists() | st.builds(ast.Tuple, here, tuples(parts, 2))
-    arguments = values | st.builds(ast.Arrow, here, parts, names() | dim_lists())
+    arguments = values | st.builds(ast.Arrow, here, parts, dotted() | dim_lists())
     keywords = draw(tuples(st.builds(ast.Keyword, here, names(), values)))
-    bindings = st.builds(ast.DimBinding, here, names(), names())
+    bindings = st.builds(ast.DimBinding, here, names(), dotted())
     return ast.Call(
         HERE,
         draw(dotted()),
@@ -106,7 +106,7 @@ def calls(draw: st.DrawFn, parts: st.SearchStrategy[ast.Expr]) -> ast.Call:
 @cache
 def types() -> st.SearchStrategy[ast.Type]:
     return st.builds(
-        ast.Type, st.just(HERE), st.none() | names(), tuples(names() | st.just(ast.Ellipsis(HERE)))
+        ast.Type, st.just(HERE), st.none() | names(), tuples(dotted() | st.just(ast.Ellipsis(HERE)))
     )
 
 
@@ -119,12 +119,14 @@ def statements() -> st.SearchStrategy[ast.Statement]:
         | st.builds(ast.State, here, names(), expressions())
         | st.builds(ast.Return, here, tuples(expressions(), 1))
         | st.builds(ast.Yield, here, names(), expressions())
+        | st.builds(ast.DimDecl, here, names(), expressions())
     )
+    slices = st.builds(ast.Slice, here, names(), expressions())
     return st.recursive(
         simple,
         lambda inner: (
-            st.builds(ast.Repeat, here, names(), st.booleans(), tuples(inner))
-            | st.builds(ast.Scan, here, names(), expressions(), names(), tuples(inner))
+            st.builds(ast.Repeat, here, dotted(), st.booleans(), tuples(slices, 0, 2), tuples(inner))
+            | st.builds(ast.Scan, here, tuples(slices, 1, 2), dotted(), tuples(inner))
         ),
         max_leaves=4,
     )
@@ -132,7 +134,7 @@ def statements() -> st.SearchStrategy[ast.Statement]:
 
 @cache
 def rules() -> st.SearchStrategy[tuple[ast.LayoutRule, ...]]:
-    return tuples(st.builds(ast.LayoutRule, st.just(HERE), names(), tuples(names(), 1)))
+    return tuples(st.builds(ast.LayoutRule, st.just(HERE), dotted(), tuples(names(), 1)))
 
 
 @cache
@@ -162,7 +164,9 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
         )
         | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)
         | st.builds(ast.FnDecl, here, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)
-        | st.builds(ast.OptimizerDecl, here, names(), tuples(fn_args), tuples(names()), body)
+        | st.builds(
+            ast.OptimizerDecl, here, names(), tuples(fn_args), names(), st.none() | types(), names(), body
+        )
         | st.builds(
             ast.TrainDecl, here, names(), *settings, st.none() | expressions(), st.none() | expressions()
         )

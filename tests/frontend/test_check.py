@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import mtfc.frontend
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.verify import verify
 from mtfc.compiler.render import render
 from mtfc.frontend.check import check
@@ -68,7 +68,7 @@ def spans(diagnostic: Diagnostic) -> list[Span]:
 def verified(program: Program, source: str) -> None:
     verify(program, "global")
     for function in program.functions:
-        assert all(eqn.span and inside(eqn.span, source) for eqn in function.body)
+        assert all(eqn.span and inside(eqn.span, source) for eqn in walk(function.body))
         assert all(argument.span and inside(argument.span, source) for argument in function.arguments)
 
 

@@ -263,10 +263,11 @@ def test_training_is_complete() -> None:
     training = program.training
     assert training is not None
     assert training.minimize == "loss"
-    assert (training.optimizer.name, dict(training.optimizer.hyper)) == (
-        "momentum",
-        {"learning_rate": 0.002, "momentum": 0.9},
-    )
+    assert [(update.parameters, update.function.name) for update in training.updates] == [
+        (("w", "b"), "momentum")
+    ]
+    numbers = {eqn.attrs["value"] for eqn in training.updates[0].function.body if eqn.op == "constant"}
+    assert numbers == {0.002, 0.9}
     assert (training.precision, training.clip, training.accumulate) == (("f32", "bf16"), 1, 4)
     initial = {
         parameter.name: (parameter.init.name, dict(parameter.init.args)) for parameter in program.parameters

@@ -19,6 +19,7 @@ from mtfc.compiler.render import render
 from mtfc.frontend import ast, dump, problems, tables
 from mtfc.frontend.parser import parse
 from mtfc.frontend.source import decode
+from mtfc.frontend.traverse import children
 from tests.frontend.strategies import bodies, chains, disguised, files, junk
 from tests.frontend.writing import source
 
@@ -62,7 +63,7 @@ def expression(text: str) -> ast.Expr:
 def nodes(tree: ast.Node) -> list[ast.Node]:
     found = [tree]
     for node in found:
-        found.extend(ast.children(node))
+        found.extend(children(node))
     return found
 
 
@@ -198,7 +199,7 @@ def test_spans_cover_the_text_of_their_nodes() -> None:
 @given(files())
 def test_children_stand_inside_their_parents(tree: ast.File) -> None:
     for node in nodes(valid(source(tree))):
-        for child in ast.children(node):
+        for child in children(node):
             assert (node.span.line, node.span.column) <= (child.span.line, child.span.column)
             assert (child.span.end_line, child.span.end_column) <= (node.span.end_line, node.span.end_column)
 

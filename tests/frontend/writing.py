@@ -125,13 +125,20 @@ def _(node: ast.Yield) -> str:
 
 
 @source.register
+def _(node: ast.Slice) -> str:
+    return f"{source(node.name)} = {source(node.source)}"
+
+
+@source.register
 def _(node: ast.Repeat) -> str:
-    return f"repeat {source(node.dim)} {'checkpoint ' if node.checkpoint else ''}{block(node.body)}"
+    checkpoint = "checkpoint " if node.checkpoint else ""
+    slices = f"with {listed(node.slices)} " if node.slices else ""
+    return f"repeat {source(node.dim)} {checkpoint}{slices}{block(node.body)}"
 
 
 @source.register
 def _(node: ast.Scan) -> str:
-    return f"scan {source(node.element)} = {source(node.source)} along {source(node.dim)} {block(node.body)}"
+    return f"scan {listed(node.slices)} along {source(node.dim)} {block(node.body)}"
 
 
 # Declarations
@@ -208,9 +215,9 @@ def _(node: ast.FnArg) -> str:
 
 @source.register
 def _(node: ast.OptimizerDecl) -> str:
-    return (
-        f"optimizer {source(node.name)}({listed(node.hypers)}) ({listed(node.operands)}) {block(node.body)}"
-    )
+    pattern = f": {source(node.pattern)}" if node.pattern else ""
+    operands = f"{source(node.parameter)}{pattern}, {source(node.gradient)}"
+    return f"optimizer {source(node.name)}({listed(node.hypers)}) ({operands}) {block(node.body)}"
 
 
 @source.register

@@ -9,19 +9,19 @@ import attrs
 from hypothesis import strategies as st
 
 from tests.generators.operands import (
-    Term,
     argument,
     joint_dims,
     joint_grain,
-    literal,
     number,
     operand,
     partner,
     real_operand,
+    scalar,
     sharp_operand,
     total_grain,
 )
-from tests.generators.scope import Scope, tame
+from tests.generators.scope import Scope
+from tests.generators.terms import Term, tame
 
 FOURTHS = Term("0.25", (), "f32", 0.25, 2)
 
@@ -58,7 +58,7 @@ def linear(draw: Any, scope: Scope) -> Term:
         return attrs.evolve(x, text=f"stop_gradient({x.text})")
     if kind == "divide" and x.dtype != "i32":
         return attrs.evolve(x, text=f"{x.operand} / 4.0", bound=x.bound / 4, grain=total_grain(x, FOURTHS))
-    factor = literal(draw, x)
+    factor = scalar(draw, scope, x)
     text = draw(st.sampled_from((f"{x.operand} * {factor.text}", f"{factor.text} * {x.operand}")))
     return attrs.evolve(x, text=text, bound=x.bound * factor.bound, grain=total_grain(x, factor))
 

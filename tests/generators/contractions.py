@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mtfc.compiler.ir.types import Dim
 from tests.generators.componentwise import condition
 from tests.generators.operands import (
-    Term,
     argument,
     joint_grain,
     literal,
@@ -21,17 +20,14 @@ from tests.generators.operands import (
     sharp_operand,
     total_grain,
 )
-from tests.generators.scope import MAX_ELEMENTS, Scope, dims_text, tame
+from tests.generators.scope import MAX_ELEMENTS, Scope
+from tests.generators.terms import Term, dims_text, tame, volume
 
 MAX_ITERATIONS = 6000
 
 
 def subset(draw: Any, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(dim for dim in dims if draw(st.booleans()))
-
-
-def volume(dims: Any) -> int:
-    return prod(dim.size for dim in dims)
 
 
 def einsum(draw: Any, scope: Scope) -> Term:

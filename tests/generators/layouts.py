@@ -50,10 +50,12 @@ def injective(shape: Shape, splits: Splits) -> bool:
 
 
 @st.composite
-def rules(draw: Any, mesh: Mesh, dims: Sequence[Dim], shapes: Iterable[Shape], base: Splits) -> Splits:
+def rules(
+    draw: Any, mesh: Mesh, dims: Sequence[Dim], shapes: Iterable[Shape], base: Splits, keen: bool = False
+) -> Splits:
     """Splits for some of the dims that, together with `base`, are injective on every shape.
 
-    One axis is popular: dims that meet in no tensor often share it.
+    One axis is popular: dims that meet in no tensor often share it, and always if they are `keen` on it.
     """
     chosen: Splits = {}
     popular = (draw(st.sampled_from(mesh.names)),)
@@ -61,7 +63,11 @@ def rules(draw: Any, mesh: Mesh, dims: Sequence[Dim], shapes: Iterable[Shape], b
         options = splits_of(dim.size, mesh)[1:]
         if not options or draw(st.integers(0, 5)) == 0:
             continue
-        axes = popular if popular in options and draw(st.booleans()) else draw(st.sampled_from(options))
+        axes = (
+            popular
+            if popular in options and (keen or draw(st.booleans()))
+            else draw(st.sampled_from(options))
+        )
         if all(injective(shape, {**base, **chosen, dim.name: axes}) for shape in shapes if dim in shape):
             chosen[dim.name] = axes
     return chosen
@@ -74,28 +80,32 @@ def legal_layouts(
     """A layout that is legal for every tensor of a program.
 
     `values` holds the shapes that each name has, `parameters` those of the parameters. Dims that are summed away come first
-    as often as not: splitting those is what leaves sums pending.
+    more often than not: splitting those is what leaves sums pending.
     """
-    mesh, shapes = scope.mesh, tuple(scope.shapes)
-    order = draw(st.permutations(tuple(dict.fromkeys(dim for shape in shapes for dim in shape))))
-    if draw(st.booleans()):
-        order = sorted(order, key=lambda dim: dim not in scope.reduced)
-    computed = draw(rules(mesh, order, shapes, {}))
+    mesh, shapes = scope.mesh, tuple(scope.facts.shapes)
+    used = dict.fromkeys(dim for shape in shapes for dim in shape)
+    order = draw(st.permutations(tuple(dim for dim in used if dim in scope.dims)))
+    if draw(st.integers(0, 3)) < 3:
+        order = sorted(order, key=lambda dim: dim not in scope.facts.reduced)
+    if scope.options.spatial:
+        order = sorted(order, key=lambda dim: dim not in scope.slid)
+    computed = draw(rules(mesh, order, shapes, {}, scope.options.spatial))
     params: Splits = {}
     optimizer: Splits = {}
     if parameters and draw(st.booleans()):
-        stored = tuple(dict.fromkeys(dim for shape in parameters for dim in shape))
+        stored = tuple(dict.fromkeys(dim for shape in parameters for dim in shape if dim in scope.dims))
         params = draw(rules(mesh, stored, parameters, computed))
         optimizer = draw(rules(mesh, stored, parameters, {**computed, **params}))
-    return LayoutText(name, computed, params, optimizer, draw(value_rules(mesh, values)))
+    return LayoutText(name, computed, params, optimizer, draw(value_rules(scope, values)))
 
 
 @st.composite
-def value_rules(draw: Any, mesh: Mesh, values: dict[str, list[Shape]]) -> dict[str, Splits]:
-    """Rules of their own for up to two values."""
+def value_rules(draw: Any, scope: Scope, values: dict[str, list[Shape]]) -> dict[str, Splits]:
+    """Rules of their own for up to two values, for the dims that the file declares."""
     chosen: dict[str, Splits] = {}
     for _ in range(draw(st.sampled_from((0, 0, 1, 2))) if values else 0):
         name = draw(st.sampled_from(sorted(values)))
-        common = [dim for dim in values[name][0] if all(dim in shape for shape in values[name])]
-        chosen[name] = draw(rules(mesh, common, values[name], {}))
+        common = set(scope.dims).intersection(*values[name])
+        order = [dim for dim in values[name][0] if dim in common]
+        chosen[name] = draw(rules(scope.mesh, order, values[name], {}))
     return chosen

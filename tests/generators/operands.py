@@ -9,14 +9,15 @@ import attrs
 from hypothesis import strategies as st
 
 from mtfc.compiler.ir.types import Dim
-from tests.generators.scope import MAX_DEPTH, Scope, Term, dims_text, tame
+from tests.generators.scope import MAX_DEPTH, Scope
+from tests.generators.terms import Term, dims_text, tame
 
 Wanted = Callable[[Term], bool]
 
 
 def operand(draw: Any, scope: Scope, wanted: Wanted) -> Term | None:
     """A term that fits, or None when there is none: mostly a variable, often a new one, sometimes a nested expression."""
-    from tests.generators.programs import expression
+    from tests.generators.features import expression
 
     if scope.depth < MAX_DEPTH and draw(st.integers(0, 4)) == 4:
         scope.depth += 1
@@ -71,6 +72,18 @@ def argument(term: Term) -> str:
     return f"cast({term.text}, {term.dtype})" if is_literal else term.text
 
 
+def scalar(draw: Any, scope: Scope, like: Term) -> Term:
+    """A number for arithmetic with `like`: a literal, an argument that is a number, or computed from the size of a dim."""
+    if like.dtype == "i32" or draw(st.integers(0, 3)) < 3:
+        return literal(draw, like)
+    dim = draw(st.sampled_from(scope.dims))
+    sizes = (
+        Term(f"rsqrt({dim.name})", (), like.dtype, 1.0, None),
+        Term(f"(1 / {dim.name})", (), like.dtype, 1.0, None),
+    )
+    return draw(st.sampled_from((*scope.numbers, *sizes)))  # type: ignore[no-any-return]
+
+
 def literal(draw: Any, like: Term) -> Term:
     """A scalar literal for arithmetic with `like`."""
     if like.dtype == "i32":
@@ -84,7 +97,8 @@ def partner(draw: Any, scope: Scope, x: Term, wanted: Wanted) -> Term:
     """A second operand for a component-wise op: its dims include those of `x` or are among them."""
     kind = draw(st.sampled_from(("fitting", "fitting", "reduced", "literal")))
     if kind == "literal":
-        return literal(draw, x)
+        found = scalar(draw, scope, x)
+        return found if wanted(found) else literal(draw, x)
     same_dtype: Wanted = lambda t: t.dtype == x.dtype and wanted(t)  # noqa: E731
     if kind == "reduced" and (y := operand(draw, scope, same_dtype)):
         y = reduced_to(draw, scope, y, x.dims)

@@ -1,83 +1,26 @@
-"""What is known about a program while it is being generated.
-
-Every expression comes with its dims, its dtype and a bound on its values, so that a generator can stay inside the type rules and
-inside numbers that floating point handles well. It also knows whether the values are *exact*: inputs are small multiples of 1/4,
-and sums and products of such numbers carry no rounding as long as they fit in the significand. Ops that jump (a comparison, the
-gradient of relu) are applied to exact values alone: there no order of summation can tip them.
-"""
+"""What is known about a program, and about the place in it that is being written, while it is being generated."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from math import ceil, log2, prod
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 from hypothesis import strategies as st
 
 from mtfc.compiler.ir.types import Dim, Mesh
+from tests.generators.statements import Assign, Block, Call, Param, Seen, Statement, Variable
+from tests.generators.terms import Shape, Term
+
+if TYPE_CHECKING:
+    from tests.generators.functions import Known
 
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]
 
-SIGNIFICAND_BITS = 23
 MAX_ELEMENTS = 1500
 MAX_DEPTH = 2
-
-
-@attrs.frozen
-class Term:
-    """An expression: its text, type, a bound on its absolute values, and their grain.
-
-    grain: the values are multiples of 2**-grain, exactly; None once they are rounded.
-    """
-
-    text: str
-    dims: tuple[Dim, ...]
-    dtype: str
-    bound: float = 1.0
-    grain: int | None = 0
-
-    def __attrs_post_init__(self) -> None:
-        if (
-            self.dtype != "i32"
-            and self.grain is not None
-            and self.bound * 2.0**self.grain >= 2.0**SIGNIFICAND_BITS
-        ):
-            object.__setattr__(self, "grain", None)
-
-    @property
-    def operand(self) -> str:
-        """The text as an operand of an operator."""
-        atom = self.text.isidentifier() or self.text.replace(".", "").isdigit() or _is_call(self.text)
-        return self.text if atom else f"({self.text})"
-
-    @property
-    def exact(self) -> bool:
-        return self.grain is not None
-
-    @property
-    def size(self) -> int:
-        return prod(dim.size for dim in self.dims)
-
-    def rounded(self, text: str, bound: float) -> Term:
-        return attrs.evolve(self, text=text, bound=bound, grain=None)
-
-
-def _is_call(text: str) -> bool:
-    """Whether the text is one call or parenthesis: `f(a) + g(b)` is not."""
-    if not text.endswith(")"):
-        return False
-    depth = 0
-    for i, character in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth == 0 and character == ")":
-            return i == len(text) - 1 and text[: text.index("(")].replace("_", "").isalnum()
-    return False
-
-
-def dims_text(dims: Sequence[Dim]) -> str:
-    return "[" + ", ".join(dim.name for dim in dims) + "]"
 
 
 @attrs.frozen
@@ -86,35 +29,56 @@ class Options:
 
     reals: dtypes of floating-point inputs. rough: whether some compute in bf16. slopes: whether every gradient must be the
     slope of what is computed, which `stop_gradient` and a cast to fewer bits are made to avoid. constants: whether tensors may
-    be made of nothing, so that a compiler can compute with them. statements, layouts: how many at most.
+    be made of nothing, so that a compiler can compute with them. spatial: whether ops that work along a dimension are to
+    prevail. structured: whether there are to be many loops and functions. counted: whether outer loops are to go along a dim that
+    nothing else depends on. statements, layouts: how many at most.
     """
 
     reals: tuple[str, ...] = ("f32", "f64")
     rough: bool = True
     slopes: bool = False
     constants: bool = True
-    statements: int = 10
-    layouts: int = 3
+    spatial: bool = False
+    structured: bool = False
+    counted: bool = False
+    statements: int = 8
+    layouts: int = 2
 
 
 @attrs.define
 class Scope:
-    """A program under construction.
+    """A block of statements under construction, and what can be used in it.
 
-    real: the dtype of floating-point inputs. shapes: the dims of every tensor so far. reduced: dims that
-    something was summed over. history: the dims of every value that a
-    name was ever bound to. kinks: whether ops that jump may be used. depth: how deeply nested the present expression is.
+    real: the dtype of floating-point inputs. kinks: whether ops that jump may be used. family: number of the family of features
+    to draw from. dims: those that may be named. functions, calls: of the whole program. fixed: the dims of the file that a
+    function may name. numbers: arguments that are no tensors. has_rest: whether tensors may have dims that `...` stands for.
+    own: the variables that this block has bound, and may bind to anything else. carried: those that its loop carries, and so
+    keep their type. loops: the dims of the loops around, stacked: of those along which parameters are stacked. inside: how many
+    functions the block is in. long: terms with the dim of loops that are counted. depth: how deeply nested the present
+    expression is.
     """
 
     mesh: Mesh
     real: str
     kinks: bool
+    family: int
     options: Options
     dims: list[Dim]
+    functions: list[Known] = attrs.field(factory=list)
+    calls: dict[str, Call] = attrs.field(factory=dict)
+    fixed: Shape = ()
+    numbers: tuple[Term, ...] = ()
+    has_rest: bool = False
     variables: dict[str, Term] = attrs.field(factory=dict)
-    shapes: dict[tuple[Dim, ...], None] = attrs.field(factory=dict)
-    reduced: set[Dim] = attrs.field(factory=set)
-    history: dict[str, list[tuple[Dim, ...]]] = attrs.field(factory=dict)
+    own: set[str] = attrs.field(factory=set)
+    carried: set[str] = attrs.field(factory=set)
+    block: Block = attrs.field(factory=Block)
+    facts: Seen = attrs.field(factory=Seen)
+    names: Counter[str] = attrs.field(factory=Counter)
+    loops: Shape = ()
+    stacked: Shape = ()
+    inside: int = 0
+    long: list[Term] = attrs.field(factory=list)
     depth: int = 0
 
     @property
@@ -122,21 +86,62 @@ class Scope:
         """The variables, newest first."""
         return list(reversed(self.variables.values()))
 
+    @property
+    def slid(self) -> set[Dim]:
+        return self.facts.slid
+
+    def fresh(self, prefix: str) -> str:
+        """A name that this body has nowhere else: `h0`, `h1` ..."""
+        self.names[prefix] += 1
+        return f"{prefix}{self.names[prefix] - 1}"
+
     def bind(self, name: str, term: Term) -> Term:
         """Make `name` stand for the value of `term`."""
         self.variables.pop(name, None)
-        self.history.setdefault(name, []).append(term.dims)
         self.variables[name] = attrs.evolve(term, text=name, grain=term.grain if self.kinks else None)
+        if name not in self.carried:
+            self.own.add(name)
         return self.variables[name]
+
+    def carry(self, name: str, term: Term) -> None:
+        """Bind what the loop that this is the body of carries."""
+        self.carried.add(name)
+        self.bind(name, term)
+
+    def append(self, statement: Statement) -> None:
+        self.block.statements.append(statement)
+
+    def assign(self, name: str, term: Term) -> Term:
+        """The statement `name = term`, and what can be used from then on."""
+        self.append(Assign((Variable(name, term.dims),), term.text))
+        return self.bind(name, term)
+
+    def parameter(self, name: str, dims: Shape, init: str = "normal(stddev = 0.5)") -> Term:
+        """A parameter that is declared in this block: multiples of 1/4 up to 2."""
+        self.block.params.append(Param(name, self.real, dims, init))
+        self.facts.owned.update((*self.stacked, *dims))
+        return self.bind(name, self.seen(Term(name, dims, self.real, 2.0, 2)))
+
+    def within(self, loop: Dim, stacked: bool) -> Scope:
+        """The body of a loop."""
+        return attrs.evolve(
+            self,
+            variables=dict(self.variables),
+            own=set(),
+            carried=set(),
+            block=Block(),
+            loops=(*self.loops, loop),
+            stacked=(*self.stacked, loop) if stacked else self.stacked,
+        )
 
     def seen(self, term: Term) -> Term:
         """Remember that the program has a tensor with these dims."""
-        self.shapes[term.dims] = None
+        self.facts.shapes[term.dims] = None
         return term
 
     def kept(self, term: Term, *operands: Term) -> Term:
         """Remember a tensor, and the dims of the operands that it was reduced over."""
-        self.reduced.update({dim for operand in operands for dim in operand.dims} - set(term.dims))
+        self.facts.reduced.update({dim for operand in operands for dim in operand.dims} - set(term.dims))
         return self.seen(term)
 
     def is_real(self, term: Term) -> bool:
@@ -154,19 +159,6 @@ class Scope:
         return self.new_dim(size)
 
     def new_dim(self, size: int) -> Dim:
-        self.dims.append(Dim(f"d{len(self.dims)}", size))
+        """Of the file, or in a function one of its own."""
+        self.dims.append(Dim(self.fresh("t" if self.inside else "d"), size))
         return self.dims[-1]
-
-
-def tame(term: Term, limit: float) -> Term:
-    """The term, scaled by a power of two (integers: clamped) where its bound exceeds `limit`."""
-    if term.bound <= limit:
-        return term
-    if term.dtype == "i32":
-        k = int(limit)
-        return attrs.evolve(term, text=f"minimum(maximum({term.text}, -{k}), {k})", bound=float(k))
-    steps = ceil(log2(term.bound / limit))
-    grain = None if term.grain is None else term.grain + steps
-    return attrs.evolve(
-        term, text=f"{2.0**-steps!r} * {term.operand}", bound=term.bound * 2.0**-steps, grain=grain
-    )

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from mtfc.compiler.ir.types import Dim
 from tests.generators import contractions
-from tests.generators.operands import Term, count, in_real, literal, number, operand, real_operand
-from tests.generators.scope import MAX_ELEMENTS, Scope, dims_text
+from tests.generators.operands import count, in_real, literal, number, operand, real_operand
+from tests.generators.scope import MAX_ELEMENTS, Scope
+from tests.generators.terms import Term, dims_text
 
 
 def _some_tensor(draw: Any, scope: Scope) -> Term:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+import attrs
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import Span
@@ -12,12 +13,12 @@ from mtfc.compiler.ir.core import (
     Equation,
     Function,
     Initializer,
-    OptimizerCall,
     Output,
     Parameter,
     Program,
-    Region,
+    Role,
     Training,
+    Update,
     Value,
 )
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
@@ -47,9 +48,10 @@ numbers = st.one_of(st.integers(-(10**9), 10**9), st.floats())
 axes_tuples = st.lists(st.sampled_from(AXES), unique=True, max_size=3).map(tuple)
 dims_tuples = st.lists(st.sampled_from(DIMS), unique=True, max_size=3).map(tuple)
 positions = st.integers(1, 99)
-spans = st.none() | st.builds(
+places = st.builds(
     Span, st.sampled_from(["a.mtf", "lib/nn.mtf", 'quote".mtf']), positions, positions, positions, positions
 )
+spans = st.none() | places | st.builds(lambda place, call: attrs.evolve(place, call=call), places, places)
 layouts = st.none() | st.dictionaries(st.sampled_from([d.name for d in DIMS]), axes_tuples, max_size=3)
 rules = st.dictionaries(names, axes_tuples, max_size=2).map(lambda d: Rules(tuple(d.items())))
 settings_tuples = st.dictionaries(names, numbers, max_size=2).map(lambda d: tuple(d.items()))
@@ -81,7 +83,7 @@ class _Scope:
 
     def define(self, draw: Any) -> Value:
         self.values.append(
-            Value(f"{draw(st.sampled_from(['h', 'w.momentum', '7']))}_{len(self.values)}", draw(types()))
+            Value(f"{draw(st.sampled_from(['h', 'w.velocity', '7']))}_{len(self.values)}", draw(types()))
         )
         return self.values[-1]
 
@@ -91,7 +93,7 @@ class _Scope:
 
 def _equation(draw: Any, scope: _Scope, depth: int) -> Equation:
     operands = scope.use(draw)
-    regions = [_region(draw, scope, depth + 1) for _ in range(draw(st.integers(0, 2 if depth < 2 else 0)))]
+    regions = [_function(draw, depth + 1) for _ in range(draw(st.integers(0, 2 if depth < 2 else 0)))]
     return Equation(
         draw(st.sampled_from(OPS)),
         operands,
@@ -109,19 +111,29 @@ def _body(draw: Any, scope: _Scope, depth: int) -> tuple[Equation, ...]:
     return tuple(_equation(draw, scope, depth) for _ in range(draw(st.integers(0, 3))))
 
 
-def _region(draw: Any, scope: _Scope, depth: int) -> Region:
-    arguments = tuple(scope.define(draw) for _ in range(draw(st.integers(0, 2))))
-    return Region(arguments, _body(draw, scope, depth), scope.use(draw))
+@st.composite
+def functions(draw: Any) -> Function:
+    return _function(draw, 0)
+
+
+def _function(draw: Any, depth: int) -> Function:
+    """A function, or `depth` deep in one, a region."""
+    scope = _Scope()
+    roles = draw(st.lists(st.sampled_from(get_args(Role)), max_size=2))
+    arguments = tuple(Argument(scope.define(draw), role, draw(spans), draw(layouts)) for role in roles)
+    body = _body(draw, scope, depth)
+    outputs = tuple(Output(draw(names), v, draw(st.none() | names), draw(layouts)) for v in scope.use(draw))
+    return Function(draw(names), arguments, body, outputs)
 
 
 @st.composite
-def functions(draw: Any) -> Function:
-    scope = _Scope()
-    roles = draw(st.lists(st.sampled_from(["input", "parameter", "state", "step", "carried"]), max_size=2))
-    arguments = tuple(Argument(scope.define(draw), role, draw(spans), draw(layouts)) for role in roles)
-    body = _body(draw, scope, 0)
-    outputs = tuple(Output(draw(names), v, draw(st.none() | names), draw(layouts)) for v in scope.use(draw))
-    return Function(draw(names), arguments, body, outputs)
+def updates(draw: Any) -> Update:
+    """An optimizer's function, whose states may start anywhere."""
+    found = _function(draw, 0)
+    arguments = tuple(attrs.evolve(argument, initial=draw(st.floats(-2, 2))) for argument in found.arguments)
+    return Update(
+        tuple(draw(st.lists(names, min_size=1, max_size=2))), attrs.evolve(found, arguments=arguments)
+    )
 
 
 parameters = st.builds(Parameter, names, types(), st.builds(Initializer, names, settings_tuples), spans)
@@ -131,7 +143,7 @@ program_layouts = st.builds(
 trainings = st.builds(
     Training,
     minimize=names,
-    optimizer=st.builds(OptimizerCall, names, settings_tuples, spans),
+    updates=st.lists(updates(), max_size=1).map(tuple),
     precision=st.none() | st.just(("f32", "bf16")),
     clip=st.none() | numbers,
     accumulate=st.integers(1, 3),

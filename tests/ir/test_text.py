@@ -24,12 +24,20 @@ dim batch = 64
 dim io = 128
 dim hidden = 512
 param w: f32[io, hidden] = normal(stddev = 0.05) at 12:3-12:48
-train at 22:1-25:2 minimize loss with sgd(learning_rate = 0.1) at 24:15-24:39 precision (f32, bf16) clip 1.0 accumulate 2
+train at 22:1-25:2 minimize loss precision (f32, bf16) clip 1.0 accumulate 2
+update w, `params` with momentum {
+  parameter %p: f32[io, hidden]
+  input %g: f32[io, hidden] at 24:15-24:39
+  state %velocity: f32[io, hidden] = 0.5
+  %p_2: f32[io, hidden] = sub %p, %velocity as p
+  output p = %p_2 updates p
+  output velocity = %g updates velocity
+}
 
 function step placed {
   input %x: f32[batch{rows}, io] at 11:17-11:34
   parameter %w: f32[io{rows}, hidden{cols}]
-  state %w.momentum: f32[io{rows}, hidden{cols}] layout {}
+  state %w.velocity: f32[io{rows}, hidden{cols}] layout {}
   %w_2: f32[io, hidden{cols}] = all_gather %w dim=io axes={rows} at 16:7-16:42  // 32 KiB
   %h: f32[batch{rows}, hidden{cols}] = einsum %x, %w_2 dims=[batch, hidden] as h at 16:7-16:42
   %y: f32[batch{rows}] +{cols} = sum %h over=[hidden] layout {batch: rows, hidden: cols}
@@ -38,13 +46,12 @@ function step placed {
   %c: f32[] = constant value=-inf dtype="f32"
   %a: f32[batch{rows}], %b: f32[batch{rows}] = all_reduce %y, %top axes={cols} at "nn.mtf" 3:1-3:9  // 256 B
   %r: f32[io{rows, cols}] = rename %b mapping=(batch -> io) wrap=true
-  %loop: f32[batch{rows}] = repeat %a dim=io {
-    argument %carried: f32[batch{rows}]
+  %loop: f32[batch{rows}], %all: f32[io, batch{rows}] = loop %a dim=io reverse=false region ios {
+    carried %a: f32[batch{rows}]
     update:
-    %n: f32[batch{rows}] = neg %carried
-    yield %n
-  } {
-    yield %a
+    %n: f32[batch{rows}] = neg %a at "nn.mtf" 7:1-7:4 in 9:2-9:8
+    output n = %n updates a
+    output all = %n
   }
   %last: f32[batch{rows}] = neg %loop
   output loss = %a
@@ -82,7 +89,7 @@ def test_what_the_text_looks_like() -> None:
 
 def test_comments_name_what_is_sent_and_the_source_line() -> None:
     lines = print_program(read_program(LOWERED)).splitlines()
-    assert lines[13] == "  %w_2: f32[io, hidden{cols}] = all_gather %w dim=io axes={rows}  // 32 KiB, line 16"
+    assert lines[21] == "  %w_2: f32[io, hidden{cols}] = all_gather %w dim=io axes={rows}  // 32 KiB, line 16"
     assert "  // 256 B, nn.mtf:3" in next(line for line in lines if "all_reduce" in line)
 
 
@@ -112,7 +119,9 @@ def differing() -> dict[str, tuple[str, str]]:
         "stage": ("backward:", "update:"),
         "operand": ("neg %loop", "neg %a"),
         "updates": ("%w updates w layout", "%w layout"),
-        "yield": ("yield %n", "yield %carried"),
+        "yield": ("output all = %n", "output all = %a"),
+        "region": ("region ios", "region ion"),
+        "call": (" in 9:2-9:8", ""),
         "span": ("at 16:7-16:42\n  %y", "at 16:7-16:43\n  %y"),
     }
 
@@ -127,14 +136,18 @@ def test_programs_that_differ_are_told_apart(edit: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("neg %loop", "neg %lop", "line 31: %lop is not defined"),
-        ("over=[hidden]", "over=[hiden]", "line 17: dimension `hiden` is not declared"),
+        ("neg %loop", "neg %lop", "line 38: %lop is not defined"),
+        ("over=[hidden]", "over=[hiden]", "line 25: dimension `hiden` is not declared"),
         (
             "input %x:",
             "input x:",
-            "line 12: cannot read `input x: f32[batch{rows}, io] at 11:17-11:34` from column 9 on",
+            "line 20: cannot read `input x: f32[batch{rows}, io] at 11:17-11:34` from column 9 on",
         ),
-        ("\n}\n", "\n", "line 33: cannot read `output w = %w updates w layout {io: rows}` from column 44 on"),
+        (
+            "layout {io: rows}\n}\n",
+            "layout {io: rows}\n",
+            "line 40: cannot read `output w = %w updates w layout {io: rows}` from column 44 on",
+        ),
     ],
 )
 def test_text_that_is_not_ir(old: str, new: str, message: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Program
-from mtfc.compiler.ir.reader import read_program
+from mtfc.compiler.ir.reader import ReadError, read_program
 from mtfc.compiler.ir.verify import Level, Verifier, VerifyError, verify
 
 GLOBAL = """\
@@ -16,7 +16,15 @@ source "tiny.mtf"
 dim batch = 8
 dim io = 4
 param w: f32[io] = zeros()
-train minimize loss with sgd(learning_rate = 0.1)
+train minimize loss
+update w with counted {
+  parameter %p: f32[io]
+  input %g: f32[io]
+  state %n: f32[]
+  %q: f32[io] = sub %p, %g
+  output p = %q updates p
+  output n = %n updates n
+}
 function forward {
   input %x: f32[batch, io]
   parameter %w: f32[io]
@@ -88,6 +96,14 @@ BROKEN: list[tuple[Level, str, str, str]] = [
     ("global", "param w: f32[io]", "param w: f32[batch]", "does not declare such a parameter"),
     ("lowered", "updates m", "updates x", "it is f32[batch{rows}] and updates x"),
     ("lowered", "= %n updates m", "= %n updates m\n  output n = %n updates m", "two updates are called m"),
+    # updates
+    ("global", "update w with", "update v with", "each parameter has one update"),
+    ("global", "update w with", "update w, w with", "each parameter has one update"),
+    ("global", "state %n: f32[]", "input %n: f32[]", "counted takes a parameter, a gradient, and states"),
+    ("global", "input %g: f32[io]", "input %g: f32[]", "the gradient is like the parameter"),
+    ("global", "  output n = %n updates n\n", "", "updates its parameter and its states, and nothing else"),
+    ("global", "%p: f32[io]\n  input %g: f32[io]", "%p: f32[batch]\n  input %g: f32[batch]", "for f32[batch], not for %w"),
+    ("global", "output p = %q", "output p = %n", "it is f32[] and updates p"),
     # types
     ("global", "%y: f32[batch, io] = mul %x, %w", "%y: f32[io, batch] = mul %x, %w",
      "the type rule of mul infers f32[batch, io], not f32[io, batch]"),
@@ -185,32 +201,57 @@ def test_the_message_says_where() -> None:
     )
 
 
-REGIONS = """\
-  %y: f32[batch, io] = mul %x, %w {
-    argument %inner: f32[batch, io]
-    %z: f32[batch, io] = neg %inner
-    yield %z
+LOOP = """\
+program looped
+dim batch = 8
+dim io = 4
+function forward {
+  input %x: f32[batch, io]
+  input %w: f32[io]
+  %last: f32[io], %all: f32[batch, io] = loop %w, %w, %x dim=batch reverse=false checkpoint=false region batches {
+    carried %h: f32[io]
+    invariant %v: f32[io]
+    sliced %x: f32[io]
+    %y: f32[io] = mul %h, %v
+    %z: f32[io] = add %y, %x
+    output h = %z updates h
+    output all = %y
   }
+  output last = %last
+  output all = %all
+}
 """
 
 
-def with_regions(old: str = "", new: str = "") -> Program:
-    equation = "  %y: f32[batch, io] = mul %x, %w at 5:3-5:12\n"
-    assert equation in GLOBAL
-    return read_program(GLOBAL.replace(equation, REGIONS).replace(old, new))
+def test_a_region_has_a_scope_of_its_own() -> None:
+    verify(read_program(LOOP), "global")
+    with pytest.raises(ReadError, match="%w is not defined"):
+        read_program(LOOP.replace("mul %h, %v", "mul %h, %w"))
+    with pytest.raises(VerifyError, match="another value is called %x"):
+        verify(read_program(LOOP.replace("%y", "%x")), "global")
 
 
-def test_regions_have_a_scope_of_their_own() -> None:
-    verify(with_regions(), "global")
-    with pytest.raises(VerifyError, match="%z is not defined before its use"):
-        verify(with_regions("sum %y", "sum %z"), "global")
-    with pytest.raises(VerifyError, match="another value is called %w"):
-        verify(with_regions("%inner", "%w"), "global")
-
-
-def test_equations_of_regions_are_checked() -> None:
-    with pytest.raises(VerifyError, match="the type rule of exp infers f32"):
-        verify(with_regions("%z: f32[batch, io] = neg", "%z: f32[io, batch] = exp"), "global")
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "%z: f32[io] = add %y, %x",
+            "%z: f32[io] = sum %y over=[io]",
+            r"the type rule of sum infers f32\[\]",
+        ),
+        ("loop %w, %w, %x", "loop %w, %x", "one to one"),
+        ("loop %w, %w, %x", "loop %w, %w, %w", "sliced along batch, which it must have whole"),
+        ("carried %h", "sliced %h", "carried, then invariant, then sliced"),
+        ("output h = %z updates h", "output h = %z", "update what it carries"),
+        ("%all: f32[batch, io] = loop", "%all: f32[io] = loop", "output all gives"),
+        ("dim=batch", "dim=io", "sliced %x is f32\\[io\\], and its operand gives f32\\[batch\\]"),
+        ("loop %w, %w, %x dim", "neg %w, %w, %x dim", "op neg with 1 regions"),
+    ],
+)
+def test_a_loop_that_does_not_fit_its_region_is_named(old: str, new: str, why: str) -> None:
+    assert old in LOOP
+    with pytest.raises(VerifyError, match=why):
+        verify(read_program(LOOP.replace(old, new)), "global")
 
 
 def test_a_verifier_that_has_seen_a_sound_program_still_finds_a_bug() -> None:

@@ -13,12 +13,12 @@ from mtfc.compiler.ir.types import FLOATS
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import FINE, Arrays, HasSource, differentiated, exact_data, generic_data, load
-from tests.properties.campaign import COMPILED_EXAMPLES, holds_for
+from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 DOUBLE_PRECISION = Options(reals=("f64",), layouts=1)
 
 
-@holds_for(programs(DOUBLE_PRECISION), COMPILED_EXAMPLES)
+@holds_for(programs(DOUBLE_PRECISION), FEW_EXAMPLES)
 def test_results_and_gradients_are_those_of_jax(program: HasSource) -> None:
     (original,) = load(program.source).programs
     whole = differentiated(original, "gradients")

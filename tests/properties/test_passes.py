@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from mtfc.backends.interpreter import interpret
 from tests.generators.programs import programs
+from tests.generators.scope import Options
 from tests.harness import HasSource, differentiated, exact_data, functions, load, stages, tolerance
 from tests.properties.campaign import holds_for
 
 
-@holds_for(programs())
+@holds_for(programs(Options(layouts=1)))
 def test_every_pass_keeps_the_results(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs

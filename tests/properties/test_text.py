@@ -16,15 +16,16 @@ from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.format import format_source
 from mtfc.frontend.parser import parse
 from tests.generators.programs import programs
+from tests.generators.scope import Options
 from tests.generators.text import arbitrary_text, mutated_programs, respaced
 from tests.harness import FILE, HasSource, exact_data, load, stages
-from tests.properties.campaign import holds_for
+from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 READ_BACK = {"elaboration", "differentiate", "assign-layouts", "place-reductions", "combine-collectives"}
 """One stage of each level and form that the IR takes; the passes between them change nothing that the text says."""
 
 
-@holds_for(programs())
+@holds_for(programs(Options(layouts=1)), FEW_EXAMPLES)
 def test_ir_text_is_read_back(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs
@@ -36,7 +37,7 @@ def test_ir_text_is_read_back(program: HasSource) -> None:
         assert print_program(read, locations=True) == text, passed
 
 
-@holds_for(programs())
+@holds_for(programs(Options(layouts=1)), FEW_EXAMPLES)
 def test_ir_text_has_all_of_the_meaning(program: HasSource) -> None:
     module = load(program.source)
     found = stages(module.programs[0], module.layouts[0], "gradients")[-1][1]

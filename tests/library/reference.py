@@ -1,0 +1,83 @@
+"""The library reference, from the comments of `mtfc/std/*.mtf`.
+
+A module begins with a comment about all of it, and a blank line. Directly above each declaration stands a comment: a first line
+with one sentence, paragraphs, and a list that names arguments and generic dimensions, `returns`, and where they say something
+`parameters`, `splitting` (what is sent where a dimension is split) and `source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.frontend import ast
+from mtfc.frontend.parser import parse
+from tests.documents import ROOT
+
+STANDARD = ROOT / "mtfc/std"
+MODULES = sorted(STANDARD.glob("*.mtf"))
+
+
+@attrs.frozen
+class Entry:
+    """One function or optimizer: its declaration, how it is written, and the comment above it."""
+
+    module: str
+    decl: ast.FnDecl | ast.OptimizerDecl
+    signature: str
+    comment: str
+
+    @property
+    def name(self) -> str:
+        """As users write it: optimizers need no import."""
+        plain = self.decl.name.text
+        return plain if isinstance(self.decl, ast.OptimizerDecl) else f"{self.module}.{plain}"
+
+
+def _uncommented(lines: list[str]) -> str:
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+
+
+def introduction(path: Path) -> str:
+    """The comment at the top of a module."""
+    return _uncommented(
+        list(takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").split("\n")))
+    )
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """What a module declares, in order."""
+    text = path.read_text("utf-8")
+    lines = text.split("\n")
+    for decl in parse(text, path.name, Diagnostics()).declarations:
+        if isinstance(decl, ast.FnDecl | ast.OptimizerDecl):
+            start = decl.span.line - 1
+            above = list(takewhile(lambda line: line.startswith("#"), reversed(lines[:start])))
+            signature = "\n".join(lines[start:]).partition("{")[0].strip()
+            yield Entry(path.stem, decl, signature, _uncommented(above[::-1]))
+
+
+def reference() -> str:
+    """All modules in Markdown."""
+    return "\n".join(map(_module, MODULES))
+
+
+def _module(path: Path) -> str:
+    """Declarations of one name, of which the first that matches is used, stand under one heading."""
+    by_name: dict[str, list[Entry]] = {}
+    for entry in entries(path):
+        by_name.setdefault(entry.name, []).append(entry)
+    links = " · ".join(f"[`{name}`](#{name.replace('.', '').lower()})" for name in by_name)
+    sections = [
+        "\n".join([f"### {name}\n", *(_described(entry) for entry in found)])
+        for name, found in by_name.items()
+    ]
+    return "\n".join([f"## {path.stem}\n", f"{introduction(path)}\n", f"{links}\n", *sections])
+
+
+def _described(entry: Entry) -> str:
+    return f"```mtf\n{entry.signature}\n```\n\n{entry.comment}\n"

@@ -1,0 +1,168 @@
+"""Convolutions and pooling against XLA's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.library.networks import Network, agrees
+
+IMAGE = {"batch": 2, "height": 8, "width": 8, "c": 4, "f": 6, "k3": 3, "k5": 5, "tall": 4, "wide": 4}
+VOLUME = {"batch": 2, "depth": 3, "height": 4, "width": 6, "shallow": 2, "wide": 4} | {
+    "k1": 1,
+    "k2": 2,
+    "k3": 3,
+    "c": 2,
+    "f": 4,
+}
+SPATIAL = "height: a, tall: a, width: b, wide: b"
+
+
+def convolution(x: Any, filter: Any, stride: int, padding: list[tuple[int, int]], dilation: int = 1) -> Any:
+    spatial = "DHW"[3 - len(padding) :]
+    return lax.conv_general_dilated(
+        x,
+        filter,
+        (stride,) * len(padding),
+        padding,
+        rhs_dilation=(dilation,) * len(padding),
+        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"),
+        precision="highest",
+    )
+
+
+def test_conv2d() -> None:
+    network = Network(
+        imports=["conv"],
+        dims=IMAGE,
+        layouts=["batch: a, f: b", SPATIAL],
+        inputs={"x": "f32[batch, height, width, c]"},
+        body="""
+          same = conv.conv2d[
+            out_height = height, out_width = width, k_height = k3, k_width = k5, filters = f
+          ](x)
+          half = conv.conv2d_no_bias[
+            out_height = tall, out_width = wide, k_height = k3, k_width = k5, filters = f
+          ](x, stride = 2)
+          far = conv.conv2d_no_bias[
+            out_height = height, out_width = width, k_height = k3, k_width = k5, filters = f
+          ](x, dilation = 2) as far
+        """,
+        outputs={
+            "same": "batch, height, width, f",
+            "half": "batch, tall, wide, f",
+            "far": "batch, height, width, f",
+        },
+    )
+
+    def expected(x: Any, **p: Any) -> dict[str, Any]:
+        return {
+            "same": convolution(x, p["conv2d_filter"], 1, [(1, 1), (2, 2)]) + p["conv2d_bias"],
+            "half": convolution(x, p["conv2d_no_bias_filter"], 2, [(1, 1), (2, 2)]),
+            "far": convolution(x, p["far_filter"], 1, [(2, 2), (4, 4)], dilation=2),
+        }
+
+    agrees(network, expected)
+
+
+def test_conv1d_and_conv3d() -> None:
+    network = Network(
+        imports=["conv"],
+        dims=VOLUME,
+        layouts=["height: a, width: b"],
+        inputs={"x": "f32[batch, depth, height, width, c]", "y": "f32[batch, width, c]"},
+        body="""
+          line = conv.conv1d[out_length = wide, k_length = k3, filters = f](y)
+          volume = conv.conv3d[
+            out_depth = shallow, out_height = height, out_width = width,
+            k_depth = k2, k_height = k3, k_width = k1, filters = f
+          ](x)
+        """,
+        outputs={"line": "batch, wide, f", "volume": "batch, shallow, height, width, f"},
+    )
+
+    def expected(x: Any, y: Any, **p: Any) -> dict[str, Any]:
+        volume = convolution(x, p["conv3d_filter"], 1, [(0, 0), (1, 1), (0, 0)])
+        return {
+            "line": convolution(y, p["conv1d_filter"], 1, [(0, 0)]) + p["conv1d_bias"],
+            "volume": volume + p["conv3d_bias"],
+        }
+
+    agrees(network, expected)
+
+
+def pooled(
+    x: Any, start: float, function: Any, size: int, stride: int, padding: list[tuple[int, int]]
+) -> Any:
+    window, strides = (1, size, size, 1), (1, stride, stride, 1)
+    return lax.reduce_window(x, start, function, window, strides, [(0, 0), *padding, (0, 0)])
+
+
+def test_pooling() -> None:
+    network = Network(
+        imports=["conv"],
+        dims={**IMAGE, "k2": 2, "k_2": 2, "k_3": 3},
+        layouts=["batch: a, c: b", SPATIAL],
+        inputs={"x": "f32[batch, height, width, c]", "y": "f32[batch, height, c]"},
+        body="""
+          line = conv.max_pool1d[out_length = tall, k_length = k2](y)
+          largest = conv.max_pool2d[out_height = tall, out_width = wide, k_height = k3, k_width = k_3](x)
+          average = conv.avg_pool2d[out_height = height, out_width = width, k_height = k3, k_width = k_3](
+            x, stride = 1
+          )
+          tiles = conv.avg_pool2d[out_height = tall, out_width = wide, k_height = k2, k_width = k_2](x)
+          mean = conv.global_avg_pool2d(x)
+          most = conv.global_max_pool2d(x)
+        """,
+        outputs={
+            "line": "batch, tall, c",
+            "largest": "batch, tall, wide, c",
+            "average": "batch, height, width, c",
+            "tiles": "batch, tall, wide, c",
+            "mean": "batch, c",
+            "most": "batch, c",
+        },
+    )
+
+    def expected(x: Any, y: Any) -> dict[str, Any]:
+        around = [(1, 1), (1, 1)]
+        inside = pooled(jnp.ones_like(x), 0.0, lax.add, 3, 1, around)
+        return {
+            "line": y.reshape(2, 4, 2, 4).max(2),
+            "largest": pooled(x, -np.inf, lax.max, 3, 2, around),
+            "average": pooled(x, 0.0, lax.add, 3, 1, around) / inside,
+            "tiles": x.reshape(2, 4, 2, 4, 2, 4).mean((2, 4)),
+            "mean": x.mean((1, 2)),
+            "most": x.max((1, 2)),
+        }
+
+    agrees(network, expected)
+
+
+def test_up_convolution_and_local_response() -> None:
+    network = Network(
+        imports=["conv"],
+        dims={**IMAGE, "k2": 2, "k_2": 2},
+        layouts=[SPATIAL, "batch: a, c: b"],
+        inputs={"x": "f32[batch, tall, wide, c]"},
+        body="""
+          up = conv.up_conv2d[
+            k_height = k2, k_width = k_2, out_height = height, out_width = width, filters = k5
+          ](x) as up
+          near = conv.local_response_norm[near = k3](x, alpha = 0.5)
+        """,
+        outputs={"up": "batch, height, width, k5", "near": "batch, tall, wide, c"},
+    )
+
+    def expected(x: Any, **p: Any) -> dict[str, Any]:
+        filter = jnp.flip(jnp.moveaxis(p["up_filter"], 0, 2), (0, 1))
+        up = lax.conv_transpose(x, filter, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        squares = jnp.pad(jax.numpy.square(x), ((0, 0), (0, 0), (0, 0), (1, 1)))
+        total = squares[..., :-2] + squares[..., 1:-1] + squares[..., 2:]
+        return {"up": up + p["up_bias"], "near": x / (2.0 + 0.5 * total) ** 0.75}
+
+    agrees(network, expected)

@@ -1,0 +1,303 @@
+"""The library's optimizers and schedules against optax, step by step, under layouts and on both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.ir.reader import read_program, same_program
+from tests.harness import Arrays, jax_module, load, lowered, numpy_module
+
+STEPS = 12
+LAYERS = 3
+
+SOURCE = """
+import schedules
+
+dim io = 4
+dim hidden = 8
+dim layers = 3
+mesh grid = [rows: 2, cols: 2]
+layout alone    on grid = {}
+layout split    on grid = { hidden: cols, io: rows }
+layout stored   on grid = { hidden: cols, optimizer: { io: rows } }
+layout sharded  on grid = { params: { hidden: cols }, optimizer: { hidden: cols, io: rows } }
+
+DECLARATIONS
+
+# The gradients of w and b are the inputs; those of layer i of v and c are 2 ** (2 - i) times as large.
+model m(gw: [io, hidden], gb: [hidden]) {
+  param w: [io, hidden] = normal()
+  param b: [hidden] = normal()
+  loss = 0.0 * sum(gb)
+  repeat layers {
+    param v: [io, hidden] = normal()
+    param c: [hidden] = normal()
+    loss = 2.0 * loss + sum(v * gw) + sum(c * gb)
+  }
+  loss = loss + sum(w * gw) + sum(b * gb)
+  return loss
+}
+
+train m { minimize loss; optimizer = OPTIMIZER }
+"""
+LAYOUTS = ("alone", "split", "stored", "sharded")
+
+
+def source(optimizer: str, declarations: str = "") -> str:
+    return SOURCE.replace("OPTIMIZER", optimizer).replace("DECLARATIONS", declarations)
+
+
+def gradients(step: int) -> Arrays:
+    """What the step is given: generic numbers, smaller from step to step, and some zeros."""
+    random = np.random.default_rng(step)
+    drawn = {"gw": random.standard_normal((4, 8)), "gb": random.standard_normal(8)}
+    return {name: (x * (np.abs(x) > 0.1) / (1 + step)).astype(np.float32) for name, x in drawn.items()}
+
+
+def trained(module: Any, steps: int) -> tuple[list[Arrays], Arrays]:
+    """The parameters before the first step and after each, and the last state."""
+    params, state = module.init(seed=1), module.init_state() if module.STATE else {}
+    found = [dict(module.unshard(params, module.PARAMETERS))]
+    for step in range(steps):
+        inputs = module.shard(gradients(step), module.INPUTS)
+        _, params, state = module.train_step(params, state, inputs, step)
+        found.append({name: np.array(x) for name, x in module.unshard(params, module.PARAMETERS).items()})
+    return found, dict(module.unshard(state, module.STATE))
+
+
+def by_layer(params: Arrays) -> Arrays:
+    """Stacked parameters as one for each layer."""
+    return {
+        (name, i): x[i] if name.startswith("layers.") else x
+        for name, x in params.items()
+        for i in range(LAYERS if name.startswith("layers.") else 1)
+    }
+
+
+def by_optax(optimizer: optax.GradientTransformation, start: Arrays) -> list[Arrays]:
+    """The same steps by optax, with separate parameters for each layer."""
+    params = {key: jnp.asarray(x) for key, x in by_layer(start).items()}
+    state, found = optimizer.init(params), [params]
+    for step in range(STEPS):
+        given = {name[1]: x for name, x in gradients(step).items()}
+        grads = {
+            (name, i): jnp.asarray(given["w" if x.ndim == 2 else "b"])
+            * (2.0 ** (LAYERS - 1 - i) if name.startswith("layers.") else 1.0)
+            for (name, i), x in params.items()
+        }
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(params)
+    return found
+
+
+def check(optimizer: str, expected: optax.GradientTransformation, declarations: str = "") -> None:
+    """Every step under every layout, and on both backends under one in which all state is split."""
+    text = source(optimizer, declarations)
+    programs = {layout: lowered(text, layout=layout) for layout in LAYOUTS}
+    modules = {f"numpy, {layout}": numpy_module(program) for layout, program in programs.items()}
+    modules["jax, sharded"] = jax_module(programs["sharded"])
+    actual = {name: trained(module, STEPS)[0] for name, module in modules.items()}
+    wanted = by_optax(expected, actual["numpy, alone"][0])
+    for name, found in actual.items():
+        for step, (params, right) in enumerate(zip(found, wanted, strict=True)):
+            for key, x in by_layer(params).items():
+                what = f"{key} after {step} steps: {name}"
+                np.testing.assert_allclose(x, right[key], rtol=2e-5, atol=2e-6, err_msg=what)
+
+
+OPTIMIZERS: dict[str, optax.GradientTransformation] = {
+    "sgd(0.1)": optax.sgd(0.1),
+    "momentum(0.1)": optax.sgd(0.1, momentum=0.9),
+    "momentum(0.1, momentum = 0.5)": optax.sgd(0.1, momentum=0.5),
+    "nesterov(0.1, momentum = 0.8)": optax.sgd(0.1, momentum=0.8, nesterov=True),
+    "adam(0.1)": optax.adam(0.1),
+    "adam(0.1, beta1 = 0.5, beta2 = 0.9, epsilon = 0.01)": optax.adam(0.1, b1=0.5, b2=0.9, eps=0.01),
+    "adamw(0.1, weight_decay = 0.2)": optax.adamw(0.1, weight_decay=0.2),
+    "adafactor(0.1)": optax.adafactor(0.1, min_dim_size_to_factor=1),
+    "adafactor(0.3, decay = 0.5, clip = 0.7)": optax.adafactor(
+        0.3, min_dim_size_to_factor=1, decay_rate=0.5, clipping_threshold=0.7
+    ),
+    "sgd(schedules.linear_warmup(step, peak = 0.2, warmup = 5))": optax.sgd(optax.linear_schedule(0, 0.2, 5)),
+    "adam(schedules.cosine(step, peak = 0.1, warmup = 3, steps = 10, end = 0.01))": optax.adam(
+        optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10, 0.01)
+    ),
+    "adafactor(1 / (step + 2))": optax.adafactor(lambda step: 1 / (step + 2), min_dim_size_to_factor=1),
+}
+"""Calls, and what they are in optax, which by default factors only matrices with 128 rows and columns."""
+
+
+@pytest.mark.parametrize("call", OPTIMIZERS)
+def test_optimizers_make_the_steps_of_optax(call: str) -> None:
+    check(call, OPTIMIZERS[call])
+
+
+ADAGRAD = """
+optimizer adagrad(learning_rate, start = 0.1, epsilon = 1e-7) (p: [...], g) {
+  state sums = full([...], 0.1, dtype = any)
+  sums = sums + square(g)
+  p = p - learning_rate * g * rsqrt(sums + epsilon)
+}
+"""
+COUNTING = """
+optimizer counting(learning_rate) (p, g) {
+  state count = 0
+  state m = zeros_like(p)
+  count = count + 1
+  m = 0.9 * m + 0.1 * g
+  p = p - learning_rate * m / (1 - 0.9 ** count)
+}
+"""
+NORMS = """
+optimizer by_norm(rate) (p: [..., d], g) {
+  norm = sqrt(einsum(g, g -> [...]))
+  half = 0.5 * ones([..., d])
+  wide = transpose(broadcast(norm -> [d, ...]) -> [..., d])
+  p = p - rate * (g * wide + half * norm)
+}
+"""
+EXTREMES = """
+optimizer extremes(rate) (p: [..., d], g) {
+  best = argmax(abs(g), over = d)
+  p = p - rate * (g * one_hot(best, d) + gather(g, best, d) * ones([..., d]))
+}
+"""
+OVERLOADED = """
+optimizer sgd(rate) (p: [row, col], g) { p = p - rate * sign(g) }
+optimizer sgd(rate) (p, g) { p = p - rate * g }
+"""
+
+
+def norm(g: Any) -> Any:
+    return jnp.sqrt(jnp.sum(g * g, axis=-1, keepdims=True))
+
+
+def extremes(g: Any) -> Any:
+    """The largest element of each row, alone and everywhere."""
+    best = jnp.argmax(jnp.abs(g), axis=-1, keepdims=True)
+    largest = jnp.take_along_axis(g, best, axis=-1)
+    return jnp.where(jnp.arange(g.shape[-1]) == best, g, 0.0) + largest
+
+
+def test_optimizers_of_a_file() -> None:
+    """States that start at other numbers than 0, scalar ones, all sorts of shapes, cases for types; the file's own name wins."""
+    check("adagrad(0.1)", optax.adagrad(0.1, initial_accumulator_value=0.1), ADAGRAD)
+    check("counting(0.1)", optax.chain(optax.ema(0.9), optax.scale(-0.1)), COUNTING)
+    norms = optax.stateless(lambda updates, _: {key: (g + 0.5) * norm(g) for key, g in updates.items()})
+    check("by_norm(0.1)", optax.chain(norms, optax.sgd(0.1)), NORMS)
+    largest = optax.stateless(lambda updates, _: {key: extremes(g) for key, g in updates.items()})
+    check("extremes(0.1)", optax.chain(largest, optax.sgd(0.1)), EXTREMES)
+    signs = optax.stateless(
+        lambda updates, _: {key: jnp.sign(g) if g.ndim == 2 else g for key, g in updates.items()}
+    )
+    check("sgd(0.1)", optax.chain(signs, optax.sgd(0.1)), OVERLOADED)
+
+
+def test_state_has_the_dimensions_that_it_needs() -> None:
+    """Adafactor keeps a row and a column for each matrix, layer by layer, split where the optimizer's state is."""
+    module = numpy_module(lowered(source("adafactor(0.1)"), layout="sharded"))
+    shapes = {name: np.shape(x) for name, x in trained(module, 1)[1].items()}
+    assert shapes == {
+        "w.by_row": (4,),
+        "w.by_col": (8,),
+        "b.squares": (8,),
+        "layers.v.by_row": (3, 4),
+        "layers.v.by_col": (3, 8),
+        "layers.c.squares": (3, 8),
+    }
+    assert module.STATE["layers.v.by_row"] == (None, "rows")
+    assert module.STATE["layers.v.by_col"] == (None, "cols")
+
+
+@pytest.mark.parametrize("call", ["adam(0.1)", "adafactor(schedules.warmup_rsqrt(step, 0.1, 4))"])
+def test_state_and_update_are_of_the_stored_dtype(call: str) -> None:
+    """Parameters in bf16, whose steps follow those in f32 as far as it goes; numbers of the step are computed in f32."""
+    text = source(call)
+    exact, _ = trained(numpy_module(lowered(text, layout="split")), STEPS)
+    for dtype, tolerance in (("bf16", 0.1), ("f64", 1e-5)):
+        narrow = text.replace("train m {", f"train m {{ precision = {{ params: {dtype}, compute: f32 }};")
+        program = lowered(narrow, layout="split")
+        for module in (numpy_module(program), jax_module(program)):
+            found, state = trained(module, STEPS)
+            assert {np.asarray(x).dtype.name for x in (*found[-1].values(), *state.values())} == {
+                {"bf16": "bfloat16", "f64": "float64"}[dtype]
+            }
+            for name, x in found[-1].items():
+                np.testing.assert_allclose(x.astype(np.float64), exact[-1][name], atol=tolerance)
+
+
+def test_clipping_and_micro_batches_go_before_the_update() -> None:
+    """Of two micro-batches with the same gradients, clipped to a norm of 1."""
+    text = source("adam(0.1)").replace("train m {", "train m { clip = 1.0; accumulate = 2;")
+    module = numpy_module(lowered(text, layout="stored"))
+    params, state = module.init(seed=1), module.init_state()
+    start = dict(module.unshard(params, module.PARAMETERS))
+    twice = {name: np.stack([x, x]) for name, x in gradients(0).items()}
+    _, params, _ = module.train_step(params, state, module.shard(twice, module.BATCHES), 0)
+    grads = {
+        key: gradients(0)["gw" if x.ndim == 2 else "gb"] * (2.0 ** (2 - key[1]) if "layers" in key[0] else 1)
+        for key, x in by_layer(start).items()
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+    updates, _ = optimizer.update(grads, optimizer.init(by_layer(start)))
+    found = by_layer(module.unshard(params, module.PARAMETERS))
+    for key, x in found.items():
+        np.testing.assert_allclose(x, by_layer(start)[key] + np.asarray(updates[key]), rtol=1e-5, atol=1e-6)
+
+
+def test_updates_are_part_of_the_text() -> None:
+    for call in OPTIMIZERS:
+        (program,) = load(source(call)).programs
+        for locations in (True, False):
+            again = read_program(print_program(program, locations))
+            assert same_program(again, program, locations)
+        assert names(program) == [("w",), ("b",)] or names(program) == [("w", "layers.v"), ("b", "layers.c")]
+
+
+def names(program: Program) -> list[tuple[str, ...]]:
+    assert program.training is not None
+    return [update.parameters for update in program.training.updates]
+
+
+# Schedules
+
+RECORDING = "optimizer record(value) (p, g) { p = 0.0 * p + value }"
+
+
+def transformer(step: int) -> float:
+    """ "Attention is all you need", section 5.3, for d_model = 16 and 8 steps of warm-up; it counts from 1."""
+    return float(16**-0.5 * min((step + 1) ** -0.5, (step + 1) * 8**-1.5))
+
+
+SCHEDULES: dict[str, Callable[[int], Any]] = {
+    "constant(0.3)": optax.constant_schedule(0.3),
+    "linear_warmup(step, peak = 0.3, warmup = 7)": optax.linear_schedule(0.0, 0.3, 7),
+    "warmup_rsqrt(step, peak = rsqrt(io * hidden * 4), warmup = 8)": transformer,
+    "cosine(step, peak = 0.3, warmup = 7, steps = 30)": optax.warmup_cosine_decay_schedule(0.0, 0.3, 7, 30),
+    "cosine(step, peak = 0.3, warmup = 0, steps = 25, end = 0.1)": optax.cosine_decay_schedule(
+        0.3, 25, alpha=1 / 3
+    ),
+    "step_decay(step, start = 0.3, factor = 0.5, every = 6)": optax.exponential_decay(
+        0.3, 6, 0.5, staircase=True
+    ),
+    "exponential_decay(step, start = 0.3, factor = 0.9, every = 5)": optax.exponential_decay(0.3, 5, 0.9),
+}
+
+
+@pytest.mark.parametrize("call", SCHEDULES)
+def test_schedules_are_those_of_optax(call: str) -> None:
+    """For 40 steps: what the number of a step becomes is read from a parameter that it replaces."""
+    program = lowered(source(f"record(schedules.{call})", RECORDING), layout="alone")
+    for module in (numpy_module(program), jax_module(program)):
+        found, _ = trained(module, 40)
+        for step, params in enumerate(found[1:]):
+            expected = np.float32(SCHEDULES[call](step))
+            np.testing.assert_allclose(params["b"], np.full(8, expected), rtol=2e-6, atol=1e-7)

@@ -1,0 +1,81 @@
+"""Functions and loops mean what they stand for: their bodies, written out once for each call and each iteration."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from mtfc.backends import jax_backend, numpy_backend
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.reader import same_program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pipelines import lower
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.parser import parse
+from tests.generators.flat import flat_parameter
+from tests.generators.programs import programs
+from tests.generators.scope import Options
+from tests.generators.statements import MODULE
+from tests.harness import FILE, Arrays, HasSource, differentiated, exact_data, load, tolerance
+from tests.properties.campaign import FEW_EXAMPLES, holds_for
+
+
+class Structured(Protocol):
+    """A program with functions and loops, the same one without, and in two files; `parameters` by their names in the first."""
+
+    source: str
+    flat: str
+    main: str
+    library: str
+    parameters: tuple[str, ...]
+
+
+@holds_for(programs(Options(structured=True, layouts=1)))
+def test_functions_and_loops_are_what_they_stand_for(program: Structured) -> None:
+    """Outputs, and the gradients of inputs and parameters: those of a loop come from a loop that runs the other way."""
+    (original,), (flat,) = load(program.source).programs, load(program.flat).programs
+    arrays = exact_data(original.function("forward"), seed=8)
+    renamed = {name: flat_parameter(name) for name in program.parameters}
+    expected = _gradients(flat, {renamed.get(name, name): x for name, x in arrays.items()})
+    named = {f"d_{name}": f"d_{other}" for name, other in renamed.items()}
+    actual = {named.get(name, name): x for name, x in _gradients(original, arrays).items()}
+    tolerance(original).check(actual, expected, "written out")
+
+
+@holds_for(programs(Options(structured=True, layouts=1)), FEW_EXAMPLES)
+def test_functions_of_another_file_are_the_same(program: Structured) -> None:
+    (one,) = load(program.source).programs
+    diagnostics = Diagnostics()
+    text = {f"{MODULE}.mtf": program.library}.get
+    elaborated = elaborate(parse(program.main, FILE, diagnostics), diagnostics, neighbour=text)
+    diagnostics.raise_if_errors()
+    (other,) = elaborated.programs
+    assert same_program(one, other, locations=False)
+
+
+def _gradients(program: Program, arrays: Arrays) -> Arrays:
+    whole = differentiated(program, "gradients")
+    return interpret(whole.function("gradients"), whole, arrays)
+
+
+COUNTED = Options(structured=True, counted=True, rough=False, statements=6, layouts=1)
+NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
+
+
+@holds_for(programs(COUNTED), FEW_EXAMPLES)
+def test_more_iterations_change_nothing_but_numbers(program: HasSource) -> None:
+    """In the generated modules. Where a sum is completed can depend on how often that would be: not on one time of thousands."""
+    layout = load(program.source).layouts[0]
+    assert _generated(program.source, 3, None, None) == _generated(program.source, 7, None, None)
+    few, many = (_generated(program.source, n, layout.mesh, layout.layout) for n in (6000, 6001))
+    assert few == many
+
+
+def _generated(source: str, iterations: int, mesh: Mesh | None, layout: Layout | None) -> list[str]:
+    """The modules of both backends, with nothing in place of numbers."""
+    (program,) = load(source.replace("dim trips = 3", f"dim trips = {iterations}")).programs
+    of = "step" if program.training else "gradients"
+    placed = lower(program, mesh, layout, of)
+    return [NUMBER.sub("", text) for text in (numpy_backend.generate(placed), jax_backend.generate(placed))]

@@ -1,0 +1,37 @@
+"""The properties again, of programs in which most ops work along a dimension that is likely to be split: windows and shifts."""
+
+from __future__ import annotations
+
+from tests.generators.programs import programs
+from tests.generators.scope import Options
+from tests.properties import test_gradients, test_jax, test_numpy, test_passes
+from tests.properties.campaign import holds_for
+
+SPATIAL = programs(Options(spatial=True, statements=5))
+SINGLE_PRECISION = programs(
+    Options(reals=("f32",), rough=False, constants=False, spatial=True, statements=5, layouts=1)
+)
+DOUBLE_PRECISION = programs(Options(reals=("f64",), spatial=True, statements=5, layouts=1))
+SLOPES = programs(Options(reals=("f64",), slopes=True, spatial=True, statements=5, layouts=1))
+
+EXAMPLES, FEW_EXAMPLES = 40, 12
+
+test_passes_keep_results = holds_for(SPATIAL, EXAMPLES)(test_passes.test_every_pass_keeps_the_results.check)
+test_simulation_gives_results = holds_for(SPATIAL, EXAMPLES)(
+    test_numpy.test_simulation_of_all_processors_gives_the_results.check
+)
+test_simulation_sends_what_cost_predicts = holds_for(SPATIAL, EXAMPLES)(
+    test_numpy.test_simulation_sends_what_cost_predicts.check
+)
+test_jax_gives_results = holds_for(SINGLE_PRECISION, FEW_EXAMPLES)(
+    test_jax.test_jax_gives_the_results.check
+)
+test_xla_compiles_what_cost_predicts = holds_for(SINGLE_PRECISION, FEW_EXAMPLES)(
+    test_jax.test_xla_compiles_the_collectives_that_cost_predicts.check
+)
+test_gradients_are_those_of_jax = holds_for(DOUBLE_PRECISION, FEW_EXAMPLES)(
+    test_gradients.test_results_and_gradients_are_those_of_jax.check
+)
+test_gradients_are_those_of_finite_differences = holds_for(SLOPES, EXAMPLES)(
+    test_gradients.test_gradients_are_those_of_finite_differences.check
+)

@@ -1,0 +1,188 @@
+"""The networks in `examples/`: they check at paper size, have the published numbers of parameters, and verify at a small size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import attrs
+import pytest
+
+from mtfc.cli import main
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.ir.core import Program
+from mtfc.frontend.check import check
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def lstm(inputs: int, units: int) -> int:
+    """Parameters of a layer with one bias for each of its four gates."""
+    return 4 * units * (inputs + units + 1)
+
+
+def dense(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs
+
+
+@attrs.frozen
+class Example:
+    """A file, how many parameters its model has at the sizes in the file, and how it is verified.
+
+    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own.
+    """
+
+    file: str
+    parameters: int
+    small: str = ""
+    mesh: str | None = None
+
+    @property
+    def dims(self) -> dict[str, int]:
+        pairs = (item.split("=") for item in self.small.split())
+        return {name: int(size) for name, size in pairs}
+
+
+EXAMPLES = (
+    # Handwritten digits: 64 pixels, one hidden layer of 1024 units, no biases.
+    Example("digits", 64 * 1024 + 1024 * 10, "batch=8 hidden=16"),
+    # Mesh-TensorFlow paper, section 8.
+    Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8"),
+    # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
+    Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),
+    Example("soybean_mlp_8k", 4 * 8192**2, "batch=8 units=16", "groups:2;gpus:2"),
+    # Five layers of 3 x 3 pixels, from 2048 channels to as many.
+    Example("soybean_cnn", 5 * 9 * 2048**2, "batch=4 channels=4 height=4 width=3", "groups:2;gpus:2"),
+    # Krizhevsky et al. 2012, "60 million"; exactly that of bvlc_alexnet, which has its groups.
+    Example(
+        "alexnet",
+        60_965_224,
+        "batch=4 height=67 width=67 c1=2 c2=4 c3=4 c4=4 c5=2 units1=8 units2=8 classes=8",
+        "groups:2;gpus:2",
+    ),
+    # Simonyan and Zisserman 2015, table 2, "138 million"; exactly that of torchvision's vgg16.
+    Example(
+        "vgg16",
+        138_357_544,
+        "batch=4 height=32 width=32 c1=2 units1=8 units2=8 classes=8",
+        "groups:2;gpus:2",
+    ),
+    # torchvision's inception_v3 without its auxiliary classifier: 27,161,264 with it.
+    Example(
+        "inception_v3",
+        23_834_568,
+        "batch=4 height=75 width=75 grain=2 classes=8 middle=1",
+        "nodes:2;gpus:2",
+    ),
+    # torchvision's resnet101.
+    Example(
+        "resnet101",
+        44_549_160,
+        "batch=8 height=32 width=32 stem=4 blocks2=1 blocks3=1 blocks4=2 blocks5=1 classes=8",
+        "nodes:2;gpus:2",
+    ),
+    # Kim 2014, table 1: a vocabulary of 18,765 words; two classes.
+    Example(
+        "rnntc",
+        18_765 * 1024 + 4 * lstm(1024, 1024) + dense(1024, 2),
+        "batch=4 length=5 vocab=11 units=8",
+        "nodes:2;gpus:2",
+    ),
+    # Zaremba et al. 2014: 10,000 words.
+    Example(
+        "rnnlm",
+        10_000 * 2048 + 2 * lstm(2048, 2048) + dense(2048, 10_000),
+        "batch=4 length=5 words=12 units=8",
+        "nodes:2;gpus:2",
+    ),
+    # Two tables, four layers, the attention's three matrices and two vectors, the dense layer.
+    Example(
+        "nmt",
+        2 * 32_000 * 1024 + 4 * lstm(1024, 1024) + (4 * 1024**2 + 2 * 1024) + dense(1024, 32_000),
+        "batch=4 source=5 target=4 read=12 units=8",
+        "nodes:2;gpus:2",
+    ),
+    # Mesh-TensorFlow paper, section 9: see `test_transformers.py`, which counts these from the paper's tables.
+    Example(
+        "transformer_lm",
+        4_899_235_840,
+        "batch=4 length=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 layers=2 choices=4 branches=2",
+        "all:2;rows:2;cols:2",
+    ),
+    Example(
+        "transformer_seq2seq",
+        2_885_484_544,
+        "batch=4 positions=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 encoder_layers=2 decoder_layers=2 beam=2 branches=2",
+        "all:2;rows:2;cols:2",
+    ),
+    Example(
+        "moe_lm",
+        897_968_128,
+        "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
+        "all:2;rows:2;cols:2",
+    ),
+    # Llama 3 8B.
+    Example(
+        "llama",
+        8_030_261_248,
+        "batch=4 length=4 vocab=8 d_model=8 kv_heads=2 sharers=2 d_k=4 d_ff=8 layers=2 choices=4",
+        "data:2;model:2",
+    ),
+    # Ronneberger et al. 2015, figure 1, with biases.
+    Example("unet", 31_030_658, "batch=4 height=64 width=32 c1=2", "rows:2;cols:2"),
+)
+
+
+@pytest.fixture(params=EXAMPLES, ids=lambda example: example.file)
+def example(request: pytest.FixtureRequest) -> Example:
+    found = request.param
+    assert isinstance(found, Example)
+    return found
+
+
+def path(example: Example) -> Path:
+    return FOLDER / f"{example.file}.mtf"
+
+
+def program(example: Example, dims: dict[str, int]) -> Program:
+    file = path(example)
+    return choose(file.read_text("utf-8"), str(file), Choice(None, None, None, dims)).program
+
+
+def test_every_file_is_here() -> None:
+    assert sorted(path(example) for example in EXAMPLES) == sorted(FOLDER.glob("*.mtf"))
+
+
+def test_it_checks_at_the_size_of_the_paper(example: Example) -> None:
+    check(path(example).read_text("utf-8"), str(path(example))).raise_if_errors()
+
+
+def test_parameters_are_as_many_as_published(example: Example) -> None:
+    sizes = (prod(dim.size for dim in each.type.dims) for each in program(example, {}).parameters)
+    assert sum(sizes) == example.parameters
+
+
+def layouts(example: Example) -> list[str]:
+    """Those that the file declares."""
+    return re.findall(r"^layout +(\w+)", path(example).read_text("utf-8"), re.MULTILINE)
+
+
+def options(example: Example) -> Iterator[str]:
+    for item in example.small.split():
+        yield from ("--dim", item)
+    if example.mesh:
+        yield from ("--mesh", example.mesh)
+
+
+CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example)]
+
+
+@pytest.mark.parametrize(
+    ("example", "layout"), CASES, ids=[f"{each.file}-{layout}" for each, layout in CASES]
+)
+def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: str) -> None:
+    """In f64: differences are then not taken for rounding, which grows through the deep networks and is coarse in bf16."""
+    command = ["verify", str(path(example)), "--layout", layout, "--dtype", "f64"]
+    assert main([*command, *options(example)]) == 0

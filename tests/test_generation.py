@@ -1,0 +1,286 @@
+"""Generating models of `examples/`: what they write one position at a time is what the trained model says, position by position.
+
+Each runs with the parameters that training has saved, under a layout that splits its caches. The model that was trained looks at
+whole sequences; what it finds at a position depends on the positions before it alone, so that one run on what was generated says
+what it finds after each prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from mtfc.cli import main
+
+FOLDER = Path(__file__).parents[1] / "examples"
+SEED = "7"
+
+
+@attrs.frozen
+class Case:
+    """An example at a small size; `layout` is on `mesh`, and `text` is the name of the trained model's input."""
+
+    file: str
+    text: str
+    sizes: dict[str, int]
+    layout: str
+    mesh: str
+
+
+def sizes(text: str) -> dict[str, int]:
+    return {name: int(size) for name, size in (item.split("=") for item in text.split())}
+
+
+LM = Case(
+    "transformer_lm",
+    "tokens",
+    sizes("batch=4 length=5 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 choices=4 beam=4 branches=4"),
+    "hybrid",
+    "rows:2;cols:2",
+)
+LLAMA = Case(
+    "llama",
+    "tokens",
+    sizes("batch=4 length=5 vocab=8 d_model=8 kv_heads=2 sharers=2 d_k=4 d_ff=8 layers=2 choices=4"),
+    "fsdp",
+    "data:2;model:2",
+)
+MOE = Case(
+    "moe_lm",
+    "text",
+    sizes(
+        "batch=8 length=5 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=10 choices=4"
+    ),
+    "hybrid",
+    "rows:2;cols:2",
+)
+CASES = (LM, LLAMA, MOE)
+TRANSLATION = Case(
+    "transformer_seq2seq",
+    "targets",
+    sizes(
+        "batch=4 positions=3 vocab=6 d_model=8 heads=2 d_k=4 d_ff=8 encoder_layers=2 decoder_layers=2 beam=36 branches=6"
+    ),
+    "hybrid",
+    "rows:2;cols:2",
+)
+
+
+@attrs.frozen
+class Workplace:
+    """A folder with a case's example in it that computes in f32 and without dropout, so that all its models agree."""
+
+    case: Case
+    folder: Path
+
+    @classmethod
+    def trained(cls, case: Case, folder: Path, **inputs: Any) -> Workplace:
+        """With the parameters of a few steps of training on these inputs."""
+        text = (FOLDER / f"{case.file}.mtf").read_text("utf-8")
+        text = text.replace("  precision = { params: f32, compute: bf16 }\n", "")
+        (folder / "model.mtf").write_text(text.replace("rate = 0.1", "rate = 0.0"), "utf-8")
+        workplace = cls(case, folder)
+        np.savez(workplace.path("texts.npz"), **inputs)
+        files = ["--data", workplace.path("texts.npz"), "--save", workplace.path("trained.npz")]
+        workplace.mtfc("--train", "--steps", "3", *files)
+        return workplace
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def run(self, model: str | None, backend: str = "numpy", **inputs: Any) -> dict[str, Any]:
+        """What a model gives for one batch, or several one after another."""
+        np.savez(self.path("inputs.npz"), **inputs)
+        files = ["--params", self.path("trained.npz"), "--data", self.path("inputs.npz")]
+        chosen = ["--model", model] if model else []
+        self.mtfc(*chosen, *files, "--backend", backend, "--save", self.path("outputs.npz"))
+        with np.load(self.path("outputs.npz")) as saved:
+            return dict(saved)
+
+    def mtfc(self, *arguments: str) -> None:
+        dims = [f"--dim={name}={size}" for name, size in self.case.sizes.items()]
+        layout = ["--layout", self.case.layout, "--mesh", self.case.mesh]
+        assert main(["run", self.path("model.mtf"), *dims, *layout, "--seed", SEED, *arguments]) == 0
+
+
+def texts(case: Case, batches: int = 1) -> Any:
+    shape = (batches * case.sizes["batch"], case.sizes["length"])
+    return np.random.default_rng(3).integers(0, case.sizes["vocab"], shape).astype(np.int32)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.file)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    case = request.param
+    return Workplace.trained(case, tmp_path_factory.mktemp(case.file), **{case.text: texts(case, 2)})
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return Workplace.trained(LM, tmp_path_factory.mktemp("lm"), tokens=texts(LM, 2))
+
+
+# Greedy
+
+GREEDY = {"temperature": np.float32(0), "seed": np.int32(0)}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_greedy_generation_is_the_argmax_of_the_full_forward_pass(trained: Workplace, backend: str) -> None:
+    """Token by token after the prompt, which stays as it is."""
+    case = trained.case
+    prompt, given = texts(case), np.arange(case.sizes["batch"], dtype=np.int32) % case.sizes["length"]
+    found = trained.run("generate", backend, prompt=prompt, given=given, **GREEDY)[case.text]
+    best = trained.run(None, **{case.text: found})["logits"].argmax(-1)
+    of_prompt = np.arange(case.sizes["length"]) < given[:, None]
+    assert (found == np.where(of_prompt, prompt, best)).all()
+    assert (found != prompt).any()
+
+
+def test_the_full_forward_pass_on_growing_prefixes_says_the_same(lm: Workplace) -> None:
+    """What comes after a prefix changes nothing about the next token."""
+    length, batch = LM.sizes["length"], LM.sizes["batch"]
+    prompt, given = texts(LM), np.ones(batch, np.int32)
+    found = lm.run("generate", prompt=prompt, given=given, **GREEDY)["tokens"]
+    prefixes = [np.where(np.arange(length) < end, found, texts(LM) + end & 7) for end in range(1, length)]
+    logits = lm.run(None, tokens=np.concatenate(prefixes).astype(np.int32))["logits"]
+    for end, each in zip(range(1, length), np.split(logits, length - 1), strict=True):
+        assert (each[:, end].argmax(-1) == found[:, end]).all()
+
+
+# Temperature and top-k
+
+
+def test_sampling_stays_within_the_most_probable_choices(lm: Workplace) -> None:
+    """At a temperature so high that all choices are alike: one of the four best always, and not always the best."""
+    drawn = sampled(lm, seed=1)
+    logits = lm.run(None, tokens=drawn)["logits"]
+    rank = (logits > np.take_along_axis(logits, drawn[..., None], -1)).sum(-1)
+    assert rank.max() == LM.sizes["choices"] - 1
+    assert len(set(rank.ravel())) > 1
+
+
+def test_samples_depend_on_the_seed_alone(lm: Workplace) -> None:
+    first = sampled(lm, seed=1)
+    assert (first == sampled(lm, seed=1)).all()
+    assert (first != sampled(lm, seed=2)).any()
+
+
+def sampled(lm: Workplace, seed: int) -> Any:
+    given = np.zeros(LM.sizes["batch"], np.int32)
+    inputs = {"prompt": texts(LM), "given": given, "temperature": np.float32(100), "seed": np.int32(seed)}
+    return lm.run("generate", **inputs)["tokens"]
+
+
+# Beam search
+
+LogProbs = Callable[[Any], Any]
+"""From texts [n, length] to the log-probabilities [n, length, vocab] that the whole model gives."""
+
+
+def log_probs_of(workplace: Workplace, rows: Any, **others: Any) -> Any:
+    """What the whole model says of any number of texts; `others` are its other inputs, each for one text, to go with all."""
+    case = workplace.case
+    padded = np.concatenate([rows, np.zeros((-len(rows) % case.sizes["batch"], rows.shape[1]))])
+    repeated = {name: np.broadcast_to(row, (len(padded), len(row))) for name, row in others.items()}
+    inputs = {case.text: padded.astype(np.int32), **repeated}
+    logits = workplace.run(None, **inputs)["logits"][: len(rows)].astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def is_over(text: Sequence[int], start: int) -> bool:
+    return any(token <= 1 for token in text[start:])
+
+
+def score(text: Sequence[int], log_probs: Any, start: int) -> float:
+    """The log-probability of a continuation; after a token that ends it, 0 follows for free."""
+    total = 0.0
+    for i in range(start, len(text)):
+        total += 0.0 if is_over(text[:i], start) else log_probs[i, text[i]]
+    return total
+
+
+def continuations(prompt: Sequence[int], start: int, length: int, vocab: int) -> list[tuple[int, ...]]:
+    """Every way to go on: 0 alone after the end."""
+    texts = [tuple(prompt[:start])]
+    for _ in range(start, length):
+        texts = [
+            (*text, token) for text in texts for token in ((0,) if is_over(text, start) else range(vocab))
+        ]
+    return texts
+
+
+def ranking(
+    every: Sequence[tuple[int, ...]], log_probs: LogProbs, start: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """All of these texts with their scores, best first."""
+    pairs = zip(every, log_probs(np.array(every)), strict=True)
+    return sorted(((score(text, rows, start), text) for text, rows in pairs), reverse=True)
+
+
+def test_a_beam_that_is_wide_enough_finds_the_best_of_all_texts(lm: Workplace) -> None:
+    """Two tokens are open: 8 hypotheses after the first one are all that there are."""
+    length, vocab, start = LM.sizes["length"], LM.sizes["vocab"], LM.sizes["length"] - 2
+    prompt, given = texts(LM), np.full(LM.sizes["batch"], start, np.int32)
+    wide = attrs.evolve(lm, case=attrs.evolve(LM, sizes={**LM.sizes, "beam": 8, "branches": 8}))
+    found = wide.run("beam_search", prompt=prompt, given=given)
+    log_probs = partial(log_probs_of, lm)
+    for row, tokens, scores in zip(prompt, found["tokens"], found["scores"], strict=True):
+        ranked = ranking(continuations(row, start, length, vocab), log_probs, start)
+        assert [tuple(text) for text in tokens] == [text for _, text in ranked[:8]]
+        np.testing.assert_allclose(scores, [value for value, _ in ranked[:8]], rtol=1e-4, atol=1e-5)
+
+
+def searched(
+    prompt: Sequence[int], start: int, log_probs: LogProbs, beam: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Beam search as it is usually told, with the whole model for every position."""
+    length, vocab = LM.sizes["length"], LM.sizes["vocab"]
+    kept = [(0.0, tuple(prompt[:start]))]
+    for i in range(start, length):
+        padded = np.array([(*text, *[0] * (length - i)) for _, text in kept])
+        rows = log_probs(padded)[:, i]
+        options = [
+            (value + (0.0 if is_over(text, start) else row[token]), (*text, token))
+            for (value, text), row in zip(kept, rows, strict=True)
+            for token in ((0,) if is_over(text, start) else range(vocab))
+        ]
+        kept = sorted(options, reverse=True)[:beam]
+    return kept
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_beam_search_is_that_of_the_textbook(lm: Workplace, backend: str) -> None:
+    prompt, given = texts(LM), np.array([1, 2, 3, 4], np.int32)
+    found = lm.run("beam_search", backend, prompt=prompt, given=given)
+    log_probs = partial(log_probs_of, lm)
+    for row, start, tokens, scores in zip(prompt, given, found["tokens"], found["scores"], strict=True):
+        expected = searched(row, int(start), log_probs, LM.sizes["beam"])
+        assert [tuple(text) for text in tokens] == [text for _, text in expected]
+        np.testing.assert_allclose(scores, [value for value, _ in expected], rtol=1e-4, atol=1e-5)
+
+
+# Translation
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_the_best_translation_of_all(tmp_path: Path, backend: str) -> None:
+    """Of three words, which 36 hypotheses after the second cover; a source of one word is masked from there on."""
+    vocab, length, batch = (TRANSLATION.sizes[name] for name in ("vocab", "positions", "batch"))
+    random = np.random.default_rng(5)
+    sources, targets = (random.integers(1, vocab, (2 * batch, length)).astype(np.int32) for _ in range(2))
+    sources[0, 1:] = 0
+    workplace = Workplace.trained(TRANSLATION, tmp_path, sources=sources, targets=targets)
+    found = workplace.run("translate", backend, sources=sources[:batch])
+    every = continuations((), 0, length, vocab)
+    for i, source in enumerate(sources[:batch]):
+        ranked = ranking(every, partial(log_probs_of, workplace, sources=source), 0)[:36]
+        assert [tuple(text) for text in found["words"][i]] == [text for _, text in ranked]
+        expected = [value / ((5 + np.count_nonzero(text)) / 6) ** 0.6 for value, text in ranked]
+        np.testing.assert_allclose(found["score"][i], expected, rtol=1e-4, atol=1e-5)
+        assert tuple(found["best"][i]) == ranked[int(np.argmax(expected))][1]

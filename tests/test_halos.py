@@ -1,0 +1,207 @@
+"""Ops that work along a split dimension: only what neighbours need is sent to them, and results stay what they are.
+
+Each case states all collectives of a function: kind, mesh axes, and elements of one processor's operand.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mtfc.backends import hlo, jax_runtime
+from mtfc.compiler.analysis.cost import charges, total
+from mtfc.compiler.analysis.sizes import Numbers
+from tests.harness import agree, call, communication, exact_data, lowered, numpy_module
+
+DIMS = """
+dim b = 2; dim n = 16; dim w = 8; dim c = 3; dim d = 5
+dim half = 8; dim third = 12; dim valid = 12; dim m = 32; dim wide = 20; dim four = 4
+dim one = 1; dim two = 2; dim k = 3; dim l = 3; dim five = 5; dim nine = 9
+mesh grid = [rows: 2, cols: 4]
+"""
+
+Sent = list[tuple[str, tuple[str, ...], int]]
+
+
+def source(layout: str, body: str, inputs: str = "x: [b, n]") -> str:
+    return f"{DIMS}layout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n"
+
+
+def sent(layout: str, body: str, inputs: str = "x: [b, n]", of: str = "forward") -> Sent:
+    return communication(source(layout, body, inputs), of)
+
+
+SPLIT = "{ n: cols, half: cols, valid: cols, wide: cols, third: cols, m: cols }"
+COLS, BOTH = ("cols",), ("cols", "rows")
+
+
+@pytest.mark.parametrize(
+    ("layout", "arguments", "expected"),
+    [
+        (SPLIT, "by = 1", [2]),
+        (SPLIT, "by = -1", [2]),
+        (SPLIT, "by = 3", [6]),
+        (SPLIT, "by = 1, wrap = true", [2]),
+        (SPLIT, "by = 15, wrap = true", [2]),
+        (SPLIT, "by = 4", [8]),
+        (SPLIT, "by = 8, wrap = true", [8]),
+        (SPLIT, "by = 5", [2, 6]),
+        (SPLIT, "by = 14", [4]),
+        (SPLIT, "by = 16", []),
+        (SPLIT, "by = 32, wrap = true", []),
+        ("{ n: (cols, rows) }", "by = 1", [2]),
+        ("{ n: (cols, rows) }", "by = 2", [4]),
+        ("{ b: rows, n: cols }", "by = 1", [1]),
+        ("{}", "by = 1", []),
+    ],
+)
+def test_shift_hands_on_what_leaves_a_block(layout: str, arguments: str, expected: list[int]) -> None:
+    """Of blocks of four elements, or of two; the gradient hands it back."""
+    body, axes = f"y = shift(x, n, {arguments}); return y", BOTH if "(cols, rows)" in layout else COLS
+    forward = [("permute", axes, n) for n in expected]
+    assert sorted(sent(layout, body)) == forward
+    assert sorted(sent(layout, body, of="gradients")) == sorted(2 * forward)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("n -> [n, k], padding = (1, 1)", [2, 2]),
+        ("n -> [n, k], padding = (2, 0)", [4]),
+        ("n -> [n, five], padding = (2, 2)", [4, 4]),
+        ("n -> [n, k], padding = (2, 2), dilation = 2", [4, 4]),
+        ("n -> [n, k], padding = (1, 1), value = -0.5", [2, 2]),
+        ("n -> [half, two], stride = 2", []),
+        ("n -> [half, one], stride = 2", []),
+        ("n -> [half, k], stride = 2, padding = (1, 1)", [2]),
+        ("n -> [half, five], stride = 2, padding = (1, 2)", [2, 4]),
+        ("n -> [n, nine], padding = (4, 4)", [8, 8]),
+        ("n -> [n, nine], padding = (5, 3)", [2, 8, 6]),
+        ("n -> [valid, five]", [6, 6]),
+        ("n -> [wide, one], padding = (2, 2)", [4, 4]),
+    ],
+)
+def test_windows_take_their_halos(arguments: str, expected: list[int]) -> None:
+    """In blocks of four; the gradient hands halos back."""
+    body = f"y = window(x, {arguments}); return y"
+    forward = [("permute", COLS, n) for n in expected]
+    assert sent(SPLIT, body) == forward
+    assert sorted(sent(SPLIT, body, of="gradients")) == sorted(2 * forward)
+
+
+def test_a_dimension_is_gathered_where_windows_are_not_split_alike() -> None:
+    body = "y = window(x, n -> [half, k], stride = 2, padding = (1, 1)); return y"
+    assert sent("{ n: cols }", body) == [("all_gather", COLS, 8)]
+    assert sent("{ n: cols, half: rows }", body) == [("all_gather", COLS, 8)]
+    assert sent("{ half: cols }", body) == []
+
+
+def test_a_dimension_is_gathered_where_halos_are_no_less() -> None:
+    """Windows that reach over everything: of 16 elements each processor lacks 12."""
+    body = "y = window(x, n -> [n, nine], padding = (16, 16), dilation = 4); return y"
+    assert sent(SPLIT, body) == [("all_gather", COLS, 8)]
+
+
+TWO_DIMS = """
+  p = window(x, n -> [n, k], padding = (1, 1))
+  q = window(p, w -> [w, l], padding = (1, 1))
+  y = einsum(q, f -> [b, n, w, d])
+  return y
+"""
+
+
+def test_windows_of_two_dims_send_halos_of_what_is_windowed() -> None:
+    """Not of windows, of which there are three times as many; the second halo has the corners: 4 + 2 rows, each 2 x 1 x 3."""
+    layout, inputs = "{ n: cols, w: rows }", "x: [b, n, w, c], f: [k, l, c, d]"
+    forward = [("permute", COLS, 24)] * 2 + [("permute", ("rows",), 36)] * 2
+    assert sent(layout, TWO_DIMS, inputs) == forward
+    backward = [("all_reduce", ("rows", "cols"), 135)]
+    assert sorted(sent(layout, TWO_DIMS, inputs, "gradients")) == sorted(2 * forward + backward)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("slice(x, n -> half, stride = 2)", []),
+        ("slice(x, n -> half, start = 1, stride = 2)", []),
+        ("slice(x, n -> four, start = 3, stride = 4)", []),
+        ("slice(x, n -> valid, start = 4)", [6]),
+        ("slice(x, n -> valid, start = 2)", [2, 2]),
+        ("pad(x, n -> wide, before = 2)", [4, 4]),
+        ("pad(x, n -> wide, before = 4, value = 1.0)", [8]),
+    ],
+)
+def test_slice_and_pad_take_what_lies_elsewhere(expression: str, expected: list[int]) -> None:
+    layout = SPLIT.replace("{", "{ four: cols,")
+    assert sorted(sent(layout, f"y = {expression}; return y")) == [
+        ("permute", COLS, n) for n in sorted(expected)
+    ]
+
+
+def test_concat_gathers() -> None:
+    assert sent(SPLIT, "y = concat(x, x, n -> m); return y") == [("all_gather", COLS, 8)]
+
+
+# Results
+
+
+POOLED = """
+  p = window(x, n -> [half, k], stride = 2, padding = (1, 1), value = -1.0)
+  q = window(p, w -> [w, l], padding = (2, 0))
+  y = max(q, over = [k, l])
+  z = sum(window(x, n -> [valid, five]), over = [five, w])
+  return y, z
+"""
+MOVED = """
+  y = shift(x, n, by = 5) + shift(x, n, by = -6, wrap = true)
+  z = slice(y, n -> valid, start = 3) * slice(y, n -> valid, start = 1)
+  v = pad(z, valid -> n, before = 1, value = 0.5)
+  u = slice(x, n -> half, start = 1, stride = 2)
+  return z, v, u
+"""
+
+
+@pytest.mark.parametrize("body", [TWO_DIMS, POOLED, MOVED], ids=["convolution", "pooling", "moves"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "{ n: cols, half: cols, valid: cols }",
+        "{ n: cols, half: cols, valid: cols, w: rows }",
+        "{ n: (rows, cols), half: (rows, cols) }",
+        "{ n: rows, half: cols }",
+        "{ w: cols, n: rows, half: rows, valid: rows }",
+    ],
+)
+def test_split_results_and_gradients_are_those_of_the_whole(body: str, layout: str) -> None:
+    inputs = "x: [b, n, w, c]" + (", f: [k, l, c, d]" if body is TWO_DIMS else "")
+    agree(source(layout, body, inputs))
+
+
+@pytest.mark.parametrize("layout", ["{ n: cols }", "{ n: (rows, cols) }", "{ n: (cols, rows) }"])
+@pytest.mark.parametrize("wrap", ["false", "true"])
+def test_every_shift_in_every_order_of_the_axes(layout: str, wrap: str) -> None:
+    """Devices are counted along the axes in the order in which they split the dimension."""
+    distances = (1, -1, 2, -3, 5, 8, -11, 15)
+    lines = [f"y{i} = shift(x, n, by = {by}, wrap = {wrap})" for i, by in enumerate(distances)]
+    returned = ", ".join(f"y{i}" for i in range(len(distances)))
+    agree(source(layout, "\n".join([*lines, f"return {returned}"])))
+
+
+@pytest.mark.parametrize("body", [TWO_DIMS, POOLED, MOVED], ids=["convolution", "pooling", "moves"])
+def test_what_cost_predicts_is_what_is_sent(body: str) -> None:
+    """By the simulation, and by what XLA makes of the JAX module."""
+    inputs = "x: [b, n, w, c]" + (", f: [k, l, c, d]" if body is TWO_DIMS else "")
+    layout = "{ n: cols, half: cols, valid: cols, w: rows }"
+    program = lowered(source(layout, body, inputs), "gradients")
+    function = program.function("gradients")
+    module = numpy_module(program, checked=False)
+    call(module, function, exact_data(function, seed=1))
+    assert program.mesh is not None
+    found = total(charges(function, Numbers(program.mesh))).collectives
+    predicted = {kind: (sent.elements, sent.bytes) for kind, sent in found.items()}
+    simulated = {
+        k: (v["elements_per_device"], v["bytes_per_device"]) for k, v in module.SENT.items() if v["count"]
+    }
+    compiled = hlo.collectives(jax_runtime.lowered(program, "gradients").compile().as_text())
+    in_hlo = {kind: (v["elements_per_device"], v["bytes_per_device"]) for kind, v in compiled.items()}
+    assert predicted == simulated == in_hlo
+    assert predicted["permute"][0] > 0

@@ -1,0 +1,185 @@
+"""The Transformers in `examples/`: the published sizes, and what their layouts send.
+
+`test_examples.py` checks them at full size and verifies their training at a small one.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from mtfc.cli import main
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from tests import collectives
+from tests.test_examples import EXAMPLES, options, path
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def program(file: str, model: str | None = None, **dims: int) -> Program:
+    """The program of one model, the file's first by default, undistributed."""
+    path = FOLDER / f"{file}.mtf"
+    return choose(path.read_text("utf-8"), str(path), Choice(model, None, None, dims)).program
+
+
+def lowered(file: str, layout: str, model: str | None = None, **dims: int) -> Program:
+    """One processor's program of one model under a declared layout."""
+    path = FOLDER / f"{file}.mtf"
+    selection = choose(path.read_text("utf-8"), str(path), Choice(model, layout, None, dims))
+    return selection.cases[0].lower(selection.program)
+
+
+# Sizes
+
+
+def billions(file: str, **dims: int) -> str:
+    """Parameters, as the paper prints them."""
+    sizes = (prod(dim.size for dim in each.type.dims) for each in program(file, **dims).parameters)
+    return f"{sum(sizes) / 1e9:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("d_ff", "heads", "printed"),
+    [
+        (4096, 4, "0.14"),
+        (8192, 8, "0.22"),
+        (16384, 16, "0.37"),
+        (32768, 32, "0.67"),
+        (65536, 64, "1.28"),
+        (131072, 128, "2.48"),
+        (262144, 256, "4.90"),
+    ],
+)
+def test_language_models_have_the_parameters_of_table_2(d_ff: int, heads: int, printed: str) -> None:
+    """The table prints 65516 for 65536, which is half of the row below and twice the row above."""
+    assert program("transformer_lm", heads=heads).dims["d_ff"].size == d_ff
+    assert billions("transformer_lm", heads=heads) == printed
+
+
+TABLE_3 = [
+    (2048, 4, "0.15"),
+    (4096, 8, "0.24"),
+    (8192, 16, "0.42"),
+    (16384, 32, "0.77"),
+    (32768, 64, "1.48"),
+    (65536, 128, "2.89"),
+]
+"""d_ff, heads, and parameters in billions; the last row of the paper's is a model of other authors."""
+
+
+@pytest.mark.parametrize(("d_ff", "heads", "printed"), TABLE_3)
+def test_translation_models_have_the_parameters_of_table_3(d_ff: int, heads: int, printed: str) -> None:
+    assert program("transformer_seq2seq", heads=heads).dims["d_ff"].size == d_ff
+    assert billions("transformer_seq2seq", heads=heads) == printed
+
+
+@pytest.mark.parametrize(
+    ("vocab", "all_rows"), [(32275, False), (32276, True), (32515, True), (32516, False)]
+)
+def test_table_3_determines_the_vocabulary(vocab: int, all_rows: bool) -> None:
+    """The limits that the file names."""
+    found = [billions("transformer_seq2seq", heads=heads, vocab=vocab) for _, heads, _ in TABLE_3]
+    assert (found == [printed for _, _, printed in TABLE_3]) is all_rows
+
+
+def test_mixture_of_experts_and_llama_have_the_published_parameters() -> None:
+    assert billions("moe_lm") == "0.90"
+    assert billions("llama") == "8.03"
+
+
+GENERATING = [
+    ("transformer_lm", "generate"),
+    ("transformer_lm", "beam_search"),
+    ("transformer_seq2seq", "translate"),
+    ("moe_lm", "generate"),
+    ("llama", "generate"),
+]
+
+
+@pytest.mark.parametrize(("file", "model"), GENERATING)
+def test_every_layout_generates_the_same(file: str, model: str) -> None:
+    """What `verify` says on NumPy; `test_generation.py` runs both backends."""
+    example = next(each for each in EXAMPLES if each.file == file)
+    command = ["verify", str(path(example)), "--model", model, "--backend", "numpy"]
+    assert main([*command, *options(example)]) == 0
+
+
+@pytest.mark.parametrize(("file", "model"), GENERATING)
+def test_generation_has_the_parameters_of_training(file: str, model: str) -> None:
+    trained = {(each.name, each.type) for each in program(file).parameters}
+    assert {(each.name, each.type) for each in program(file, model).parameters} == trained
+
+
+# What is sent
+
+
+def test_a_layer_of_the_two_dimensional_layout_sends_four_sums() -> None:
+    """Two forward and two back, each of a processor's [batch, length, d_model]: the least that the layout needs."""
+    sizes = {name: dim.size for name, dim in collectives.program().dims.items()}
+    size = sizes["batch"] // 16 * sizes["length"] * sizes["d_model"]
+    found = [(c.stage, c.kind, c.axes, c.elements) for c in collectives.collectives() if c.where == "layer"]
+    assert found == [
+        (stage, "all_reduce", ("cols",), size) for stage in ("forward", "forward", "backward", "backward")
+    ]
+
+
+def test_each_gradient_is_reduced_once() -> None:
+    """As many elements as a processor has of parameters, gradients inside of the loop left to be completed after it."""
+    program = collectives.program()
+    held = [a.value.type for a in program.function("step").arguments if a.role == "parameter"]
+    reduced = sum(c.elements for c in collectives.collectives() if c.is_gradient)
+    assert reduced == sum(type.local_size(program.placed_on) for type in held)
+
+
+def kinds_by_dim(program: Program, function: str, dim: str) -> set[str]:
+    """The kinds of the collectives that send something with this dimension, the update of parameters aside."""
+    return {
+        KIND_OF[eqn.op]
+        for eqn in walk(program.function(function).body)
+        if eqn.op in KIND_OF and eqn.stage != "update"
+        if any(dim in value.type.names for value in eqn.operands)
+    }
+
+
+@pytest.mark.parametrize("layout", ["expert_parallel", "hybrid"])
+def test_tokens_reach_their_experts_by_all_to_all_alone(layout: str) -> None:
+    """What has a place at an expert is sent by all-to-all; experts' parameters stay, or are gathered in parts."""
+    program = lowered("moe_lm", layout)
+    assert kinds_by_dim(program, "step", "capacity") == {"all_to_all"}
+    experts = kinds_by_dim(program, "step", "experts")
+    assert experts - {"all_to_all"} <= ({"all_gather", "reduce_scatter"} if layout == "hybrid" else set())
+
+
+def test_all_that_experts_send_is_counted() -> None:
+    """There and back, forward and backward, in six layers: groups x experts x capacity x d_model on 8 processors."""
+    program = lowered("moe_lm", "expert_parallel")
+    mesh = program.placed_on
+    sizes = {name: dim.size for name, dim in program.dims.items()}
+    sent = [
+        sum(value.type.local_size(mesh) for value in eqn.operands)
+        for eqn in walk(program.function("step").body)
+        if eqn.op == "all_to_all"
+    ]
+    each = sizes["groups"] * sizes["experts"] * sizes["capacity"] * sizes["d_model"] // 8
+    assert sent == [each] * 4
+
+
+def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered() -> None:
+    """Of what is sent over `data`, only numbers are all-reduced."""
+    program = lowered("llama", "fsdp")
+    over_data = [e for e in walk(program.function("step").body) if e.op in KIND_OF and "data" in axes_of(e)]
+    assert {KIND_OF[e.op] for e in over_data} == {"all_gather", "reduce_scatter", "all_reduce"}
+    reduced = [value for e in over_data if e.op == "all_reduce" for value in e.operands]
+    assert all(not value.type.dims for value in reduced)
+
+
+@pytest.mark.parametrize(("file", "model"), GENERATING)
+def test_caches_are_never_sent(file: str, model: str) -> None:
+    """The dimension of remembered positions is in no collective, and so no key or value moves."""
+    layout = "fsdp" if file == "llama" else "hybrid"
+    memory = "target_memory" if file == "transformer_seq2seq" else "memory"
+    assert kinds_by_dim(lowered(file, layout, model), "forward", memory) == set()
