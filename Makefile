@@ -8,7 +8,7 @@ MTFC := $(BIN)/mtfc
 SOURCES := mtfc tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format tables bench fuzz clean
+.PHONY: help setup demo test lint format tables docs bench fuzz clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ format: setup  ## rewrite the Python files and examples in canonical form
 
 tables: setup  ## remake the parser's tables after a change to the grammar
 	$(BIN)/python -m mtfc.frontend.tables
+
+docs: setup  ## rewrite what is generated in docs/: the library reference, tables, what commands print
+	$(BIN)/python -m pytest --quiet --update-golden tests/test_docs.py tests/test_readme.py
 
 bench: setup  ## measure speed against the figures to reach
 	$(BIN)/python -m benchmarks

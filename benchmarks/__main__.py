@@ -11,12 +11,13 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import compile_time, peer_jax, simulation, startup
+from benchmarks import compile_time, networks, peer_jax, simulation, startup
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
     "compile": compile_time.figures,
+    "networks": networks.figures,
     "simulation": simulation.figures,
     "jax": peer_jax.figures,
 }
