@@ -1,5 +1,8 @@
-"""What all tests share: the option that rewrites golden texts, Hypothesis without a clock on shared machines, and eight
-virtual devices for JAX, which are asked for before anything imports it."""
+"""What all tests share: the option that rewrites golden texts, Hypothesis without a clock on shared machines and with the same
+cases every time, and eight virtual devices for JAX, which are asked for before anything imports it.
+
+A failing case is shown as it was drawn; `pytest --hypothesis-profile shrink` makes it small, which can take minutes.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
-settings.register_profile("mtfc", deadline=None)
+settings.register_profile(
+    "mtfc", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate), print_blob=False
+)
+settings.register_profile("shrink", deadline=None, derandomize=True)
 settings.load_profile("mtfc")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given, settings
 
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, grouped, layout_cost, total
 from mtfc.compiler.analysis.cost_json import costs_json
@@ -18,8 +17,9 @@ from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, lowered
+from tests.properties.campaign import holds_for
 
-MANY, FEW = settings(max_examples=200), settings(max_examples=60)
+MANY, FEW = holds_for(programs(), 100), holds_for(programs(), 40)
 
 
 def by_kind_and_axes(charges: Iterable[Charge]) -> dict[object, list[Charge]]:
@@ -27,7 +27,6 @@ def by_kind_and_axes(charges: Iterable[Charge]) -> dict[object, list[Charge]]:
 
 
 @MANY
-@given(programs())
 def test_formulas_have_the_values_of_the_numbers(generated: Generated) -> None:
     program = lowered(generated.source)
     numbers, symbolic = layout_cost(program), formulas(program)
@@ -45,7 +44,6 @@ def test_formulas_have_the_values_of_the_numbers(generated: Generated) -> None:
 
 
 @MANY
-@given(programs())
 def test_memory_is_what_its_definition_says(generated: Generated) -> None:
     """Between the values that are needed across some equation and those that it makes, uses or crosses it."""
     program = lowered(generated.source)
@@ -104,7 +102,6 @@ def bounds(function: Function, mesh: Mesh) -> tuple[list[int], list[int]]:
 
 
 @FEW
-@given(programs())
 def test_parts_add_up(generated: Generated) -> None:
     cost = layout_cost(lowered(generated.source))
     parts = cost.memory.parts()
@@ -117,12 +114,11 @@ def test_parts_add_up(generated: Generated) -> None:
 
 
 @FEW
-@given(programs())
 def test_reports_show_every_collective(generated: Generated) -> None:
     """And every cost belongs to a line of the file."""
     cost = layout_cost(lowered(generated.source))
     text = layout_report(cost, {FILE: generated.source})
-    assert all(charge.span is not None and charge.span.file == FILE for charge in cost.step)
+    assert all(charge.span is not None and charge.span.inside(FILE).file == FILE for charge in cost.step)
     for charge in cost.step:
         assert charge.kind is None or f"{charge.kind}{{{', '.join(charge.axes)}}}" in text
     assert set(costs_json([cost])["layouts"][0]["step"]["collectives"]) == set(KINDS)
