@@ -68,6 +68,7 @@ class Combiner:
         for eqn in function.body:
             if eqn.op == "all_reduce":
                 self.reductions.setdefault(eqn.operands[0], []).append(eqn)
+        self._ready(tuple(argument.value for argument in function.arguments))
         for eqn in function.body:
             if eqn.op != "all_reduce":
                 self._append(eqn)
