@@ -64,10 +64,18 @@ COMPONENTWISE: dict[str, Callable[..., Array]] = {
     "where": jnp.where,
 }
 
+
+def _first(x: Array, axis: tuple[int, ...], argument: Callable[..., Array]) -> Array:
+    """The extremum over axes, whose gradient has the first element that attains it."""
+    flat = jnp.moveaxis(x, axis, range(len(axis)))
+    flat = flat.reshape(-1, *flat.shape[len(axis) :])
+    return jnp.take_along_axis(flat, argument(flat, axis=0)[None], axis=0)[0]
+
+
 REDUCTIONS: dict[str, Callable[..., Array]] = {
     "sum": jnp.sum,
-    "max": jnp.max,
-    "min": jnp.min,
+    "max": lambda x, axis: _first(x, axis, jnp.argmax),
+    "min": lambda x, axis: _first(x, axis, jnp.argmin),
     "prod": jnp.prod,
     "any": jnp.any,
     "all": jnp.all,
@@ -258,9 +266,19 @@ def _drawn(eqn: Equation, *numbers: Array) -> Array:
     return getattr(jax.random, eqn.op)(key, _shape(eqn), jnp.float32)
 
 
+def _is_argmax(eqn: Equation, x: Array) -> Array:
+    axes = tuple(_axis(eqn, dim.name) for dim in eqn.attrs["over"])
+    sizes = [x.shape[i] for i in axes]
+    flat = jnp.moveaxis(x, axes, range(len(axes)))
+    flat = flat.reshape(-1, *flat.shape[len(axes) :])
+    hit = jax.nn.one_hot(jnp.argmax(flat, axis=0), len(flat), axis=0)
+    return jnp.moveaxis(hit.reshape(*sizes, *hit.shape[1:]), range(len(axes)), axes)
+
+
 STRUCTURE: dict[str, Callable[..., Array]] = {
     "cast": lambda eqn, x: x,
     "einsum": _einsum,
+    "is_argmax": _is_argmax,
     "argmax": lambda eqn, x: jnp.argmax(x, axis=_axis(eqn, eqn.attrs["over"][0].name)),
     "broadcast": lambda eqn, x: jnp.broadcast_to(_aligned(x, eqn.operands[0], eqn.result), _shape(eqn)),
     "transpose": lambda eqn, x: _aligned(x, eqn.operands[0], eqn.result),

@@ -184,6 +184,14 @@ class Pooling:
         shape = f".reshape{self.result}" if self.reshaped else ""
         return f"lax.reduce_window({what})" + shape + (f".astype({code.dtype})" if narrow else "")
 
+    def pulled_back(self, code: Code, order: tuple[int, ...]) -> str:
+        """The gradient of the operand from that of the result, whose axes are to stand in this order."""
+        x, cotangent = code.args
+        if order != tuple(range(len(order))):
+            cotangent = f"{cotangent}.transpose{order}"
+        pool = self.text(attrs.evolve(code, args=("x",)))
+        return f"jax.vjp(lambda x: {pool}, {x})[1]({cotangent})[0]"
+
     def _padded(self, code: Code) -> str:
         """The operand with numbers around it: what is padded later stands in the corners."""
         text = code.args[0]

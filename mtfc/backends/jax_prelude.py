@@ -88,6 +88,15 @@ def top_k(x, k, axis):
     return lax.top_k(jnp.where(x == 0, jnp.zeros((), x.dtype), x), k, axis=axis)
 
 
+def is_argmax(x, axes):
+    """Whether each element is the largest one over `axes`, the first among equals in their order."""
+    parts = jnp.moveaxis(x, axes, range(len(axes)))
+    flat = parts.reshape(-1, *parts.shape[len(axes) :])
+    number = jnp.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
+    found = (jnp.argmax(flat, axis=0) == number).reshape(parts.shape)
+    return jnp.moveaxis(found, range(len(axes)), axes)
+
+
 def gather(table, ids, axis, shared=()):
     """The elements of `table` that `ids` point at along `axis`, and 0 where they point outside.
 

@@ -227,6 +227,15 @@ def cumsum(x, axis, exclusive=False, reverse=False):
     return np.moveaxis(sums[:: -1 if reverse else 1], 0, axis).astype(x.dtype, copy=False)
 
 
+def is_argmax(x, axes):
+    """Whether each element is the largest one over `axes`, the first among equals in their order."""
+    parts = np.moveaxis(x, axes, range(len(axes)))
+    flat = parts.reshape(-1, *parts.shape[len(axes) :])
+    number = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
+    found = (np.argmax(flat, axis=0) == number).reshape(parts.shape)
+    return np.moveaxis(found, range(len(axes)), axes)
+
+
 def gather(table, ids, axis, shared=()):
     """The elements of `table` that `ids` point at along `axis`, and 0 where they point outside.
 

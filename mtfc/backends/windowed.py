@@ -276,24 +276,62 @@ def _spread(w: Sliding) -> Spatial:
 
 def _pooled(c: Context, eqn: Equation) -> Fused | None:
     """A reduction over the elements of every window, and nothing else, is one of the array that is windowed."""
-    windows, gone = eqn.operands[0], {dim.name for dim in over(eqn)}
-    found = c.base(windows)
-    kernels = {w.kernel for w in found.windows}
-    if not found.windows or kernels != gone or not found.covers(windows.type.names):
+    found = c.base(eqn.operands[0])
+    plan = _pooling(c, eqn, found)
+    return ((found.value,), plan.text) if plan else None
+
+
+def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
+    """A reduction of windows, or `is_argmax` of them, as a pooling of what they were found to be windows of."""
+    gone, kernels = {dim.name for dim in over(eqn)}, {w.kernel for w in found.windows}
+    if not found.windows or kernels != gone or not found.covers(eqn.operands[0].type.names):
         return None
-    base = {**found.names, **{w.out: w.source for w in found.windows if w.out}}
-    made, sizes = [base[name] for name in eqn.result.type.names], c.sizes(found.value)
+    base, sizes = {**found.names, **{w.out: w.source for w in found.windows if w.out}}, c.sizes(found.value)
+    kept = [name for name in eqn.result.type.names if name not in gone]
+    made = [base[name] for name in kept]
     if made != [name for name in sizes if name in made]:
         return None
-    by_dim = {w.source: _pooled_dim(w) for w in found.windows}
-    plan = Pooling(
-        reduction=eqn.op,
+    by_dim, result = {w.source: _pooled_dim(w) for w in found.windows}, c.sizes(eqn.result)
+    return Pooling(
+        reduction="max" if eqn.op == "is_argmax" else eqn.op,
         dims=tuple(by_dim.get(name, Pooled()) for name in sizes),
         order=tuple(list(sizes).index(w.source) for w in found.windows),
-        result=tuple(c.sizes(eqn.result).values()),
+        result=tuple(result[name] for name in kept),
         reshaped=len(made) < len(sizes),
     )
-    return (found.value,), plan.text
+
+
+def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
+    """fold(mask(is_argmax(windows of x), g)) is the gradient of a maximum over the windows: JAX's own."""
+    folded = c.folded(eqn.result)
+    if folded is None or c.op(folded.value) != "mask":
+        return None
+    hit, g = c.defined[folded.value].operands
+    if c.op(hit) != "is_argmax":
+        return None
+    windows, gone = c.defined[hit].operands[0], [dim.name for dim in over(c.defined[hit])]
+    found = c.base(windows)
+    x, plan = found.value, _pooling(c, c.defined[hit], found)
+    if plan is None or not _same_windows(found, folded) or x.type.names != eqn.result.type.names:
+        return None
+    if any(w.geometry.dilation > 1 for w in found.windows):
+        return None  # of such JAX has no gradient
+    sources = [w.source for kernel in gone for w in found.windows if w.kernel == kernel]
+    if sources != [name for name in x.type.names if name in sources]:
+        return None  # `is_argmax` would look for the first in another order
+    kept = [name for name in windows.type.names if name not in gone]
+    if sorted(kept) != sorted(g.type.names) or x.type.varying(c.mesh) != g.type.varying(c.mesh):
+        return None
+    order = tuple(g.type.names.index(name) for name in kept)
+    return (x, g), lambda code: plan.pulled_back(code, order)
+
+
+def _same_windows(one: Windowed, other: Windowed) -> bool:
+    """Whether the dimensions, and windows of them, are the same, whatever a window holds beyond the ends."""
+    known = {(w.source, w.out, w.kernel, w.geometry) for w in one.windows}
+    return one.names == other.names and known == {
+        (w.source, w.out, w.kernel, w.geometry) for w in other.windows
+    }
 
 
 def _pooled_dim(w: Sliding) -> Pooled:
@@ -304,13 +342,13 @@ def _pooled_dim(w: Sliding) -> Pooled:
 
 PATTERNS: Mapping[str, Callable[[Context, Equation], Fused | None]] = {
     "einsum": _convolved,
-    "fold": _transposed,
+    "fold": lambda c, eqn: _transposed(c, eqn) or _pooled_back(c, eqn),
     "sum": _pooled,
     "max": _pooled,
     "min": _pooled,
 }
 
-MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose"})
+MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose", "mask", "is_argmax"})
 """What patterns see through, and what therefore may have lost its use."""
 
 

@@ -147,6 +147,8 @@ CASES = {
     "any": reduction("any", "bool"),
     "all": reduction("all", "bool"),
     "argmax": one("argmax", "f32 b a", over=(A,)),
+    "is_argmax": one("is_argmax", "f32 b a", over=(A,)),
+    "is_argmax of several": one("is_argmax", "i32 c a b", over=(B, C)),
     "einsum": einsum("a b", "b c", "a c"),
     "einsum transposed": einsum("b a", "c b", "c a"),
     "einsum in a batch": einsum("a b c", "b m a", "m a c"),

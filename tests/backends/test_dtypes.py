@@ -89,7 +89,7 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     **{op: (BOOL, binary(op)) for op in ("and", "or")},
     "where": (ALL, lambda b, x, y: b("where", condition(b), x, y)),
     "mask": (NUMBERS, lambda b, x, y: b("mask", condition(b), x)),
-    **{op: (NUMBERS, reducing(op)) for op in ("sum", "max", "min", "argmax")},
+    **{op: (NUMBERS, reducing(op)) for op in ("sum", "max", "min", "argmax", "is_argmax")},
     "prod": (FLOATS, reducing("prod")),
     **{op: (BOOL, reducing(op)) for op in ("any", "all")},
     "cumsum": (NUMBERS, lambda b, x, y: b("cumsum", x, **CUMSUM)),

@@ -326,9 +326,7 @@ MOMENTUM = "momentum(0.5)"
 STORED = attrs.evolve(layout(a="rows", h="cols"), params=layout(b="rows").rules)
 
 
-def trained(
-    mesh: Mesh, layout: Layout, optimizer: str, steps: int = 3
-) -> tuple[list[float], dict[str, Any]]:
+def trained(mesh: Mesh, layout: Layout, optimizer: str, steps: int = 3) -> tuple[list[float], dict[str, Any]]:
     """The losses, and the parameters at the end."""
     program = two_layer(optimizer)
     module = load(generate(lower(program, mesh, layout)))

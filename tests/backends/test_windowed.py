@@ -226,6 +226,20 @@ def test_a_reduction_over_windows_is_one_call(window: str, layout: str, reductio
     check(model(body, "x: [b, h, w, c]", layout), convolutions=0, poolings=1)
 
 
+@pytest.mark.parametrize("layout", ["{}", "{ b: rows }", "{ h: cols, oh: cols, w: rows, ow: rows }"])
+@pytest.mark.parametrize("window", [text for text in WINDOWS.values() if "dilation" not in text])
+def test_the_gradient_of_a_maximum_over_windows_is_one_call(window: str, layout: str) -> None:
+    """Also where some elements are equal, and XLA computes what is pooled twice and rounds it differently."""
+    kernels = [name for name in ("k", "l") if f", {name}]" in window]
+    pooled = window.replace("x,", "relu(sin(x) * 100 - 20),")
+    body = f"y = max({pooled}, over = [{', '.join(kernels)}]); loss = sum(square(y)); return loss"
+    source = model(body, "x: [b, h, w, c]", layout)
+    check(source, convolutions=0, poolings=2)
+    text = text_of(lowered(source, "gradients"), "gradients")
+    assert "jax.vjp(" in text
+    assert not UNFUSED.search(text)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32", "u32"])
 @pytest.mark.parametrize("reduction", ["max", "min", "sum"])
 def test_pooling_in_every_dtype(reduction: str, dtype: str) -> None:

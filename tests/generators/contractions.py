@@ -136,7 +136,7 @@ def _divided(a: Term, b: Term) -> Term:
 
 
 def extreme(draw: Any, scope: Scope) -> Term:
-    """`max` and `min`, whose ties share the gradient."""
+    """`max` and `min`: the first among equals has the gradient."""
     x = sharp_operand(draw, scope)
     if not x.dims:
         return x

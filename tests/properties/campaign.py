@@ -45,9 +45,7 @@ def holds_for(strategy: st.SearchStrategy[Any], examples: int = EXAMPLES) -> Cal
     return decorate
 
 
-def search(
-    strategy: st.SearchStrategy[Any], check: Check, seeds: Iterable[int], shrink: bool = True
-) -> int:
+def search(strategy: st.SearchStrategy[Any], check: Check, seeds: Iterable[int], shrink: bool = True) -> int:
     """Check one random case for each seed, and give their number. A failing one is raised, made as small as minutes allow
     where `shrink` says so.
 

@@ -13,7 +13,9 @@ from tests.harness import HasSource, call, differentiated, exact_data, functions
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.properties.test_numpy import predicted
 
-AS_WRITTEN = {"xla_disable_hlo_passes": "cse,constant_folding,algsimp,while-loop-invariant-code-motion,simplify-while-loops"}
+AS_WRITTEN = {
+    "xla_disable_hlo_passes": "cse,constant_folding,algsimp,while-loop-invariant-code-motion,simplify-while-loops"
+}
 SINGLE_PRECISION = Options(reals=("f32",), statements=8, layouts=1)
 
 

@@ -23,9 +23,7 @@ test_simulation_gives_results = holds_for(SPATIAL, EXAMPLES)(
 test_simulation_sends_what_cost_predicts = holds_for(SPATIAL, EXAMPLES)(
     test_numpy.test_simulation_sends_what_cost_predicts.check
 )
-test_jax_gives_results = holds_for(SINGLE_PRECISION, FEW_EXAMPLES)(
-    test_jax.test_jax_gives_the_results.check
-)
+test_jax_gives_results = holds_for(SINGLE_PRECISION, FEW_EXAMPLES)(test_jax.test_jax_gives_the_results.check)
 test_xla_compiles_what_cost_predicts = holds_for(SINGLE_PRECISION, FEW_EXAMPLES)(
     test_jax.test_xla_compiles_the_collectives_that_cost_predicts.check
 )

@@ -2,7 +2,7 @@
 
 A split dimension is reduced on each processor first; what is left is a reduction pending over its axes. `prod` and `cumsum` have
 no such collective: the shards' own products, or sums, are gathered. `argmax` takes two: for the largest element, and for the
-lowest of the places where it stands.
+lowest of the places where it stands, and `is_argmax` likewise.
 """
 
 from __future__ import annotations
@@ -139,24 +139,15 @@ def _sum_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b.broadcast(g[0], e.operands[0].type),)
 
 
-ROUNDING = {"f32": 2.0**-19, "f64": 2.0**-48, "f16": 2.0**-9, "bf16": 2.0**-6}
-"""How far apart, relatively, two results of one computation may be that were rounded in different places: sixteen units in the
-last place, and two where numbers of 16 bits are computed in more."""
+def _extremum_gradient(sought: Callable[[Any, Value], Value]) -> Gradient:
+    """The cotangent goes to the first of the elements that attain the extremum.
 
-
-def _extremum_gradient(reaches: str, back: str) -> Gradient:
-    """The cotangent shared equally by all elements that attain the extremum, but for rounding.
-
-    A compiler may compute the operand once for the extremum and once more for the comparison, and round the two differently, as
-    XLA does: an exact comparison would then find no element at all.
+    Which one that is says `is_argmax`, and no comparison with the extremum: XLA may compute the operand once for each of them and
+    round the two differently, so that no element would be found.
     """
 
     def gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-        x, extremum = e.operands[0], e.result
-        slack = b("mul", b("abs", extremum), b.like(ROUNDING[x.type.dtype], extremum))
-        hit = b(reaches, x, b(back, extremum, slack))
-        count = b("sum", b.cast(hit, x.type.dtype), over=over(e))
-        return (b("mask", hit, b("div", g[0], count)),)
+        return (b("mask", b("is_argmax", sought(b, e.operands[0]), over=over(e)), g[0]),)
 
     return gradient
 
@@ -227,6 +218,68 @@ ARGMAX = OpDef(
     numpy=_argmax_text("np"),
     jax=_argmax_text("jnp"),
     doc="Index of the largest element along one dimension, the lowest among equals.",
+)
+
+
+def _is_argmax_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    check_dtypes(types, NUMBERS)
+    remaining(types[0], attributes)
+    return (TensorType("bool", types[0].dims),)
+
+
+def _is_argmax(shard: Shard, x: Any) -> Any:
+    np, positions = shard.np, _positions(shard)
+    parts = np.moveaxis(x, positions, range(len(positions)))
+    flat = parts.reshape(-1, *parts.shape[len(positions) :])
+    found = np.argmax(flat, axis=0) == np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
+    return np.moveaxis(found.reshape(parts.shape), range(len(positions)), positions)
+
+
+def _is_argmax_rule(eqn: Equation) -> LayoutRule:
+    return LayoutRule(index={dim.name: None for dim in over(eqn)}, whole=frozenset(d.name for d in over(eqn)))
+
+
+def _distribute_is_argmax(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+    """One dimension after the other; along a split one, the first of the shards with the largest element, and the first there."""
+    build, gone, x = b.build, over(eqn), eqn.operands[0]
+    if not any(b.split(eqn, dim) for dim in gone):
+        return None
+    hits = []
+    for i, dim in enumerate(gone):
+        largest = build("max", x, over=gone[i + 1 :]) if gone[i + 1 :] else x
+        split = b.split(eqn, dim)
+        if split is None:
+            hits.append(build("is_argmax", largest, over=(dim,)))
+        else:
+            parts = b.cut(largest, split)
+            inside = build("is_argmax", parts, over=(split.inner,))
+            shard = build("is_argmax", build("max", parts, over=(split.inner,)), over=(split.blocks,))
+            hit = build("and", inside, build.broadcast(shard, inside.type))
+            hits.append(b.merged(hit, split.blocks, split.inner, dim))
+    found = hits[-1]
+    for hit in hits[:-1]:
+        found = build("and", found, build.broadcast(hit, found.type))
+    return (found,)
+
+
+def _is_argmax_text(code: Code) -> str:
+    axes = tuple(code.axis(0, dim.name) for dim in over(code.eqn))
+    return f"is_argmax({code.args[0]}, axes={axes})"
+
+
+IS_ARGMAX = OpDef(
+    name="is_argmax",
+    infer=_is_argmax_infer,
+    place=place_by_layout,
+    layout_rule=_is_argmax_rule,
+    distribute=_distribute_is_argmax,
+    linear=not_linear,
+    gradient=no_gradient,
+    flops=flops_per_operand,
+    evaluate=_is_argmax,
+    numpy=_is_argmax_text,
+    jax=_is_argmax_text,
+    doc="Whether an element is the largest one over dimensions, the first among equals in the order in which `over` names them.",
 )
 
 
@@ -303,13 +356,16 @@ CUMSUM = OpDef(
 OPS = (
     reduction("sum", _partial("sum"), _sum_gradient, "Sum over dimensions.", linear=linear_in_first),
     reduction(
-        "max", _partial("max"), _extremum_gradient("ge", "sub"), "Largest element; equals share the gradient."
+        "max",
+        _partial("max"),
+        _extremum_gradient(lambda b, x: x),
+        "Largest element; the first among equals has the gradient.",
     ),
     reduction(
         "min",
         _partial("min"),
-        _extremum_gradient("le", "add"),
-        "Smallest element; equals share the gradient.",
+        _extremum_gradient(lambda b, x: b("neg", x)),
+        "Smallest element; the first among equals has the gradient.",
     ),
     reduction(
         "prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS, distribute=_distribute_prod
@@ -317,5 +373,6 @@ OPS = (
     reduction("any", _partial("max"), no_gradient, "Whether any element holds.", BOOL),
     reduction("all", _partial("min"), no_gradient, "Whether all elements hold.", BOOL),
     ARGMAX,
+    IS_ARGMAX,
     CUMSUM,
 )
