@@ -16,7 +16,12 @@ from hypothesis import Phase, settings
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 settings.register_profile(
-    "mtfc", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate), print_blob=False
+    "mtfc",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    phases=(Phase.explicit, Phase.generate),
+    print_blob=False,
 )
 settings.register_profile("shrink", deadline=None, derandomize=True)
 settings.load_profile("mtfc")

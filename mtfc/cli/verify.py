@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import attrs
@@ -82,10 +82,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
     reference = Reference.of(program, options)
     results = []
-    for case, backend in product(selection.cases, backends):
-        results.append(reference.compared(case, backend))
+    for result in chain.from_iterable(reference.compared(case, backends) for case in selection.cases):
+        results.append(result)
         if options.format == "text":
-            print(_line(results[-1]), flush=True)
+            print(_line(result), flush=True)
     ok = not any(result.wrong for result in results)
     print(
         json.dumps(_json(results, ok, reference.tolerance), indent=2)
@@ -127,11 +127,18 @@ class Reference:
         expected = {**_parts(results, program), "parameters": drawn}
         return cls(program, batches[0], options.seed, expected, _tolerance(differentiated, options.dtype))
 
-    def compared(self, case: Case, backend: str) -> Result:
-        if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
-            reason = f"{case.mesh.devices} processors are more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
-            return Result(case, backend, {}, skipped=reason)
-        module = load(case.lower(self.program, of="gradients"), backend)
+    def compared(self, case: Case, backends: Iterable[str]) -> Iterator[Result]:
+        """What each backend makes of the program under a layout."""
+        lowered = case.lower(self.program, of="gradients")
+        for backend in backends:
+            if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
+                most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
+                yield Result(case, backend, {}, skipped=f"{case.mesh.devices} processors are {most}")
+            else:
+                yield self._compared(case, lowered, backend)
+
+    def _compared(self, case: Case, lowered: Program, backend: str) -> Result:
+        module = load(lowered, backend)
         drawn = Session.start(module, self.seed, {}).parameters()
         session = Session.start(module, self.seed, self.expected["parameters"])
         actual = {**_parts(session.evaluate("gradients", self.inputs), self.program), "parameters": drawn}

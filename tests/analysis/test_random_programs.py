@@ -19,7 +19,7 @@ from tests.generators.programs import Generated, programs
 from tests.harness import FILE, lowered
 from tests.properties.campaign import holds_for
 
-MANY, FEW = holds_for(programs(), 100), holds_for(programs(), 40)
+MANY, FEW = holds_for(programs(), 60), holds_for(programs(), 25)
 
 
 def by_kind_and_axes(charges: Iterable[Charge]) -> dict[object, list[Charge]]:

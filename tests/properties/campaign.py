@@ -13,8 +13,8 @@ from zlib import crc32
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 100
-FEW_EXAMPLES = 40
+EXAMPLES = 60
+FEW_EXAMPLES = 25
 """Where each example takes a second or so."""
 
 PHASES = (Phase.generate, Phase.shrink)
