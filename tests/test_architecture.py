@@ -17,6 +17,7 @@ MODULES = sorted((ROOT / "mtfc").rglob("*.py"))
 FLOORS = [
     ("mtfc.compiler.diagnostics", 1),
     ("mtfc.compiler.render", 1),
+    ("mtfc.compiler.hardware", 2),
     ("mtfc.compiler.ir.types", 2),
     ("mtfc.compiler.ir.core", 2),
     ("mtfc.compiler.ir.opdef", 2),

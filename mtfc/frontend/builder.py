@@ -136,6 +136,15 @@ class Builder:
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
         return ast.LayoutDecl(span, name, mesh, rules, stored.get("params"), stored.get("optimizer"), values)
 
+    def hardware_decl(
+        self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]
+    ) -> ast.HardwareDecl | ast.Broken:
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset((name.text,)))
+        figures = tuple(entry for entry in entries if isinstance(entry, ast.Figure))
+        links = tuple(entry for entry in entries if isinstance(entry, ast.Link))
+        return ast.HardwareDecl(span, name, figures, links)
+
     def train_decl(
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
     ) -> ast.TrainDecl | ast.Broken:

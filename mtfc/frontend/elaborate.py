@@ -11,11 +11,13 @@ from functools import partial
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics, Span
+from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend import ast
 from mtfc.frontend.declarations import Sizes, declare_meshes
 from mtfc.frontend.functions import check_signature
+from mtfc.frontend.hardware import declare_hardware
 from mtfc.frontend.models import Model, elaborate_model
 from mtfc.frontend.modules import Loader, Neighbour, all_of, no_neighbour
 from mtfc.frontend.optimizers import check_optimizers
@@ -34,6 +36,7 @@ class Module:
     meshes: dict[str, Mesh]
     layouts: tuple[DeclaredLayout, ...]
     programs: tuple[Program, ...]
+    hardware: dict[str, Hardware]
 
 
 def elaborate(
@@ -51,6 +54,7 @@ def elaborate(
     loader = Loader(Reports(diagnostics), neighbour)
     scope = loader.main(file, dims or {})
     meshes = declare_meshes(all_of(file, ast.MeshDecl), scope)
+    hardware = declare_hardware(all_of(file, ast.HardwareDecl), scope)
     for decl in all_of(file, ast.FnDecl):
         check_signature(decl, scope)
     check_optimizers(all_of(file, ast.OptimizerDecl), scope)
@@ -67,6 +71,7 @@ def elaborate(
         {name: mesh for name, mesh in meshes.items() if mesh is not None},
         layouts,
         tuple(each.program for each in _chosen(trained, model, scope)),
+        {name: each for name, each in hardware.items() if each is not None},
     )
 
 

@@ -54,6 +54,7 @@ STARTS = (
     ("a declaration such as `dim` or `model`", frozenset(("DIM", "MODEL"))),
     ("a statement", frozenset(("PARAM", "STATE", "RETURN", "NAME"))),
     ("an entry such as `minimize loss`", frozenset(("MINIMIZE", "NAME"))),
+    ("an entry such as `device: { ... }`", frozenset(("LINK", "NAME"))),
     ("an entry such as `batch: rows`", frozenset(("VALUE", "NAME"))),
 )
 # Beside these, other tokens are worth a mention.

@@ -138,6 +138,19 @@ def rules() -> st.SearchStrategy[tuple[ast.LayoutRule, ...]]:
 
 
 @cache
+def figures() -> st.SearchStrategy[tuple[ast.Figure, ...]]:
+    """With tables two deep."""
+    here = st.just(HERE)
+    pairs = tuples(expressions(), 2).map(lambda items: ast.Tuple(HERE, items))
+    plain = expressions() | pairs
+    by_size = st.builds(ast.Figure, here, st.builds(ast.Int, here, st.integers(0, 2**63 - 1)), plain)
+    tables = st.builds(ast.Figures, here, tuples(by_size))
+    inner = st.builds(ast.Figure, here, names(), plain | tables)
+    nested = st.builds(ast.Figures, here, tuples(inner, 0, 2))
+    return tuples(st.builds(ast.Figure, here, names(), plain | nested), 0, 3)
+
+
+@cache
 def declarations() -> st.SearchStrategy[ast.Declaration]:
     here = st.just(HERE)
     body = tuples(statements(), 0, 4)
@@ -161,6 +174,9 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             rule_sets,
             rule_sets,
             tuples(values, 0, 2),
+        )
+        | st.builds(
+            ast.HardwareDecl, here, names(), figures(), tuples(st.builds(ast.Link, here, names(), figures()))
         )
         | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)
         | st.builds(ast.FnDecl, here, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)

@@ -24,7 +24,7 @@ from tests.generators.text import arbitrary_text, mutated_programs
 
 FILE = "file.mtf"
 CASES = Path(__file__).parent.parent / "diagnostics"
-OF_OPTIONS = {"E311", "E312"}  # about the command line, which the cases do not have
+OF_OPTIONS = {"E311", "E312", "E313", "E316"}  # about the command line, which the cases do not have
 
 
 def test_codes_are_those_that_are_reported() -> None:

@@ -140,6 +140,10 @@ layout zero on pod = {
   optimizer: { model: rows }
   value layers.ffn.h: { hidden: cols },
 }
+hardware box = {
+  device: { flops: { bf16: 1e12 }, memory: 80e9, bandwidth: { 1e3: 1e9, 1e6: 2e12 } }
+  link ici: { kind: torus, size: (4, 4), bandwidth: 450e9 / 2 }
+}
 fn dense[d_in, d_out](x: [..., d_in], gain = 1.0) -> [..., d_out] {
   param w: f32[d_in, d_out] = normal(stddev = 0.02)
   return einsum(x, w -> [..., d_out]) * gain

@@ -190,6 +190,27 @@ def _(node: ast.ValueRules) -> str:
 
 
 @source.register
+def _(node: ast.HardwareDecl) -> str:
+    entries = [*map(source, node.links), *map(source, node.figures)]
+    return f"hardware {source(node.name)} = {{{', '.join(entries)}}}"
+
+
+@source.register
+def _(node: ast.Link) -> str:
+    return f"link {source(node.name)}: {{{listed(node.figures)}}}"
+
+
+@source.register
+def _(node: ast.Figure) -> str:
+    return f"{source(node.key)}: {source(node.value)}"
+
+
+@source.register
+def _(node: ast.Figures) -> str:
+    return f"{{{listed(node.entries)}}}"
+
+
+@source.register
 def _(node: ast.ModelDecl) -> str:
     return f"model {source(node.name)}({listed(node.inputs)}) {block(node.body)}"
 

@@ -1,0 +1,99 @@
+"""What programs run on: devices, and the links between them.
+
+A machine is described as far as a prediction needs: how fast one device computes and reads its memory, and how fast it sends to
+its neighbours. Rates may depend on the size of what is computed or sent, as small things take longer than their size says
+(`Rate`). Links nest: the first connects devices, the next connects what the first one connects, and so on.
+
+Units are those of the SI: FLOP/s, bytes, bytes/s, seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp, log, prod
+from typing import Literal
+
+import attrs
+
+Kind = Literal["switch", "ring", "torus"]
+KINDS: tuple[Kind, ...] = ("switch", "ring", "torus")
+
+
+@attrs.frozen
+class Rate:
+    """Something per second, by size: (size, rate) in ascending order of sizes; a plain number is one pair.
+
+    Between two sizes the rate is interpolated on logarithmic scales, beyond the first and last it stays.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def constant(cls, rate: float) -> Rate:
+        return cls(((1.0, rate),))
+
+    @property
+    def peak(self) -> float:
+        return max(rate for _, rate in self.points)
+
+    def at(self, size: float) -> float:
+        """The rate at which `size` FLOPs or bytes are worked off."""
+        above = next((i for i, (each, _) in enumerate(self.points) if each >= size), len(self.points))
+        if above in (0, len(self.points)):
+            return self.points[min(above, len(self.points) - 1)][1]
+        (low, slow), (high, fast) = self.points[above - 1 : above + 1]
+        share = log(size / low) / log(high / low)
+        return exp(log(slow) + share * log(fast / slow))
+
+
+@attrs.frozen
+class Device:
+    """One processor: FLOP/s by dtype and by the FLOPs of one kernel, memory in bytes, its bandwidth in bytes/s by the bytes that
+    one kernel reads and writes, and the seconds that starting a kernel costs.
+    """
+
+    flops: Mapping[str, Rate]
+    memory: float
+    bandwidth: Rate
+    overhead: float = 0.0
+
+    def rate(self, dtype: str) -> Rate:
+        """FLOP/s of a dtype; of one that is not given, as in f32, or else as in the slowest that is."""
+        return (
+            self.flops.get(dtype) or self.flops.get("f32") or min(self.flops.values(), key=lambda r: r.peak)
+        )
+
+
+@attrs.frozen
+class Link:
+    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost.
+
+    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
+    torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring
+    devices have this bandwidth together. wraps: a side of a torus is a ring, with neighbours on both sides, where its length is
+    a multiple of this; it is a line elsewhere. `sizes` is empty for an outermost switch that has room for any number.
+    """
+
+    name: str
+    kind: Kind
+    sizes: tuple[int, ...]
+    bandwidth: Rate
+    latency: float
+    shared: int = 1
+    wraps: int = 1
+
+
+@attrs.frozen
+class Hardware:
+    """A machine, the innermost link first."""
+
+    name: str
+    device: Device
+    links: tuple[Link, ...]
+
+    @property
+    def devices(self) -> int | None:
+        """How many there are; None for any number."""
+        if any(not link.sizes for link in self.links):
+            return None
+        return prod(size for link in self.links for size in link.sizes)

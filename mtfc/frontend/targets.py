@@ -1,0 +1,69 @@
+"""The hardware that `--target` names: of the file, of the library, or of a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend import ast
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.library import FOLDER, SHOWN
+from mtfc.frontend.parser import parse
+from mtfc.frontend.scope import Scope
+
+HARDWARE = FOLDER / "hardware"
+OPTION = "<--target>"
+
+
+def library() -> tuple[str, ...]:
+    """The names of the machines that the library has: each in a file of that name."""
+    return tuple(sorted(path.stem for path in HARDWARE.glob("*.mtf")))
+
+
+def is_path(target: str) -> bool:
+    """Whether a target is a file and not a name."""
+    return Path(target).suffix == ".mtf"
+
+
+def named(target: str, module: Module) -> Hardware:
+    """The hardware that the file declares under this name, or else the library. Raises `CompileError` (E313)."""
+    name = target.strip()
+    if name in module.hardware:
+        return module.hardware[name]
+    if name in library():
+        return in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
+    scope = module.scope.for_text()
+    known = [*module.hardware, *library()]
+    help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
+    scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(target), name), known, help)
+    raise CompileError(scope.diagnostics)
+
+
+def in_file(text: str, file: str) -> Hardware:
+    """The first hardware that a file declares. Raises `CompileError`."""
+    diagnostics = Diagnostics()
+    module = elaborate(parse(text, file, diagnostics), diagnostics)
+    diagnostics.raise_if_errors()
+    if not module.hardware:
+        help = "such as `mtfc calibrate` writes"
+        Scope(diagnostics).error("E313", "this file declares no hardware", Span(file, 1, 1, 1, 1), help=help)
+        diagnostics.raise_if_errors()
+    return next(iter(module.hardware.values()))
+
+
+def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
+    """Raise `CompileError` (E316) unless the hardware has a device for each processor of the mesh."""
+    devices = hardware.devices
+    if devices is None or mesh.devices <= devices:
+        return
+    diagnostics = Diagnostics()
+    has = f"`{hardware.name}` has {devices} device{'s'[: devices - 1]}"
+    message = f"mesh `{mesh.name}` has {mesh.devices} processors, and {has}"
+    Scope(diagnostics).error("E316", message, _whole(target), help="choose a smaller mesh with `--mesh`")
+    diagnostics.raise_if_errors()
+
+
+def _whole(target: str) -> Span:
+    return Span(OPTION, 1, 1, 1, 1 + len(target))

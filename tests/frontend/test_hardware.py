@@ -1,0 +1,106 @@
+"""Hardware: what a declaration means, and that the library's machines are what their data sheets say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.format import format_source
+from mtfc.frontend.parser import parse
+from mtfc.frontend.targets import HARDWARE, check_room, in_file, library, named
+
+BOX = """\
+hardware box = {
+  device: {
+    flops: { f32: { 1e6: 1e9, 1e9: 4e10 }, bf16: 2 ** 40 }
+    memory: 16e9
+    bandwidth: 1e11
+    overhead: 2e-6
+  }
+  link wire: { kind: ring, size: 4, bandwidth: 10e9 / 2, latency: 1e-6 }
+  link net: { kind: switch, bandwidth: { 1000: 1e8, 1000000: 1e9 }, shared: 4 }
+}
+"""
+
+
+def module(text: str) -> Module:
+    diagnostics = Diagnostics()
+    found = elaborate(parse(text, "t.mtf", diagnostics), diagnostics)
+    diagnostics.raise_if_errors()
+    return found
+
+
+def test_a_declaration() -> None:
+    device = Device(
+        {"f32": Rate(((1e6, 1e9), (1e9, 4e10))), "bf16": Rate.constant(2.0**40)},
+        16e9,
+        Rate.constant(1e11),
+        2e-6,
+    )
+    wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
+    net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)
+    assert module(BOX).hardware == {"box": Hardware("box", device, (wire, net))}
+
+
+def test_rates_between_sizes() -> None:
+    rate = Rate(((1e2, 1e3), (1e4, 1e5), (1e5, 1e5)))
+    assert [rate.at(size) for size in (1, 1e2, 1e3, 1e4, 3e4, 1e9)] == pytest.approx(
+        [1e3, 1e3, 1e4, 1e5, 1e5, 1e5]
+    )
+    assert rate.peak == 1e5
+
+
+def test_a_dtype_that_is_not_given_is_like_f32() -> None:
+    f32, bf16, f16 = Rate.constant(2.0), Rate.constant(8.0), Rate.constant(6.0)
+    assert Device({"f32": f32, "bf16": bf16}, 1, f32).rate("i32") is f32
+    assert Device({"f16": f16, "bf16": bf16}, 1, f32).rate("f32") is f16
+
+
+def test_declared_hardware_goes_before_the_librarys() -> None:
+    own = module(BOX.replace("box", "h100"))
+    assert named("h100", own).device.memory == 16e9
+    assert named("h200", own).device.memory == 141e9
+
+
+def test_unknown_hardware() -> None:
+    with pytest.raises(CompileError) as error:
+        named("h10", module(BOX))
+    (diagnostic,) = error.value.diagnostics
+    assert (diagnostic.code, diagnostic.help) == ("E313", "did you mean `h100`?")
+
+
+def test_a_file_without_hardware() -> None:
+    with pytest.raises(CompileError, match="E313"):
+        in_file("dim batch = 4\n", "t.mtf")
+
+
+def test_a_mesh_that_is_too_large() -> None:
+    p100 = named("p100_cluster", module(""))
+    check_room(p100, Mesh("all", (("rows", 4), ("cols", 4))), "p100_cluster")
+    with pytest.raises(CompileError, match="E316"):
+        check_room(p100, Mesh("all", (("rows", 4), ("cols", 5))), "p100_cluster")
+    check_room(named("h100", module("")), Mesh("all", (("all", 10**6),)), "h100")
+
+
+@pytest.mark.parametrize("name", library())
+def test_every_machine_of_the_library(name: str) -> None:
+    """It is in a file of its name, in canonical form, and says where its figures are from."""
+    text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
+    assert format_source(text) == text
+    assert in_file(text, f"{name}.mtf").name == name
+    assert re.search("data sheet|documentation|Jouppi|the paper", text)
+
+
+def test_the_library_is_complete() -> None:
+    wanted = (
+        "p100_cluster k80_cluster p2_8xlarge tpu_v2 tpu_v3 tpu_v4 tpu_v5e tpu_v5p tpu_v6e v100 a100 h100 h200"
+    )
+    assert set(library()) == set(wanted.split())
+    sizes = {name: named(name, module("")).devices for name in library()}
+    assert (sizes["p100_cluster"], sizes["k80_cluster"], sizes["p2_8xlarge"]) == (16, 64, 8)
+    assert (sizes["tpu_v2"], sizes["tpu_v3"], sizes["tpu_v4"], sizes["h100"]) == (512, 2048, 4096, None)
