@@ -161,5 +161,9 @@ def test_compile_does_not_load_jax(kind: str) -> None:
     assert "jax" not in loaded_by("compile", "examples/digits.mtf", "--emit", kind)
 
 
+def test_simulate_does_not_load_jax() -> None:
+    assert not loaded_by("simulate", "examples/digits.mtf", "--target", "h100") & {"jax", "numpy"}
+
+
 def test_cost_does_not_load_jax() -> None:
     assert not loaded_by("cost", "examples/digits.mtf", "--symbolic") & {"jax", "numpy"}

@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "run": "execute a model, or train it",
     "verify": "check every layout on every backend against the undistributed program",
     "cost": "computation, communication and memory per device",
+    "simulate": "predict what a step takes on a machine",
     "fmt": "rewrite files in canonical form",
 }
 """Each is a module of this package, imported when it is asked for."""

@@ -11,6 +11,7 @@ from mtfc.cli.errors import UsageError
 from mtfc.cli.files import read_neighbour
 from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
@@ -49,10 +50,11 @@ class Case:
 
 @attrs.frozen
 class Selection:
-    """A global program, and at least one case."""
+    """A global program, at least one case, and the hardware that its file declares."""
 
     program: Program
     cases: tuple[Case, ...]
+    hardware: Mapping[str, Hardware]
 
 
 @attrs.frozen
@@ -89,7 +91,7 @@ def choose(
     declared = chosen_layouts(module, choice.layout, choice.mesh)
     declared = declared if every_layout else declared[:1]
     _check_legal(program, declared, diagnostics)
-    return Selection(program, tuple(_cases(declared, module, choice.mesh)))
+    return Selection(program, tuple(_cases(declared, module, choice.mesh)), module.hardware)
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:

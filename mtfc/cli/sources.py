@@ -41,7 +41,7 @@ class Sources:
 
     def add_options(self, options: argparse.Namespace) -> None:
         """Options whose text diagnostics may point into."""
-        for name in ("mesh", "layout"):
+        for name in ("mesh", "layout", "target"):
             if getattr(options, name, None) is not None:
                 self.texts[f"<--{name}>"] = getattr(options, name)
         sizes = getattr(options, "dims", {})

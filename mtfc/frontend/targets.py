@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend import ast
-from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.library import FOLDER, SHOWN
 from mtfc.frontend.parser import parse
 from mtfc.frontend.scope import Scope
@@ -27,15 +28,15 @@ def is_path(target: str) -> bool:
     return Path(target).suffix == ".mtf"
 
 
-def named(target: str, module: Module) -> Hardware:
-    """The hardware that the file declares under this name, or else the library. Raises `CompileError` (E313)."""
+def named(target: str, declared: Mapping[str, Hardware]) -> Hardware:
+    """The hardware that a file declares under this name, or else the library. Raises `CompileError` (E313)."""
     name = target.strip()
-    if name in module.hardware:
-        return module.hardware[name]
+    if name in declared:
+        return declared[name]
     if name in library():
         return in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
-    scope = module.scope.for_text()
-    known = [*module.hardware, *library()]
+    scope = Scope(Diagnostics())
+    known = [*declared, *library()]
     help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
     scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(target), name), known, help)
     raise CompileError(scope.diagnostics)

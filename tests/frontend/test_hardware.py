@@ -63,13 +63,13 @@ def test_a_dtype_that_is_not_given_is_like_f32() -> None:
 
 def test_declared_hardware_goes_before_the_librarys() -> None:
     own = module(BOX.replace("box", "h100"))
-    assert named("h100", own).device.memory == 16e9
-    assert named("h200", own).device.memory == 141e9
+    assert named("h100", own.hardware).device.memory == 16e9
+    assert named("h200", own.hardware).device.memory == 141e9
 
 
 def test_unknown_hardware() -> None:
     with pytest.raises(CompileError) as error:
-        named("h10", module(BOX))
+        named("h10", module(BOX).hardware)
     (diagnostic,) = error.value.diagnostics
     assert (diagnostic.code, diagnostic.help) == ("E313", "did you mean `h100`?")
 
@@ -80,11 +80,11 @@ def test_a_file_without_hardware() -> None:
 
 
 def test_a_mesh_that_is_too_large() -> None:
-    p100 = named("p100_cluster", module(""))
+    p100 = named("p100_cluster", {})
     check_room(p100, Mesh("all", (("rows", 4), ("cols", 4))), "p100_cluster")
     with pytest.raises(CompileError, match="E316"):
         check_room(p100, Mesh("all", (("rows", 4), ("cols", 5))), "p100_cluster")
-    check_room(named("h100", module("")), Mesh("all", (("all", 10**6),)), "h100")
+    check_room(named("h100", {}), Mesh("all", (("all", 10**6),)), "h100")
 
 
 @pytest.mark.parametrize("name", library())
@@ -101,6 +101,6 @@ def test_the_library_is_complete() -> None:
         "p100_cluster k80_cluster p2_8xlarge tpu_v2 tpu_v3 tpu_v4 tpu_v5e tpu_v5p tpu_v6e v100 a100 h100 h200"
     )
     assert set(library()) == set(wanted.split())
-    sizes = {name: named(name, module("")).devices for name in library()}
+    sizes = {name: named(name, {}).devices for name in library()}
     assert (sizes["p100_cluster"], sizes["k80_cluster"], sizes["p2_8xlarge"]) == (16, 64, 8)
     assert (sizes["tpu_v2"], sizes["tpu_v3"], sizes["tpu_v4"], sizes["h100"]) == (512, 2048, 4096, None)

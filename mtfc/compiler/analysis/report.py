@@ -12,15 +12,13 @@ import attrs
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, Sent, grouped, total
 from mtfc.compiler.analysis.formula import Formula
 from mtfc.compiler.analysis.sizes import Amount
-from mtfc.compiler.analysis.table import WIDTH, aligned, count_text, flops_text, shortened, wrapped
+from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.compiler.analysis.table import aligned, count_text, flops_text, wrapped
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, program_layout_text
 from mtfc.compiler.ir.types import Axes
-
-Line = tuple[str, int]
-"""A file and a line of it."""
 
 
 def layout_report(cost: LayoutCost, sources: Mapping[str, str]) -> str:
@@ -105,12 +103,12 @@ def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
     texts = {file: text.splitlines() for file, text in sources.items()}
     for line, inside in sorted(_lines(cost).items()):
         if set(inside) == {line}:
-            rows += _line_rows(_place(line, cost.file), _source(line, texts), inside[line], stages)
+            rows += _line_rows(place_text(line, cost.file), source_text(line, texts), inside[line], stages)
             continue
-        rows.append(_summed(_place(line, cost.file), _source(line, texts), inside.values(), stages))
+        rows.append(_summed(place_text(line, cost.file), source_text(line, texts), inside.values(), stages))
         for place, found in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
-            rows += _line_rows(_place(place, cost.file), f"  {_source(place, texts)}", found, stages)
-    return _fitted(rows)
+            rows += _line_rows(place_text(place, cost.file), f"  {source_text(place, texts)}", found, stages)
+    return fitted(rows)
 
 
 def _lines(cost: LayoutCost) -> dict[Line, Lines]:
@@ -118,8 +116,8 @@ def _lines(cost: LayoutCost) -> dict[Line, Lines]:
     found: dict[Line, Lines] = {}
 
     def at(span: Span | None) -> LineCost:
-        own = _line(span.inside(cost.file) if span else None)
-        return found.setdefault(own, {}).setdefault(_line(span), LineCost())
+        own = line_of(span.inside(cost.file) if span else None)
+        return found.setdefault(own, {}).setdefault(line_of(span), LineCost())
 
     for charge in cost.step:
         at(charge.span).charges.append(charge)
@@ -155,30 +153,6 @@ def _summed(place: str, source: str, found: Iterable[LineCost], stages: Sequence
 
 def _kept(amounts: Sequence[Amount]) -> str:
     return _bytes(sum(amounts, start=0)) if amounts else ""
-
-
-def _place(line: Line, own: str | None) -> str:
-    """The number of a line, with the file if that is not the user's own."""
-    file, number = line
-    return str(number or "-") if file in ("", own) else f"{file.rpartition('/')[2]}:{number}"
-
-
-def _fitted(rows: list[list[str]]) -> list[str]:
-    """The rows as a table, the text of the lines (column 1) cut so that it fits."""
-    columns = range(len(rows[0]))
-    taken = sum(2 + max(len(row[i]) for row in rows) for i in columns if i != 1)
-    cut = [[row[0], shortened(row[1], max(16, WIDTH - taken)), *row[2:]] for row in rows]
-    return aligned(cut, right={i for i in columns if i != 1})
-
-
-def _line(span: Span | None) -> Line:
-    return (span.file, span.line) if span else ("", 0)
-
-
-def _source(line: Line, texts: Mapping[str, Sequence[str]]) -> str:
-    file, number = line
-    text = texts.get(file, ())
-    return text[number - 1].strip() if 0 < number <= len(text) else ""
 
 
 def comparison(costs: Sequence[LayoutCost]) -> str:

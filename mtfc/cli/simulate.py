@@ -1,0 +1,113 @@
+"""`mtfc simulate`: what a step takes on a machine, and where the time goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mtfc.cli.errors import OK, UsageError
+from mtfc.cli.files import write_text
+from mtfc.cli.options import add_format, add_selection, add_source
+from mtfc.cli.selection import select
+from mtfc.cli.sources import Sources
+
+if TYPE_CHECKING:
+    from mtfc.compiler.hardware import Hardware
+    from mtfc.compiler.ir.types import Mesh
+
+EXAMPLES = """\
+examples:
+  mtfc simulate model.mtf --target h100                 a step on as many H100 as the first layout's mesh has processors
+  mtfc simulate model.mtf --target tpu_v4 --layout hybrid --trace step.json
+  mtfc simulate model.mtf --target mine.mtf             a machine of one's own, for example as mtfc calibrate wrote it
+  mtfc simulate model.mtf --target list                 the machines that there are
+"""
+
+LIST = "list"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    parser.add_argument(
+        "--target",
+        metavar="HW",
+        required=True,
+        help="hardware of the file, of the library, or of a .mtf file; `list` shows the names",
+    )
+    parser.add_argument("--trace", metavar="OUT.json", help="write a timeline for Perfetto or Chrome")
+    parser.add_argument(
+        "--place",
+        metavar="AXES",
+        help="the mesh axes from the innermost link outwards, such as cols,rows (default: the last axis first)",
+    )
+    add_selection(parser, "the first")
+    add_format(parser)
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.compiler.analysis.cost import layout_cost
+    from mtfc.compiler.analysis.step_json import step_json, trace
+    from mtfc.compiler.analysis.step_report import step_report
+    from mtfc.compiler.analysis.step_time import step_time
+    from mtfc.frontend import library
+    from mtfc.frontend.targets import check_room
+
+    selection = select(options, sources)
+    if options.target == LIST:
+        print(_machines(selection.hardware), end="")
+        return OK
+    hardware = _target(options.target, selection.hardware, sources)
+    (case,) = selection.cases
+    check_room(hardware, case.mesh, options.target)
+    order = _order(options.place, case.mesh)
+    program = case.lower(selection.program)
+    cost = layout_cost(program)
+    step = step_time(program.function("step" if cost.trains else "forward"), case.mesh, hardware, order)
+    if options.trace:
+        title = f"{cost.model}, layout {cost.layout.name} on {hardware.name}"
+        write_text(options.trace, json.dumps(trace(step, title)) + "\n")
+    if options.format == "json":
+        print(json.dumps(step_json(cost, step, hardware), indent=2))
+        return OK
+    texts = sources.texts | library.texts({span.file for span in step.lines if span})
+    print(step_report(cost, step, hardware, texts), end="")
+    return OK
+
+
+def _target(target: str, declared: Mapping[str, Hardware], sources: Sources) -> Hardware:
+    """Raises `CompileError`, and `UsageError` where a file cannot be read."""
+    from mtfc.frontend.targets import in_file, is_path, named
+
+    if not is_path(target):
+        return named(target, declared)
+    file = sources.read(target)
+    return in_file(sources.texts[file], file)
+
+
+def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
+    """All axes of the mesh, as `--place` has them. Raises `UsageError`."""
+    if text is None:
+        return ()
+    axes = tuple(axis.strip() for axis in text.split(","))
+    if sorted(axes) != sorted(mesh.names):
+        raise UsageError(f"--place takes the axes of the mesh, each once: {','.join(mesh.names[::-1])}")
+    return axes
+
+
+def _machines(declared: Mapping[str, Hardware]) -> str:
+    """What `--target` can name, one a line."""
+    from mtfc.compiler.analysis.table import aligned, count_text
+    from mtfc.compiler.ir.printer import bytes_text
+    from mtfc.frontend.targets import library, named
+
+    rows = [["target", "devices", "FLOP/s", "memory", "links"]]
+    for name in (*declared, *(each for each in library() if each not in declared)):
+        hardware = named(name, declared)
+        fastest, rate = max(hardware.device.flops.items(), key=lambda item: item[1].peak)
+        devices = "any number" if hardware.devices is None else str(hardware.devices)
+        links = " in ".join(link.name for link in hardware.links)
+        speed = f"{count_text(int(rate.peak))} in {fastest}"
+        rows.append([name, devices, speed, bytes_text(int(hardware.device.memory)), links])
+    return "\n".join(aligned(rows, indent="")) + "\n"

@@ -1,0 +1,78 @@
+"""Predicted time as text: what `mtfc simulate` prints of one layout on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtfc.compiler.analysis.cost import LayoutCost
+from mtfc.compiler.analysis.report import heading
+from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.compiler.analysis.step_time import Seconds, StepTime
+from mtfc.compiler.analysis.table import aligned
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.printer import bytes_text
+
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def step_report(cost: LayoutCost, step: StepTime, hardware: Hardware, sources: Mapping[str, str]) -> str:
+    """The parts of the time of a step, memory, and each line's share; `sources` holds each file's text by name."""
+    legend = "  By line: time that it computes, communicates, and keeps the processor waiting; the last in per cent of the step."
+    title, *rules = heading(cost)
+    lines = [f"{title}, on {hardware.name}", *rules, *_summary(cost, step, hardware)]
+    return "\n".join([*lines, "", legend, *_by_line(cost, step, sources)]) + "\n"
+
+
+def fits(cost: LayoutCost, hardware: Hardware) -> bool:
+    return int(cost.memory.total) <= hardware.device.memory  # type: ignore[arg-type]
+
+
+def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
+    total = step.total
+    links = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
+    held, room = bytes_text(int(cost.memory.total)), bytes_text(int(hardware.device.memory))  # type: ignore[arg-type]
+    rows = [
+        ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
+        ["computation", seconds_text(total.compute), ""],
+        ["communication", seconds_text(total.communication), f"links in use: {links}" if links else ""],
+        ["  exposed", seconds_text(total.exposed), "computation waits for it"],
+        ["memory", held, f"of {room}" if fits(cost, hardware) else f"does NOT fit in {room}"],
+    ]
+    return aligned(rows, right={1})
+
+
+def _by_line(cost: LayoutCost, step: StepTime, sources: Mapping[str, str]) -> list[str]:
+    """A row for each line that takes time, and below one that calls functions of other files, rows for their lines."""
+    texts = {file: text.splitlines() for file, text in sources.items()}
+    rows = [["line", "source", "compute", "communicate", "waits", "step"]]
+    for line, inside in sorted(lines_of(step, cost.file).items()):
+        whole = sum(inside.values(), start=Seconds())
+        rows.append(_row(place_text(line, cost.file), source_text(line, texts), whole, step.seconds))
+        if set(inside) == {line}:
+            continue
+        for place, each in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
+            rows.append(
+                _row(place_text(place, cost.file), f"  {source_text(place, texts)}", each, step.seconds)
+            )
+    return fitted(rows)
+
+
+def lines_of(step: StepTime, own: str | None) -> dict[Line, dict[Line, Seconds]]:
+    """What takes time by the user's line, and in it by the line in the function that was called."""
+    found: dict[Line, dict[Line, Seconds]] = {}
+    for span, seconds in step.lines.items():
+        inside = found.setdefault(line_of(span.inside(own) if span else None), {})
+        inside[line_of(span)] = inside.get(line_of(span), Seconds()) + seconds
+    return found
+
+
+def _row(place: str, source: str, found: Seconds, step: float) -> list[str]:
+    parts = (found.compute, found.communication, found.exposed)
+    share = (found.compute + found.exposed) / step if step else 0.0
+    return [place, source, *(seconds_text(each) if each else "" for each in parts), f"{share:.1%}"]
+
+
+def seconds_text(seconds: float) -> str:
+    """A time as people read it: `1.234 ms`."""
+    unit, name = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
+    return f"{seconds / unit:.4g} {name}"

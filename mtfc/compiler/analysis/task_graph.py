@@ -1,0 +1,66 @@
+"""Task graphs: what has to be done, where, how long it takes, and after what (FlexFlow, section 5.1).
+
+A connection between devices is a device too, and a transfer is a task on it: computation and communication overlap where nothing
+forbids it. Edges are orders in time only. A task's id is a tuple of numbers, and every edge goes from a smaller id to a larger
+one, so that a graph has no cycle and ids can break ties: equations in program order have this by themselves, and the parts of
+one equation are told apart by further numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+Id = tuple[int, ...]
+
+
+@attrs.frozen
+class Task:
+    """`seconds` on `device`, once all tasks of `after` are done."""
+
+    id: Id
+    device: str
+    seconds: float
+    after: tuple[Id, ...] = ()
+
+
+@attrs.frozen
+class Slot:
+    """When a task could start, starts and ends, in seconds."""
+
+    ready: float
+    start: float
+    end: float
+
+
+Timeline = Mapping[Id, Slot]
+
+
+class TaskGraph:
+    """Tasks by id, and which tasks wait for each. Raises `ValueError` where an edge leads nowhere or not upward."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self.tasks: dict[Id, Task] = {}
+        self.waiting: dict[Id, set[Id]] = {}
+        self.change(tasks)
+
+    def change(self, tasks: Iterable[Task], removed: Iterable[Id] = ()) -> None:
+        """Put tasks in, in place of those with their ids, and take others out."""
+        tasks = tuple(tasks)
+        for id in (*removed, *(task.id for task in tasks)):
+            for before in self.tasks[id].after if id in self.tasks else ():
+                self.waiting[before].discard(id)
+        for id in removed:
+            del self.tasks[id], self.waiting[id]
+        for task in tasks:
+            self.tasks[task.id] = task
+            self.waiting.setdefault(task.id, set())
+        for task in tasks:
+            self._connect(task)
+
+    def _connect(self, task: Task) -> None:
+        for before in task.after:
+            if before not in self.tasks or before >= task.id:
+                raise ValueError(f"task {task.id} cannot come after {before}")
+            self.waiting[before].add(task.id)

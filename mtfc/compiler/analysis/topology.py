@@ -1,0 +1,215 @@
+"""Where a mesh lies on a machine, and how long collectives take there.
+
+Links nest, and each is a *lane* or, as a torus, one lane for each side. The processors of a mesh are numbered row by row, and
+devices from the innermost lane outwards; so the last axis of a mesh lies innermost, unless another order is asked for. An axis
+may cover a lane in part, or several (`Stretch`).
+
+A collective over some axes works on all lanes that these cover at once (pipelined, as rings of rings do). On each its seconds are
+those of the ring algorithm, of which `n` are the members there, `S` the bytes of the whole array and `p` the devices that each
+member has:
+
+    all-gather, reduce-scatter   (n - 1) latency + S (n - 1) / (n p bandwidth)
+    all-reduce                   both of them
+    all-to-all                   (n - 1) latency + s (n - 1) / (n bandwidth), of s bytes on each device; on a ring or line, where
+                                 they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
+    permute                      latency and s / bandwidth for each hop
+
+`bandwidth` is that of one device when all send at once: of a link that k devices share, the k-th part. A ring has neighbours on
+both sides and so twice the bandwidth and half the steps; sides of a torus add up. Where several groups go over the same links
+of a ring, because a group's members are not adjacent, they share them. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
+scaling book (jax-ml.github.io/scaling-book/sharding) for tori and hierarchies: the largest over levels of S (n - 1) / (n W), of W
+the bandwidth of a member, which is p times that of its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, prod
+
+import attrs
+
+from mtfc.compiler.hardware import Hardware, Link
+from mtfc.compiler.ir.types import Axes, Mesh
+
+
+@attrs.frozen
+class Lane:
+    """One side of a link: what transfers queue for. `size` is None where there is room for any number."""
+
+    name: str
+    link: Link
+    size: int | None
+
+
+@attrs.frozen
+class Stretch:
+    """The part of a mesh axis on a lane: `size` members, `stride` places apart."""
+
+    lane: Lane
+    size: int
+    stride: int
+
+
+@attrs.frozen
+class Crossing:
+    """The members of a group of processors on one lane; `inner` devices of the group belong to each."""
+
+    lane: Lane
+    size: int
+    stride: int
+    inner: int
+    is_ring: bool
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether what is sent to a far member passes through others."""
+        return self.lane.link.kind != "switch"
+
+    @property
+    def steps(self) -> int:
+        """Neighbours that data passes on its way around."""
+        return self.stride * (self.size // 2 if self.is_ring else self.size - 1)
+
+
+def lanes(hardware: Hardware) -> list[Lane]:
+    """All lanes, the innermost first."""
+    found: list[Lane] = []
+    for link in hardware.links:
+        if len(link.sizes) < 2:
+            found.append(Lane(link.name, link, link.sizes[0] if link.sizes else None))
+            continue
+        sides = [Lane(f"{link.name}.{side}", link, size) for side, size in enumerate(link.sizes)]
+        found += reversed(sides)
+    return found
+
+
+@attrs.frozen
+class Topology:
+    """A mesh on a machine: the stretches of each axis, and how many members each lane has in use."""
+
+    mesh: Mesh
+    stretches: Mapping[str, tuple[Stretch, ...]]
+    used: Mapping[str, int]
+
+    @classmethod
+    def of(cls, mesh: Mesh, hardware: Hardware, innermost_first: Sequence[str] = ()) -> Topology:
+        """The mesh with its axes laid out in the given order, by default the last axis first.
+
+        An axis that no longer fits on a side of a torus goes to the next side, if all that is left finds room there.
+        """
+        order = tuple(innermost_first) or mesh.names[::-1]
+        free = _Free(lanes(hardware))
+        stretches = {}
+        for i, axis in enumerate(order):
+            rest = mesh.size(order[i:])
+            stretches[axis] = tuple(free.take(mesh.sizes[axis], rest))
+        return cls(mesh, stretches, free.used)
+
+    def crossings(self, axes: Axes) -> list[Crossing]:
+        """The lanes that a group over these axes works on, the innermost first."""
+        by_lane: dict[str, list[Stretch]] = {}
+        for axis in axes:
+            for stretch in self.stretches[axis]:
+                by_lane.setdefault(stretch.lane.name, []).append(stretch)
+        names = [name for name in self.used if name in by_lane]
+        inner, found = 1, []
+        for name in names:
+            size = prod(stretch.size for stretch in by_lane[name])
+            found.append(self._crossing(by_lane[name], size, inner))
+            inner *= size
+        return found
+
+    def _crossing(self, parts: Sequence[Stretch], size: int, inner: int) -> Crossing:
+        lane = parts[0].lane
+        reach = max(part.stride * part.size for part in parts)
+        wraps = size == self.used[lane.name] and size % lane.link.wraps == 0
+        return Crossing(lane, size, reach // size, inner, wraps and lane.link.kind != "switch" and size > 2)
+
+    def seconds(self, kind: str, axes: Axes, local_bytes: float, hops: int | None = None) -> dict[str, float]:
+        """What a collective takes on each lane that it works on; `local_bytes` is one processor's operand.
+
+        `hops` is how far a permute goes, None where that is anywhere.
+        """
+        crossings = self.crossings(axes)
+        group = self.mesh.size(axes)
+        whole = local_bytes * group if kind in ("all_gather", "all_to_all") else local_bytes
+        if kind in ("all_to_all", "permute"):
+            return {c.lane.name: self._exchange(kind, c, local_bytes, whole, hops) for c in crossings}
+        found: dict[str, float] = {}
+        for together in _tori(crossings):
+            rounds = 2 if kind == "all_reduce" else 1
+            seconds = rounds * self._gather(together, whole)
+            found |= dict.fromkeys((crossing.lane.name for crossing in together), seconds)
+        return found
+
+    def _gather(self, sides: Sequence[Crossing], whole: float) -> float:
+        """An all-gather over the sides of one link."""
+        members = prod(side.size for side in sides)
+        rate = sum(self.bandwidth(side, whole) for side in sides)
+        steps = sum(side.steps for side in sides)
+        sent = whole * (members - 1) / (members * sides[0].inner)
+        return steps * sides[0].lane.link.latency + sent / rate
+
+    def _exchange(self, kind: str, c: Crossing, local: float, whole: float, hops: int | None) -> float:
+        rate, size, latency = self.bandwidth(c, whole), c.size, c.lane.link.latency
+        if kind == "permute":
+            far = min(size // 2, hops) if hops is not None else size // 4
+            passed = max(1, far) if c.has_neighbours else 1
+            return passed * (c.stride * latency + local / rate)
+        share = (size // 2) * ((size + 1) // 2) if c.has_neighbours else size - 1
+        return c.steps * latency + local * share / (size * rate)
+
+    def bandwidth(self, crossing: Crossing, size: float) -> float:
+        """Bytes/s that one device sends there in all directions, when all devices of the mesh do, of an array of `size` bytes."""
+        link = crossing.lane.link
+        rate = link.bandwidth.at(size) / min(link.shared, self.mesh.devices)
+        between = crossing.stride if crossing.has_neighbours else 1
+        return rate * (2 if crossing.is_ring else 1) / between
+
+
+def _tori(crossings: Iterable[Crossing]) -> list[list[Crossing]]:
+    """Crossings by link: those of several sides of one torus together."""
+    found: dict[str, list[Crossing]] = {}
+    for crossing in crossings:
+        found.setdefault(crossing.lane.link.name, []).append(crossing)
+    return list(found.values())
+
+
+class _Free:
+    """What is left of the lanes while axes are put on them; `used` are the members taken of each, the innermost lane first."""
+
+    def __init__(self, lanes: list[Lane]) -> None:
+        self.lanes = lanes
+        self.at = 0
+        self.used: dict[str, int] = {}
+
+    def take(self, size: int, rest: int) -> list[Stretch]:
+        """Room for an axis of this size; `rest` processors, with those of the axis, are still to come."""
+        found: list[Stretch] = []
+        while size > 1 and self.lanes:
+            self._advance(size, rest)
+            lane, taken = self.lanes[self.at], self._taken()
+            is_last = self.at == len(self.lanes) - 1
+            part = size if is_last else min(size, int(self._room(self.at)))
+            found.append(Stretch(lane, part, taken))
+            self.used[lane.name] = taken * part
+            size, rest = -(-size // part), -(-rest // part)
+        return found
+
+    def _taken(self) -> int:
+        return self.used.get(self.lanes[self.at].name, 1)
+
+    def _room(self, at: int) -> float:
+        lane = self.lanes[at]
+        return inf if lane.size is None else lane.size // self.used.get(lane.name, 1)
+
+    def _advance(self, size: int, rest: int) -> None:
+        """Go on to the next lane where this one is full, or where the axis fits into the next side of the same torus alone."""
+        while self.at < len(self.lanes) - 1:
+            outer = self.lanes[self.at + 1 :]
+            is_side = outer[0].link is self.lanes[self.at].link
+            room = prod(self._room(self.at + 1 + i) for i in range(len(outer)))
+            better = is_side and self._room(self.at) < size <= self._room(self.at + 1) and rest <= room
+            if self._room(self.at) > 1 and not better:
+                return
+            self.at += 1

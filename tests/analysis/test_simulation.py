@@ -1,0 +1,116 @@
+"""The simulator: FlexFlow's example, what a timeline must satisfy, and full and delta simulation on random changes."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from mtfc.compiler.analysis.simulation import Simulation, makespan, simulate
+from mtfc.compiler.analysis.task_graph import Id, Slot, Task, TaskGraph
+
+CHANGES = 10_000
+
+
+def test_a_chain_waits_for_its_transfer() -> None:
+    tasks = [Task((0,), "gpu", 2.0), Task((1,), "link", 3.0, ((0,),)), Task((2,), "gpu", 1.0, ((1,),))]
+    assert simulate(TaskGraph(tasks))[2,] == Slot(5.0, 5.0, 6.0)
+
+
+def test_transfers_overlap_with_computation() -> None:
+    tasks = [
+        Task((0,), "gpu", 2.0),
+        Task((1,), "link", 3.0, ((0,),)),
+        Task((2,), "gpu", 4.0, ((0,),)),
+        Task((3,), "gpu", 1.0, ((1,),)),
+    ]
+    timeline = simulate(TaskGraph(tasks))
+    assert timeline[3,] == Slot(5.0, 6.0, 7.0)
+    assert makespan(timeline) == 7.0
+
+
+def test_first_come_first_served() -> None:
+    """The later task by id is ready first, and is not overtaken."""
+    tasks = [
+        Task((0,), "a", 5.0),
+        Task((1,), "b", 1.0),
+        Task((2,), "c", 10.0, ((0,),)),
+        Task((3,), "c", 10.0, ((1,),)),
+    ]
+    timeline = simulate(TaskGraph(tasks))
+    assert (timeline[3,].start, timeline[2,].start) == (1.0, 11.0)
+
+
+def test_edges_go_upward() -> None:
+    with pytest.raises(ValueError, match="cannot come after"):
+        TaskGraph([Task((0,), "a", 1.0, ((1,),)), Task((1,), "a", 1.0)])
+    with pytest.raises(ValueError, match="cannot come after"):
+        TaskGraph([Task((3,), "a", 1.0, ((1,),))])
+
+
+def some_task(draw: random.Random, id: Id, known: list[Id], devices: int) -> Task:
+    """Few different times, so that many tasks are ready at once; some take no time."""
+    below = [each for each in known if each < id]
+    after = draw.sample(below, min(len(below), draw.randint(0, 3)))
+    return Task(id, f"d{draw.randrange(devices)}", draw.choice((0.0, 1.0, 1.0, 2.0, 0.3, 7.1)), tuple(after))
+
+
+def some_graph(draw: random.Random) -> list[Task]:
+    ids = [(i,) for i in range(draw.randint(1, 20))]
+    devices = draw.randint(1, 5)
+    return [some_task(draw, id, ids, devices) for id in ids]
+
+
+def change(draw: random.Random, graph: TaskGraph) -> tuple[list[Task], list[Id]]:
+    """Tasks that take other times, run elsewhere, wait for others, are new or are gone: up to three of them at once."""
+    ids = list(graph.tasks)
+    gone = draw.sample(ids, draw.choice((0, 0, 1))) if len(ids) > 3 else []
+    kept = [id for id in ids if id not in gone]
+    changed = {id: graph.tasks[id] for id in draw.sample(kept, min(len(kept), draw.randint(0, 2)))}
+    tasks = {id: some_task(draw, id, kept, 5) for id in changed}
+    for id in kept:  # nobody waits for what is gone
+        task = tasks.get(id, graph.tasks[id])
+        if set(task.after) & {*gone}:
+            left = tuple(before for before in task.after if before not in gone)
+            tasks[id] = Task(id, task.device, task.seconds, left)
+    if draw.random() < 0.3:
+        new = (draw.choice(kept)[0], draw.randint(1, 10**6))
+        tasks[new] = some_task(draw, new, kept, 5)
+    return list(tasks.values()), gone
+
+
+def test_delta_simulation_gives_the_same_timeline() -> None:
+    """Whatever changes, to the last bit."""
+    draw = random.Random(0)
+    done = 0
+    while done < CHANGES:
+        simulation = Simulation(some_graph(draw))
+        for _ in range(50):
+            simulation.change(*change(draw, simulation.graph))
+            assert simulation.timeline == simulate(simulation.graph)
+            done += 1
+
+
+def test_a_timeline_satisfies_its_equations() -> None:
+    draw = random.Random(1)
+    for _ in range(100):
+        graph = TaskGraph(some_graph(draw))
+        timeline = simulate(graph)
+        for id, task in graph.tasks.items():
+            slot = timeline[id]
+            assert slot.ready == max((timeline[before].end for before in task.after), default=0.0)
+            assert slot.end == slot.start + task.seconds
+        for device in {task.device for task in graph.tasks.values()}:
+            queue = sorted((timeline[t.id].ready, t.id) for t in graph.tasks.values() if t.device == device)
+            for (_, before), (ready, after) in pairwise(queue):
+                assert timeline[after].start == max(ready, timeline[before].end)
+
+
+def test_delta_simulation_visits_what_has_changed_only() -> None:
+    """Of a hundred independent chains, one task takes longer."""
+    chains = [Task((i, k), f"d{i}", 1.0, ((i, k - 1),) if k else ()) for i in range(100) for k in range(10)]
+    simulation = Simulation(chains)
+    simulation.change([Task((5, 7), "d5", 3.0, ((5, 6),))])
+    assert makespan(simulation.timeline) == 12.0
+    assert simulation.visits <= 10

@@ -1,0 +1,155 @@
+"""Predicted time: from figures worked out by hand, and what holds for every program."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.compiler.analysis.cost import layout_cost, total
+from mtfc.compiler.analysis.roofline import work
+from mtfc.compiler.analysis.step_time import Seconds, StepTime, step_time
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.pipelines import lower
+from tests.generators.programs import Generated, programs
+from tests.harness import load, lowered
+from tests.properties.campaign import holds_for
+
+FLOPS, BYTES, SENT, LATENCY, OVERHEAD = 1e12, 1e11, 1e10, 1e-6, 2e-6
+
+TWO_LAYERS = """\
+dim batch = 1024
+dim io = 512
+dim hidden = 2048
+mesh line = [all: 4]
+layout single on line = {}
+layout data on line = { batch: all }
+layout model on line = { hidden: all }
+model net(x: [batch, io]) {
+  param w: [io, hidden] = zeros()
+  param v: [hidden, io] = zeros()
+  y = einsum(relu(einsum(x, w -> [batch, hidden])), v -> [batch, io])
+  return y
+}
+"""
+
+LOOP = """\
+dim layers = 6
+dim batch = 64
+dim io = 128
+dim out = 128
+mesh line = [all: 2]
+layout split on line = { io: all }
+model net(x: [batch, io]) {
+  repeat layers {
+    param w: [io, out] = zeros()
+    x = rename(einsum(x, w -> [batch, out]), out -> io)
+  }
+  return x
+}
+"""
+
+
+def machine(overhead: float = OVERHEAD, sent: float = SENT) -> Hardware:
+    device = Device({"f32": Rate.constant(FLOPS)}, 1e9, Rate.constant(BYTES), overhead)
+    return Hardware("box", device, (Link("wire", "switch", (), Rate.constant(sent), LATENCY),))
+
+
+def timed(program: Program, hardware: Hardware) -> StepTime:
+    assert program.mesh is not None
+    function = program.function("step" if program.has_function("step") else "forward")
+    return step_time(function, program.mesh, hardware)
+
+
+def kernel(flops: float, size: float) -> float:
+    return max(flops / FLOPS, size / BYTES) + OVERHEAD
+
+
+def test_two_layers_on_one_device() -> None:
+    """Two products and, between them, a kernel that reads and writes the hidden layer."""
+    product = kernel(2 * 1024 * 512 * 2048, 4 * (1024 * 512 + 512 * 2048 + 1024 * 2048))
+    relu = kernel(1024 * 2048, 2 * 4 * 1024 * 2048)
+    step = timed(lowered(TWO_LAYERS, layout="single"), machine())
+    assert step.seconds == pytest.approx(2 * product + relu)
+    assert step.total == Seconds(compute=pytest.approx(step.seconds))
+    assert step.utilisation == pytest.approx((4 * 1024 * 512 * 2048 + 1024 * 2048) / FLOPS / step.seconds)
+
+
+def test_model_parallelism_waits_for_its_all_reduce() -> None:
+    step = timed(lowered(TWO_LAYERS, layout="model"), machine())
+    reduce = 2 * (3 * LATENCY + 3 / 4 * 4 * 1024 * 512 / SENT)
+    assert step.total.communication == pytest.approx(reduce)
+    assert step.total.exposed == pytest.approx(reduce)
+    assert step.busy == pytest.approx({"wire": reduce})
+
+
+def test_a_loop_takes_as_long_as_its_iterations() -> None:
+    once = timed(lowered(LOOP.replace("layers = 6", "layers = 1")), machine())
+    six = timed(lowered(LOOP), machine())
+    assert once.total.communication > 0
+    assert six.seconds == pytest.approx(6 * once.seconds)
+    assert six.total.exposed == pytest.approx(6 * once.total.exposed)
+
+
+def test_communication_hides_behind_what_does_not_need_it() -> None:
+    """The second product runs while the result of the first is summed up."""
+    text = """\
+dim a = 1024
+dim b = 1024
+dim c = 1024
+mesh line = [all: 4]
+layout split on line = { b: all }
+model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
+  p = einsum(x, y -> [a, c])
+  q = einsum(z, u -> [a, b])
+  return p, q
+}
+"""
+    product = kernel(2 * 1024**3 / 4, 4 * 1024 * (256 + 256 + 1024))
+    reduce = 2 * (3 * LATENCY + 3 / 4 * 4 * 1024**2 / SENT)
+    step = timed(lowered(text), machine())
+    assert reduce > product
+    assert step.seconds == pytest.approx(product + reduce)
+    assert step.total.exposed == pytest.approx(reduce - product)
+    fast = timed(lowered(text), machine(sent=1e13))
+    assert fast.seconds == pytest.approx(2 * product)
+    assert fast.total.exposed == 0
+
+
+def test_component_wise_chains_are_one_kernel() -> None:
+    text = """\
+dim n = 1000000
+model net(x: [n], y: [n]) {
+  z = exp(x * y + 1.0) / (x + 2.0)
+  return z
+}
+"""
+    module = load(text)
+    (program,) = module.programs
+    function = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
+    found = work(function, ONE_DEVICE, machine(overhead=0).device)
+    size = 4 * 10**6
+    assert sum(each.bytes for each in found) <= 4 * size  # x twice, y, z
+    assert timed(lower(program, ONE_DEVICE, UNDISTRIBUTED), machine()).seconds == pytest.approx(
+        sum(each.seconds for each in found) + OVERHEAD
+    )
+
+
+@holds_for(programs(), 40)
+def test_of_every_program(generated: Generated) -> None:
+    """A step is computing and waiting, its FLOPs are those of `cost`, and each device does one thing at a time."""
+    program = lowered(generated.source)
+    step = timed(program, machine())
+    assert step.seconds == pytest.approx(step.total.compute + step.total.exposed)
+    assert step.total.exposed <= step.total.communication * (1 + 1e-9)
+    assert max((0.0, *step.busy.values())) <= step.seconds * (1 + 1e-9)
+    assert step.ideal * FLOPS == pytest.approx(float(total(layout_cost(program).step).flops))  # type: ignore[arg-type]
+    rounding = 1e-12 * step.seconds
+    for device in {event.device for event in step.events}:
+        events = sorted((event.start, -event.end) for event in step.events if event.device == device)
+        ends = [0.0]
+        for start, end in events:  # inside of the one before, a loop, or after it
+            while ends[-1] <= start + rounding and len(ends) > 1:
+                ends.pop()
+            assert len(ends) == 1 or -end <= ends[-1] + rounding
+            ends.append(-end)

@@ -1,0 +1,139 @@
+"""Meshes on machines, and the seconds of collectives against the formulas as their sources have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.ir.types import Mesh
+
+DEVICE = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
+B, A = 1e9, 1e-6
+S = 1e8
+
+
+def machine(*links: Link) -> Hardware:
+    return Hardware("box", DEVICE, links)
+
+
+def switch(*sizes: int, name: str = "switch", bandwidth: float = B, shared: int = 1) -> Link:
+    return Link(name, "switch", sizes, Rate.constant(bandwidth), A, shared)
+
+
+def torus(*sizes: int, wraps: int = 1) -> Link:
+    return Link("ici", "torus", sizes, Rate.constant(B), A, wraps=wraps)
+
+
+def grid(**axes: int) -> Mesh:
+    return Mesh("grid", tuple(axes.items()))
+
+
+def stretches(topology: Topology) -> dict[str, list[tuple[str, int, int]]]:
+    return {
+        axis: [(s.lane.name, s.size, s.stride) for s in found] for axis, found in topology.stretches.items()
+    }
+
+
+def test_the_last_axis_lies_innermost() -> None:
+    nodes = machine(switch(4, name="inner"), switch(name="outer"))
+    assert stretches(Topology.of(grid(rows=8, cols=4), nodes)) == {
+        "rows": [("outer", 8, 1)],
+        "cols": [("inner", 4, 1)],
+    }
+    assert stretches(Topology.of(grid(rows=8, cols=4), nodes, ("rows", "cols"))) == {
+        "rows": [("inner", 4, 1), ("outer", 2, 1)],
+        "cols": [("outer", 4, 2)],
+    }
+    assert stretches(Topology.of(grid(a=2, b=2, c=2), nodes)) == {
+        "a": [("outer", 2, 1)],
+        "b": [("inner", 2, 2)],
+        "c": [("inner", 2, 1)],
+    }
+
+
+def test_an_axis_has_a_side_of_a_torus_to_itself_where_there_is_room() -> None:
+    pod = machine(torus(16, 16))
+    assert stretches(Topology.of(grid(rows=4, cols=8), pod)) == {
+        "rows": [("ici.0", 4, 1)],
+        "cols": [("ici.1", 8, 1)],
+    }
+    assert stretches(Topology.of(grid(rows=32, cols=8), pod)) == {
+        "rows": [("ici.1", 2, 8), ("ici.0", 16, 1)],
+        "cols": [("ici.1", 8, 1)],
+    }
+
+
+def test_ring_algorithms_on_a_switch() -> None:
+    """nccl-tests: bus bandwidth is what arrives, times (n - 1)/n for gathers, and twice that for an all-reduce."""
+    topology = Topology.of(grid(all=8), machine(switch(8)))
+    gather = 7 * A + S * 7 / 8 / B
+    assert topology.seconds("all_gather", ("all",), S / 8) == pytest.approx({"switch": gather})
+    assert topology.seconds("reduce_scatter", ("all",), S) == pytest.approx({"switch": gather})
+    assert topology.seconds("all_reduce", ("all",), S) == pytest.approx({"switch": 2 * gather})
+    exchange = 7 * A + S * 7 / 64 / B
+    assert topology.seconds("all_to_all", ("all",), S / 8) == pytest.approx({"switch": exchange})
+    assert topology.seconds("permute", ("all",), S / 8, hops=1) == pytest.approx({"switch": A + S / 8 / B})
+
+
+def test_a_ring_sends_both_ways() -> None:
+    """The scaling book: an all-gather takes S / (2 B) and an all-to-all a quarter of it, latencies and 1/n aside."""
+    ring = Topology.of(grid(all=16), machine(torus(16)))
+    (gather,) = ring.seconds("all_gather", ("all",), S / 16).values()
+    assert gather == pytest.approx(8 * A + S * 15 / 16 / (2 * B))
+    (exchange,) = ring.seconds("all_to_all", ("all",), S / 16).values()
+    assert exchange == pytest.approx(8 * A + S / 4 / (2 * B))
+
+
+def test_a_part_of_a_side_is_a_line() -> None:
+    (line,) = (
+        Topology.of(grid(all=8), machine(torus(16, wraps=16))).seconds("all_gather", ("all",), 1e7).values()
+    )
+    assert line == pytest.approx(7 * A + 8e7 * 7 / 8 / B)
+    (ring,) = (
+        Topology.of(grid(all=8), machine(torus(16, wraps=4))).seconds("all_gather", ("all",), 1e7).values()
+    )
+    assert ring == pytest.approx(4 * A + 8e7 * 7 / 8 / (2 * B))
+
+
+def test_sides_of_a_torus_add_up() -> None:
+    topology = Topology.of(grid(x=4, y=4), machine(torus(4, 4)))
+    found = topology.seconds("all_gather", ("x", "y"), S / 16)
+    both = 4 * A + S * 15 / 16 / (4 * B)
+    assert found == pytest.approx({"ici.0": both, "ici.1": both})
+
+
+def test_a_hierarchy_takes_what_its_slowest_level_takes() -> None:
+    """The scaling book: S times the largest (D - 1)/(D W), W being the bandwidth of all devices of a node together."""
+    nodes = machine(switch(4, name="inner"), switch(name="outer", bandwidth=B / 10))
+    topology = Topology.of(grid(all=8), nodes)
+    found = topology.seconds("all_gather", ("all",), S / 8)
+    assert found == pytest.approx({"inner": 3 * A + S * 3 / 4 / B, "outer": A + S / 2 / (4 * B / 10)})
+
+
+def test_a_shared_link_is_divided_among_those_in_use() -> None:
+    nodes = machine(switch(4, name="inner"), switch(name="outer", bandwidth=B, shared=4))
+    two = Topology.of(grid(nodes=2, gpus=4), nodes)
+    (outer,) = two.seconds("all_reduce", ("nodes",), S).values()
+    assert outer == pytest.approx(2 * (A + S / 2 / (B / 4)))
+    few = machine(switch(8, name="pcie", shared=4))
+    (pair,) = Topology.of(grid(all=2), few).seconds("all_reduce", ("all",), S).values()
+    assert pair == pytest.approx(2 * (A + S / 2 / (B / 2)))
+
+
+def test_groups_that_lie_between_each_other_share_a_ring() -> None:
+    pod = machine(torus(8))
+    topology = Topology.of(grid(outer=4, inner=2), pod)
+    (apart,) = topology.seconds("all_gather", ("outer",), S / 4).values()
+    assert apart == pytest.approx(2 * 3 * A + S * 3 / 4 / (B / 2))
+
+
+def test_bandwidth_by_message_size() -> None:
+    link = Link("net", "switch", (), Rate(((1e3, 1e6), (1e6, 1e9))), 0.0)
+    topology = Topology.of(grid(all=2), machine(link))
+    small, large = (topology.seconds("all_reduce", ("all",), size)["net"] for size in (1e3, 1e6))
+    assert small == pytest.approx(large)
+
+
+def test_an_axis_of_one_costs_nothing() -> None:
+    assert Topology.of(grid(all=1), machine(switch(8))).seconds("all_reduce", ("all",), S) == {}

@@ -1,0 +1,122 @@
+"""`mtfc simulate`: its output as text and JSON, what it takes as a target, and the timeline that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Mtfc
+
+BOX = """\
+hardware box = {
+  device: { flops: { f32: 1e12 }, memory: 100, bandwidth: 1e11, overhead: 1e-6 }
+  link wire: { kind: ring, size: 4, bandwidth: 1e9, latency: 1e-6 }
+}
+"""
+
+
+def test_json(mtfc: Mtfc) -> None:
+    found = mtfc("simulate", "model.mtf", "--target", "h100", "--layout", "data", "--format", "json").json
+    assert (found["model"], found["target"], found["layout"]) == ("small", "h100", "data")
+    assert (found["mesh"], found["devices"], found["fits"]) == ({"all": 2}, 2, True)
+    compute, exposed = found["compute_seconds"], found["exposed_communication_seconds"]
+    assert found["step_seconds"] == pytest.approx(compute + exposed)
+    assert 0 < exposed <= found["communication_seconds"]
+    assert found["memory_per_device"].keys() == {
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations_peak",
+        "total",
+    }
+    by_line = {line["line"]: line for line in found["lines"]}
+    assert sum(line["compute_seconds"] for line in by_line.values()) == pytest.approx(compute)
+    assert sum(line["exposed_communication_seconds"] for line in by_line.values()) == pytest.approx(exposed)
+    assert {line["file"] for line in by_line.values()} == {"model.mtf"}
+
+
+def test_text(mtfc: Mtfc) -> None:
+    out = mtfc("simulate", "model.mtf", "--target", "p100_cluster", "--layout", "both").out
+    assert out.startswith(
+        "small, layout both: one training step on each of 6 devices [rows: 2, cols: 3], on p100_cluster"
+    )
+    for word in ("step", "computation", "communication", "exposed", "memory", "nvlink", "infiniband"):
+        assert word in out
+    assert "einsum(x, w -> [batch, classes]) + bias" in out
+
+
+def test_a_file_without_training_is_timed_forward(mtfc: Mtfc, folder: Path) -> None:
+    text = (folder / "model.mtf").read_text()
+    (folder / "model.mtf").write_text(text.partition("train ")[0])
+    assert "one forward pass" in mtfc("simulate", "model.mtf", "--target", "h100").out
+
+
+def test_hardware_of_the_file_and_of_another(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "box.mtf").write_text(BOX)
+    other = mtfc("simulate", "model.mtf", "--target", "box.mtf", "--format", "json").json
+    with (folder / "model.mtf").open("a") as file:
+        file.write(BOX)
+    own = mtfc("simulate", "model.mtf", "--target", "box", "--format", "json").json
+    assert own == other
+    assert not own["fits"]
+    assert "does NOT fit" in mtfc("simulate", "model.mtf", "--target", "box").out
+
+
+def test_list(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "model.mtf").write_text((folder / "model.mtf").read_text() + BOX)
+    out = mtfc("simulate", "model.mtf", "--target", "list").out
+    assert {"box", "h100", "tpu_v2", "k80_cluster"} <= {line.split()[0] for line in out.splitlines()}
+
+
+def test_place(mtfc: Mtfc) -> None:
+    """Where an axis lies decides how fast it communicates."""
+    options = ["simulate", "model.mtf", "--target", "k80_cluster", "--layout", "both", "--format", "json"]
+    default, other = mtfc(*options).json, mtfc(*options, "--place", "rows,cols").json
+    assert default["links"] != other["links"]
+    assert default == mtfc(*options, "--place", "cols, rows").json
+    outcome = mtfc(*options, "--place", "rows")
+    assert (outcome.status, "--place takes the axes of the mesh, each once: cols,rows" in outcome.err) == (
+        2,
+        True,
+    )
+
+
+def test_trace(mtfc: Mtfc, folder: Path) -> None:
+    found = mtfc("simulate", "model.mtf", "--target", "h100", "--trace", "t.json", "--format", "json").json
+    events = json.loads((folder / "t.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all(event["dur"] > 0 and event["args"]["file"] == "model.mtf" for event in slices)
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(found["step_seconds"] * 1e6)
+    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert threads == {"compute", *found["links"]}
+
+
+def test_a_trace_that_cannot_be_written(mtfc: Mtfc) -> None:
+    outcome = mtfc("simulate", "model.mtf", "--target", "h100", "--trace", "none/t.json")
+    assert (outcome.status, outcome.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--target", "h10"], "E313", "did you mean `h100`?"),
+        (["--target", "model.mtf"], "E313", "this file declares no hardware"),
+        (["--target", "p2_8xlarge", "--mesh", "all:16", "--layout", "replicated"], "E316", "has 8 devices"),
+    ],
+)
+def test_targets_that_cannot_be(mtfc: Mtfc, options: list[str], code: str, text: str) -> None:
+    outcome = mtfc("simulate", "model.mtf", *options)
+    assert outcome.status == 1
+    assert f"error[{code}]" in outcome.err
+    assert text in outcome.err
+
+
+def test_a_missing_file(mtfc: Mtfc) -> None:
+    outcome = mtfc("simulate", "model.mtf", "--target", "none.mtf")
+    assert (outcome.status, "cannot read none.mtf" in outcome.err) == (2, True)
+
+
+def test_no_target(mtfc: Mtfc) -> None:
+    assert mtfc("simulate", "model.mtf").status == 2
