@@ -39,8 +39,8 @@ VIEWS = frozenset(
         "unreduce",
     )
 )
-MADE = frozenset(("constant", "full", "range", "one_hot", "step_number"))
-FUSED = frozenset(op.name for op in (*componentwise.OPS, *random.OPS)) - VIEWS - MADE
+MADE = frozenset(("constant", "full", "range", "step_number"))
+FUSED = frozenset(("one_hot", *(op.name for op in (*componentwise.OPS, *random.OPS)))) - VIEWS - MADE
 ABSORBING = FUSED | frozenset(op.name for op in reductions.OPS) - {"cumsum"}
 PARTIAL = frozenset(("gather",))
 """These read of their first operand no more than their result has."""
@@ -62,9 +62,11 @@ def work(function: Function, mesh: Mesh, device: Device) -> list[Work]:
 
 
 def _work(eqn: Equation, memory: _Memory, device: Device) -> Work:
-    if eqn.regions or eqn.op in VIEWS | MADE or eqn.op in KIND_OF:
+    if eqn.regions or eqn.op in KIND_OF:
         return Work(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
+    if eqn.op in VIEWS | MADE:
+        return Work(flops, 0, 0.0)
     size = memory.moved(eqn)
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     seconds = max(flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size))
