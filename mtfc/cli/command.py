@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "verify": "check every layout on every backend against the undistributed program",
     "cost": "computation, communication and memory per device",
     "simulate": "predict what a step takes on a machine",
+    "calibrate": "measure this machine, as a target for simulate",
     "fmt": "rewrite files in canonical form",
 }
 """Each is a module of this package, imported when it is asked for."""

@@ -1,0 +1,215 @@
+"""Measures the present machine: how fast its kernels and its links are, by size.
+
+On JAX the devices are those that a program would run on: real ones, or virtual ones of the CPU. All of them compute at once, as
+they do in a program, so that virtual devices share the processor's cores in the measurement too. What is measured is repeated
+inside one compiled loop, each time on the result before, so that nothing is left out and starting a program does not count. On
+NumPy there is one device, and there are no links.
+
+A rate at a size is the best of several runs: what else the machine does makes it slower, never faster.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.backends.devices import devices, import_jax
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+
+Loop = Callable[[int], Callable[[], object]]
+"""From a number of repetitions to a function that does them, and returns when they are done."""
+
+RUNS = 3
+MOST_REPETITIONS = 1 << 20
+
+
+@attrs.frozen
+class Effort:
+    """What is measured: sides of square matrices, bytes of arrays, and seconds that one run should take."""
+
+    sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048)
+    sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27)
+    messages: tuple[int, ...] = (1 << 6, 1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
+    seconds: float = 0.1
+
+
+QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 0.01)
+
+
+def seconds_each(loop: Loop, effort: Effort) -> float:
+    """What one repetition takes, at best, of so many that what a run costs once does not count."""
+    count = 1
+    while (seconds := _best(loop(count))) < effort.seconds and count < MOST_REPETITIONS:
+        count = min(MOST_REPETITIONS, int(count * max(2.0, 1.2 * effort.seconds / seconds)))
+    return seconds / count
+
+
+def _best(run: Callable[[], object]) -> float:
+    """Seconds of the fastest of several runs, after one that does not count."""
+    run()
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def rising(points: Sequence[tuple[float, float]]) -> Rate:
+    """A rate from (work, seconds): more work never takes less time, whatever the clock says."""
+    found, slowest = [], 0.0
+    for size, seconds in points:
+        slowest = max(slowest, seconds)
+        found.append((float(size), size / slowest))
+    return Rate(tuple(found))
+
+
+def memory_of_machine(shares: int) -> float:
+    """Bytes of main memory for each of so many devices."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shares
+
+
+def link_of(name: str, members: int, times: Sequence[tuple[int, float]]) -> Link:
+    """A link from the seconds of all-reduces by bytes: 2 (n - 1) latency + 2 S (n - 1) / (n bandwidth).
+
+    The smallest is all latency. Sizes that take no longer say nothing of the bandwidth.
+    """
+    rounds = 2 * (members - 1)
+    latency = min(seconds for _, seconds in times) / rounds
+    longer = [(size, seconds - rounds * latency) for size, seconds in times]
+    points = [(size, seconds) for size, seconds in longer if seconds > 1e-9]
+    points = points or [(times[-1][0], rounds * latency)]
+    sent = rising([(size, seconds / (rounds / members)) for size, seconds in points])
+    return Link(name, "switch", (members,), sent, latency)
+
+
+# NumPy
+
+
+def with_numpy(name: str, effort: Effort) -> Hardware:
+    """This machine as the NumPy backend sees it: one device."""
+    flops = {dtype: rising([_numpy_product(side, dtype, effort) for side in effort.sides]) for dtype in NUMPY}
+    bandwidth = rising([_numpy_sum(size, effort) for size in effort.sizes])
+    small = np.ones(8, np.float32)
+    overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
+    return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead), ())
+
+
+NUMPY = {"f32": np.float32, "f64": np.float64}
+
+
+def _repeated(once: Callable[[], object]) -> Loop:
+    def loop(count: int) -> Callable[[], object]:
+        def run() -> None:
+            for _ in range(count):
+                once()
+
+        return run
+
+    return loop
+
+
+def _numpy_product(side: int, dtype: str, effort: Effort) -> tuple[float, float]:
+    matrix = np.full((side, side), 1 / side, NUMPY[dtype])
+    result = np.empty_like(matrix)
+    return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)
+
+
+def _numpy_sum(size: int, effort: Effort) -> tuple[float, float]:
+    """Reads one array and writes another: together they have `size` bytes."""
+    one = np.ones(size // 8, np.float32)
+    other = np.empty_like(one)
+    return float(size), seconds_each(_repeated(lambda: np.add(one, 1.0, out=other)), effort)
+
+
+# JAX
+
+
+def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
+    """This machine as the JAX backend sees it: `count` devices, by default all that JAX has. Raises `Unavailable`."""
+    import_jax()
+    found = devices(count) if count is not None else import_jax().devices()
+    box = _Devices(tuple(found))
+    dtypes = ("f32", "bf16") if found[0].platform == "cpu" else ("f32", "bf16", "f16")
+    flops = {dtype: rising([box.product(side, dtype, effort) for side in effort.sides]) for dtype in dtypes}
+    bandwidth = rising([box.sum(size, effort) for size in effort.sizes])
+    device = Device(flops, box.memory(), bandwidth, box.overhead(effort))
+    links: tuple[Link, ...] = ()
+    if len(found) > 1:
+        links = (link_of("link", len(found), [box.all_reduce(size, effort) for size in effort.messages]),)
+    return Hardware(name, device, links)
+
+
+JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+@attrs.frozen
+class _Devices:
+    """Some JAX devices, that all do the same at once."""
+
+    devices: tuple[Any, ...]
+
+    def memory(self) -> float:
+        stats = self.devices[0].memory_stats() or {}
+        return float(stats.get("bytes_limit") or memory_of_machine(len(self.devices)))
+
+    def product(self, side: int, dtype: str, effort: Effort) -> tuple[float, float]:
+        """(FLOPs, seconds) of a matrix product; its operand depends on the result before, by too little to overflow."""
+        import jax.numpy as jnp
+
+        start = jnp.full((side, side), 1 / side, JAX[dtype])
+
+        def body(matrix: Any, result: Any) -> Any:
+            return (matrix + 0.001 * result) @ matrix
+
+        return 2.0 * side**3, self._seconds(body, start, effort)
+
+    def sum(self, size: int, effort: Effort) -> tuple[float, float]:
+        """(bytes, seconds) of a kernel that reads and writes arrays of, together, `size` bytes."""
+        import jax.numpy as jnp
+
+        start = jnp.ones(size // 8, "float32")
+        return float(size), self._seconds(lambda one, result: 0.5 * result + 0.5, start, effort)
+
+    def overhead(self, effort: Effort) -> float:
+        """Seconds of a kernel that has nothing to do: a product, which is not merged with others."""
+        import jax.numpy as jnp
+
+        return self._seconds(
+            lambda one, result: 0.5 * (one @ result), jnp.ones((4, 4), "float32") / 4, effort
+        )
+
+    def all_reduce(self, size: int, effort: Effort) -> tuple[int, float]:
+        import jax
+        import jax.numpy as jnp
+
+        share = 1 / len(self.devices)
+
+        def body(one: Any, result: Any) -> Any:
+            total = jax.lax.psum(result, "all")  # type: ignore[no-untyped-call]
+            return jax.lax.pcast(total, "all", to="varying") * share
+
+        return size, self._seconds(body, jnp.ones(size // 4, "float32"), effort)
+
+    def _seconds(self, body: Callable[[Any, Any], Any], start: Any, effort: Effort) -> float:
+        """Of one repetition of `body(start, result before)` on every device."""
+        import jax
+        from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(np.array(self.devices), ("all",), axis_types=(AxisType.Auto,))
+        everywhere = jax.numpy.stack([start] * len(self.devices))
+        whole, split = PartitionSpec(), PartitionSpec("all")  # type: ignore[no-untyped-call]
+        array = jax.device_put(everywhere, NamedSharding(mesh, split))
+
+        def local(array: Any, count: Any) -> Any:
+            step = lambda _, result: body(array[0], result).astype(array.dtype)  # noqa: E731
+            return jax.lax.fori_loop(0, count, step, array[0])[None]
+
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
+        compiled = jax.jit(mapped)
+        return seconds_each(lambda count: lambda: compiled(array, count).block_until_ready(), effort)

@@ -1,0 +1,52 @@
+"""Hardware as the declaration that means it: what `mtfc calibrate` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtfc.compiler.hardware import Hardware, Link, Rate
+from mtfc.frontend.format import format_source
+
+
+def hardware_text(hardware: Hardware, comment: str) -> str:
+    """A file in canonical form that declares the hardware, figures rounded to four digits."""
+    device = hardware.device
+    flops = "".join(f"{dtype}: {_rate(rate)}\n" for dtype, rate in device.flops.items())
+    lines = [
+        *(f"# {line}".rstrip() for line in comment.splitlines()),
+        f"hardware {hardware.name} = {{",
+        f"device: {{\nflops: {{\n{flops}}}\nmemory: {_number(device.memory)}",
+        f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}\n}}",
+        *map(_link, hardware.links),
+        "}",
+    ]
+    return format_source("\n".join(lines) + "\n")
+
+
+def _link(link: Link) -> str:
+    return f"link {link.name}: {{\n" + "".join(f"{line}\n" for line in _figures(link)) + "}"
+
+
+def _figures(link: Link) -> Iterator[str]:
+    yield f"kind: {link.kind}"
+    if link.sizes:
+        yield f"size: {link.sizes[0] if len(link.sizes) == 1 else link.sizes}"
+    yield f"bandwidth: {_rate(link.bandwidth)}"
+    yield f"latency: {_number(link.latency)}"
+    if link.shared > 1:
+        yield f"shared: {link.shared}"
+    if link.wraps > 1:
+        yield f"wraps: {link.wraps}"
+
+
+def _rate(rate: Rate) -> str:
+    if len(rate.points) == 1:
+        return _number(rate.points[0][1])
+    return "{ " + ", ".join(f"{_number(size)}: {_number(each)}" for size, each in rate.points) + " }"
+
+
+def _number(value: float) -> str:
+    """`1.234e9`, `16`"""
+    text = f"{value:.4g}"
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else text

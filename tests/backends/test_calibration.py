@@ -1,0 +1,66 @@
+"""Calibration: what it writes is hardware that means what was measured, and measurements mean what they should."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtfc.backends.calibration import QUICK, link_of, rising, with_jax, with_numpy
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend.hardware_text import hardware_text
+from mtfc.frontend.targets import HARDWARE, in_file, library
+
+
+def test_more_work_never_takes_less_time() -> None:
+    rate = rising([(10, 1.0), (100, 2.0), (1000, 1.5)])
+    assert rate == Rate(((10.0, 10.0), (100.0, 50.0), (1000.0, 500.0)))
+
+
+def test_a_link_predicts_the_all_reduces_that_it_was_made_from() -> None:
+    times = [(64, 60e-6), (1 << 16, 61e-6), (1 << 20, 200e-6), (1 << 24, 2e-3)]
+    link = link_of("link", 4, times)
+    box = Hardware("here", Device({"f32": Rate.constant(1.0)}, 1.0, Rate.constant(1.0)), (link,))
+    topology = Topology.of(Mesh("all", (("all", 4),)), box)
+    for size, seconds in times:
+        (found,) = topology.seconds("all_reduce", ("all",), size).values()
+        assert found == pytest.approx(seconds, rel=0.1)
+
+
+def test_a_link_that_is_all_latency() -> None:
+    link = link_of("link", 2, [(64, 1e-5), (128, 1e-5)])
+    assert link.latency == pytest.approx(5e-6)
+    assert link.bandwidth.peak > 0
+
+
+@pytest.mark.parametrize("name", library())
+def test_hardware_as_text_means_the_same(name: str) -> None:
+    hardware = in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), name)
+    text = hardware_text(hardware, "A copy.")
+    again = in_file(text, name)
+    assert [link.kind for link in again.links] == [link.kind for link in hardware.links]
+    assert [link.sizes for link in again.links] == [link.sizes for link in hardware.links]
+    assert again.device.memory == pytest.approx(hardware.device.memory, rel=1e-3)
+    assert again == in_file(hardware_text(again, ""), name)
+
+
+def test_tables_as_text() -> None:
+    rate = Rate(((1e3, 2.5e9), (1e6, 4e10)))
+    link = Link("wire", "torus", (4, 2), rate, 1.5e-6, shared=2, wraps=4)
+    hardware = Hardware("box", Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6), (link,))
+    assert in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
+
+
+def test_numpy_has_one_device() -> None:
+    found = with_numpy("here", QUICK)
+    assert found.devices == 1
+    assert found.device.flops.keys() == {"f32", "f64"}
+    assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
+
+
+def test_virtual_devices_of_jax() -> None:
+    found = with_jax("here", 2, QUICK)
+    assert found.devices == 2
+    assert found.device.overhead < 1e-2
+    assert found.links[0].latency < 1
+    assert in_file(hardware_text(found, ""), "t.mtf").name == "here"

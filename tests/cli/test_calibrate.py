@@ -1,0 +1,38 @@
+"""`mtfc calibrate`: a file that `simulate` takes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Mtfc
+
+
+def test_what_it_writes_is_a_target(mtfc: Mtfc, folder: Path) -> None:
+    outcome = mtfc("calibrate", "--quick", "--backend", "numpy", "-o", "here.mtf")
+    assert (outcome.status, outcome.out) == (0, "")
+    assert mtfc("fmt", "--check", "here.mtf").status == 0
+    found = mtfc(
+        "simulate",
+        "model.mtf",
+        "--target",
+        "here.mtf",
+        "--mesh",
+        "all:1",
+        "--layout",
+        "replicated",
+        "--format",
+        "json",
+    )
+    assert found.json["target"] == "here"
+    assert found.json["step_seconds"] > 0
+    assert mtfc("simulate", "model.mtf", "--target", "here.mtf").status == 1  # two processors, one device
+
+
+def test_without_jax(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    outcome = mtfc("calibrate", "--quick")
+    assert outcome.status == 3
+    assert "needs the package jax" in outcome.err
