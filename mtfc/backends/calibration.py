@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -24,7 +24,11 @@ from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 Loop = Callable[[int], Callable[[], object]]
 """From a number of repetitions to a function that does them, and returns when they are done."""
 
+Point = tuple[float, float]
+"""The size of something, and the seconds that it takes."""
+
 RUNS = 3
+LEAST_REPETITIONS = 4
 MOST_REPETITIONS = 1 << 20
 
 
@@ -32,21 +36,30 @@ MOST_REPETITIONS = 1 << 20
 class Effort:
     """What is measured: sides of square matrices, bytes of arrays, and seconds that one run should take."""
 
-    sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048)
+    sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27)
     messages: tuple[int, ...] = (1 << 6, 1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
     seconds: float = 0.1
+
+    def each(self, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
+        """The measurements by size, up to the first that takes longer than a run should."""
+        found = []
+        for size in sizes:
+            found.append(measure(size))
+            if found[-1][1] > self.seconds:
+                break
+        return found
 
 
 QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 0.01)
 
 
 def seconds_each(loop: Loop, effort: Effort) -> float:
-    """What one repetition takes, at best, of so many that what a run costs once does not count."""
-    count = 1
+    """What one repetition takes, at best, less what a run costs once: large arrays, for example, have to be allocated."""
+    count, once = LEAST_REPETITIONS, _best(loop(1))
     while (seconds := _best(loop(count))) < effort.seconds and count < MOST_REPETITIONS:
         count = min(MOST_REPETITIONS, int(count * max(2.0, 1.2 * effort.seconds / seconds)))
-    return seconds / count
+    return (seconds - once) / (count - 1) if seconds > once else seconds / count
 
 
 def _best(run: Callable[[], object]) -> float:
@@ -60,7 +73,7 @@ def _best(run: Callable[[], object]) -> float:
     return min(times)
 
 
-def rising(points: Sequence[tuple[float, float]]) -> Rate:
+def rising(points: Iterable[Point]) -> Rate:
     """A rate from (work, seconds): more work never takes less time, whatever the clock says."""
     found, slowest = [], 0.0
     for size, seconds in points:
@@ -74,7 +87,7 @@ def memory_of_machine(shares: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shares
 
 
-def link_of(name: str, members: int, times: Sequence[tuple[int, float]]) -> Link:
+def link_of(name: str, members: int, times: Sequence[Point]) -> Link:
     """A link from the seconds of all-reduces by bytes: 2 (n - 1) latency + 2 S (n - 1) / (n bandwidth).
 
     The smallest is all latency. Sizes that take no longer say nothing of the bandwidth.
@@ -93,8 +106,8 @@ def link_of(name: str, members: int, times: Sequence[tuple[int, float]]) -> Link
 
 def with_numpy(name: str, effort: Effort) -> Hardware:
     """This machine as the NumPy backend sees it: one device."""
-    flops = {dtype: rising([_numpy_product(side, dtype, effort) for side in effort.sides]) for dtype in NUMPY}
-    bandwidth = rising([_numpy_sum(size, effort) for size in effort.sizes])
+    flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
+    bandwidth = rising(effort.each(effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
     return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead), ())
@@ -114,13 +127,17 @@ def _repeated(once: Callable[[], object]) -> Loop:
     return loop
 
 
-def _numpy_product(side: int, dtype: str, effort: Effort) -> tuple[float, float]:
+def _numpy_products(dtype: str, effort: Effort) -> Rate:
+    return rising(effort.each(effort.sides, lambda side: _numpy_product(side, dtype, effort)))
+
+
+def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
     matrix = np.full((side, side), 1 / side, NUMPY[dtype])
     result = np.empty_like(matrix)
     return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)
 
 
-def _numpy_sum(size: int, effort: Effort) -> tuple[float, float]:
+def _numpy_sum(size: int, effort: Effort) -> Point:
     """Reads one array and writes another: together they have `size` bytes."""
     one = np.ones(size // 8, np.float32)
     other = np.empty_like(one)
@@ -136,12 +153,13 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     found = devices(count) if count is not None else import_jax().devices()
     box = _Devices(tuple(found))
     dtypes = ("f32", "bf16") if found[0].platform == "cpu" else ("f32", "bf16", "f16")
-    flops = {dtype: rising([box.product(side, dtype, effort) for side in effort.sides]) for dtype in dtypes}
-    bandwidth = rising([box.sum(size, effort) for size in effort.sizes])
+    flops = {dtype: box.products(dtype, effort) for dtype in dtypes}
+    bandwidth = rising(effort.each(effort.sizes, lambda size: box.sum(size, effort)))
     device = Device(flops, box.memory(), bandwidth, box.overhead(effort))
     links: tuple[Link, ...] = ()
     if len(found) > 1:
-        links = (link_of("link", len(found), [box.all_reduce(size, effort) for size in effort.messages]),)
+        times = effort.each(effort.messages, lambda size: box.all_reduce(size, effort))
+        links = (link_of("link", len(found), times),)
     return Hardware(name, device, links)
 
 
@@ -158,7 +176,10 @@ class _Devices:
         stats = self.devices[0].memory_stats() or {}
         return float(stats.get("bytes_limit") or memory_of_machine(len(self.devices)))
 
-    def product(self, side: int, dtype: str, effort: Effort) -> tuple[float, float]:
+    def products(self, dtype: str, effort: Effort) -> Rate:
+        return rising(effort.each(effort.sides, lambda side: self.product(side, dtype, effort)))
+
+    def product(self, side: int, dtype: str, effort: Effort) -> Point:
         """(FLOPs, seconds) of a matrix product; its operand depends on the result before, by too little to overflow."""
         import jax.numpy as jnp
 
@@ -169,7 +190,7 @@ class _Devices:
 
         return 2.0 * side**3, self._seconds(body, start, effort)
 
-    def sum(self, size: int, effort: Effort) -> tuple[float, float]:
+    def sum(self, size: int, effort: Effort) -> Point:
         """(bytes, seconds) of a kernel that reads and writes arrays of, together, `size` bytes."""
         import jax.numpy as jnp
 
@@ -184,7 +205,7 @@ class _Devices:
             lambda one, result: 0.5 * (one @ result), jnp.ones((4, 4), "float32") / 4, effort
         )
 
-    def all_reduce(self, size: int, effort: Effort) -> tuple[int, float]:
+    def all_reduce(self, size: int, effort: Effort) -> Point:
         import jax
         import jax.numpy as jnp
 
