@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -11,7 +12,6 @@ from mtfc.cli.errors import UsageError
 from mtfc.cli.files import read_neighbour
 from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
@@ -21,6 +21,9 @@ from mtfc.frontend.legality import check_layout
 from mtfc.frontend.modules import Neighbour
 from mtfc.frontend.parser import parse
 from mtfc.frontend.rules import DeclaredLayout
+
+if TYPE_CHECKING:
+    from mtfc.compiler.hardware import Hardware
 
 ONE_DEVICE = Mesh("single", (("all", 1),))
 """Where a program runs whose file declares no mesh."""

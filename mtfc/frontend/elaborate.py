@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics, Span
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend import ast
 from mtfc.frontend.declarations import Sizes, declare_meshes
 from mtfc.frontend.functions import check_signature
-from mtfc.frontend.hardware import declare_hardware
 from mtfc.frontend.models import Model, elaborate_model
 from mtfc.frontend.modules import Loader, Neighbour, all_of, no_neighbour
 from mtfc.frontend.optimizers import check_optimizers
@@ -25,6 +24,9 @@ from mtfc.frontend.rules import DeclaredLayout, declare_layouts
 from mtfc.frontend.scope import Reports, Scope
 from mtfc.frontend.training import train_models
 from mtfc.frontend.uncalled import as_function, check_uncalled
+
+if TYPE_CHECKING:
+    from mtfc.compiler.hardware import Hardware
 
 
 @attrs.frozen
@@ -54,7 +56,7 @@ def elaborate(
     loader = Loader(Reports(diagnostics), neighbour)
     scope = loader.main(file, dims or {})
     meshes = declare_meshes(all_of(file, ast.MeshDecl), scope)
-    hardware = declare_hardware(all_of(file, ast.HardwareDecl), scope)
+    hardware = _hardware(file, scope)
     for decl in all_of(file, ast.FnDecl):
         check_signature(decl, scope)
     check_optimizers(all_of(file, ast.OptimizerDecl), scope)
@@ -73,6 +75,16 @@ def elaborate(
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
     )
+
+
+def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
+    """Few files declare any, and the others start sooner without this."""
+    decls = all_of(file, ast.HardwareDecl)
+    if not decls:
+        return {}
+    from mtfc.frontend.hardware import declare_hardware
+
+    return declare_hardware(decls, scope)
 
 
 def _models(file: ast.File, scope: Scope) -> dict[str, Model]:

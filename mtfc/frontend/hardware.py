@@ -17,6 +17,9 @@ from mtfc.frontend.scope import Scope, listing
 
 Read = Callable[[ast.Figure, Scope], Any]
 
+LEAST, MOST = 1e-6, 1e30
+"""Figures between these can be multiplied and divided without leaving the floats."""
+
 MOST_DEVICES = 2**31
 """Far more than there are; products of sizes stay small integers."""
 
@@ -112,11 +115,15 @@ def _wrong(figure: ast.Figure, expected: str, scope: Scope) -> None:
 
 
 def _positive(figure: ast.Figure, scope: Scope) -> float | None:
-    return _number(figure, scope, "a number above 0", lambda value: value > 0)
+    return _number(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+
+
+def _is_possible(value: float) -> bool:
+    return LEAST <= value <= MOST
 
 
 def _not_negative(figure: ast.Figure, scope: Scope) -> float | None:
-    return _number(figure, scope, "a number of seconds, 0 or more", lambda value: value >= 0)
+    return _number(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
 
 
 def _number(figure: ast.Figure, scope: Scope, expected: str, fits: Callable[[float], bool]) -> float | None:
@@ -169,8 +176,9 @@ def _rate(figure: ast.Figure, scope: Scope) -> Rate | None:
 
 
 def _point(entry: ast.Figure, scope: Scope) -> tuple[float, float] | None:
-    if isinstance(entry.key, ast.Name) or entry.key.value <= 0:
-        scope.error("E315", "a table by size has numbers above 0 as keys", entry.key.span)
+    if isinstance(entry.key, ast.Name) or not _is_possible(entry.key.value):
+        message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
+        scope.error("E315", message, entry.key.span)
         return None
     rate = _positive(entry, scope)
     return None if rate is None else (float(entry.key.value), rate)

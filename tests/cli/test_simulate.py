@@ -90,7 +90,7 @@ def test_trace(mtfc: Mtfc, folder: Path) -> None:
     assert all(event["dur"] > 0 and event["args"]["file"] == "model.mtf" for event in slices)
     assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(found["step_seconds"] * 1e6)
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert threads == {"compute", *found["links"]}
+    assert threads == {"processor 0", *found["links"]}
 
 
 def test_a_trace_that_cannot_be_written(mtfc: Mtfc) -> None:

@@ -1,17 +1,18 @@
 """How long a step takes on a machine: an SPMD program as a task graph for the simulator.
 
 All processors run the same program, so one of them stands for all: its tasks are those of its own computation, on the device
-`compute`, and its part of every collective, on the lanes that it works on (`topology.py`). The size of the mesh does not matter.
+`processor 0`, and its part of every collective, on the lanes that it works on (`topology.py`). So the size of the mesh does not
+matter.
 
 - An equation that computes is a task of its roofline's seconds (`roofline.py`).
 - A collective is a task on each lane that it works on; it starts when its operands are there, waits on each lane for those before
   it, and is done when the last of its tasks is. Equations wait for it only where they use what it gives.
 - A loop's body is simulated once, by itself: as in XLA, an iteration begins when the one before it has ended. In the graph
-  around it, a loop is a task on `compute` of as many times the body's time, and a task on each lane for the time that its
+  around it, a loop is a task on `processor 0` of as many times the body's time, and a task on each lane for the time that its
   collectives need there; it is done when all of these are.
 
-So `compute` stands still only while something is communicated, and step = computation + exposed communication holds exactly. What
-is exposed is charged to the collectives that were waited for: backward from the end of each pause, along what made them late.
+So `processor 0` stands still only while something is communicated, and step = computation + exposed communication holds exactly.
+What is exposed is charged to the collectives that were waited for: backward from the end of each pause, along what made them late.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from mtfc.compiler.ir.loops import dim_of, maker, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Mesh
 
-COMPUTE = "compute"
+COMPUTE = "processor 0"
+"""The device that computes; no link has such a name."""
+
 IN_LOOPS = " in loops"
 
 
@@ -211,7 +214,7 @@ def _exposed(item: _Item, seconds: float) -> Lines:
 
 
 def _waits(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
-    """(equation, seconds) for what each pause of `compute` is due to; together they are as long as the pauses."""
+    """(equation, seconds) for what each pause of `processor 0` is due to; together they are as long as the pauses."""
     queues: dict[str, list[Id]] = {}
     for id in sorted(timeline, key=lambda id: (timeline[id].start, timeline[id].ready, id)):
         queues.setdefault(graph.tasks[id].device, []).append(id)
