@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "run": "execute a model, or train it",
     "verify": "check every layout on every backend against the undistributed program",
     "cost": "computation, communication and memory per device",
+    "diff": "what one layout costs more than another, by line",
     "fmt": "rewrite files in canonical form",
 }
 """Each is a module of this package, imported when it is asked for."""

@@ -69,7 +69,7 @@ def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
     """What is sent: (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
     groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
     sent = {key: sum((charge.sent for charge in group), start=Sent()) for key, group in groups.items()}
-    largest_first = sorted(sent.items(), key=lambda item: -_whole(item[1].bytes))
+    largest_first = sorted(sent.items(), key=lambda item: -whole(item[1].bytes))
     return [(_kind_text(str(kind), axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in largest_first]
 
 
@@ -105,11 +105,11 @@ def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
     texts = {file: text.splitlines() for file, text in sources.items()}
     for line, inside in sorted(_lines(cost).items()):
         if set(inside) == {line}:
-            rows += _line_rows(_place(line, cost.file), _source(line, texts), inside[line], stages)
+            rows += _line_rows(place_text(line, cost.file), _source(line, texts), inside[line], stages)
             continue
-        rows.append(_summed(_place(line, cost.file), _source(line, texts), inside.values(), stages))
+        rows.append(_summed(place_text(line, cost.file), _source(line, texts), inside.values(), stages))
         for place, found in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
-            rows += _line_rows(_place(place, cost.file), f"  {_source(place, texts)}", found, stages)
+            rows += _line_rows(place_text(place, cost.file), f"  {_source(place, texts)}", found, stages)
     return _fitted(rows)
 
 
@@ -132,7 +132,7 @@ def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
     """FLOPs by stage."""
     by_stage = grouped(charges, lambda charge: charge.stage)
     flops = [total(by_stage.get(stage, [])).flops for stage in stages]
-    return [count_text(_whole(n)) if n else "" for n in flops]
+    return [count_text(whole(n)) if n else "" for n in flops]
 
 
 def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[list[str]]:
@@ -157,7 +157,7 @@ def _kept(amounts: Sequence[Amount]) -> str:
     return _bytes(sum(amounts, start=0)) if amounts else ""
 
 
-def _place(line: Line, own: str | None) -> str:
+def place_text(line: Line, own: str | None) -> str:
     """The number of a line, with the file if that is not the user's own."""
     file, number = line
     return str(number or "-") if file in ("", own) else f"{file.rpartition('/')[2]}:{number}"
@@ -206,15 +206,15 @@ def _communication(costs: Sequence[LayoutCost]) -> list[str]:
     return aligned(rows, right=range(1, len(rows[0])), indent="")
 
 
-def _whole(amount: Amount) -> int:
+def whole(amount: Amount) -> int:
     """Reports show numbers; a broken byte on the wire is sent whole."""
     assert not isinstance(amount, Formula)
     return ceil(amount)
 
 
 def _bytes(amount: Amount) -> str:
-    return bytes_text(_whole(amount))
+    return bytes_text(whole(amount))
 
 
 def _flops(amount: Amount) -> str:
-    return flops_text(_whole(amount))
+    return flops_text(whole(amount))
