@@ -99,7 +99,7 @@ class Session:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=900,
             check=False,
         )
         assert "Traceback" not in done.stdout, f"$ {command}\n{done.stdout}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mtfc.compiler.analysis.cost import charges, total
+from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.ops.collectives import KINDS
 from tests.harness import agree, communication, diagnose, load, lowered, reference, simulate
@@ -123,7 +125,57 @@ def test_simulated_all_to_all_keeps_every_bit() -> None:
     np.testing.assert_array_equal(simulate(source, "forward", {"x": x}, layout="moved")["y"], x)
 
 
+def test_a_loop_that_carries_a_partial_sum() -> None:
+    """There it is fed back unsummed: wrong numbers where a contraction's dimension is split."""
+    agree(
+        HEADER
+        + """
+model f(x: [a, b]) {
+  param w: [b] = normal(stddev = 0.5)
+  total = sum(x)
+  repeat c { total = 0.5 * total + sum(einsum(x, w -> [a])) * total }
+  return total
+}"""
+    )
+
+
+def test_communication_of_a_loop_is_counted_on_every_trip() -> None:
+    """There once, whatever the number of trips."""
+    body = "model f(x: [a, b]) { y = sum(x); repeat c { y = tanh(sum(x * y)) }; return y }"
+    program = lowered(HEADER + body, layout="one")
+    sent = total(charges(program.function("forward"), Numbers(program.placed_on))).sent
+    assert sent.count == sent.elements == 1 + 8
+
+
+@pytest.mark.parametrize(
+    "draw", ["random.uniform([b, a])", "random.normal([b, a])", "cast(random.bernoulli([b, a], 0.5), f32)"]
+)
+def test_random_numbers_do_not_depend_on_the_layout(draw: str) -> None:
+    """There they do, and cannot be seeded."""
+    agree(HEADER + f"model f(x: [b, a]) {{ y = {draw} * x; return y }}")
+
+
 # jax and pytorch
+
+
+@pytest.mark.parametrize("options", ["", ", exclusive = true", ", reverse = true"])
+def test_cumulative_sum_along_a_split_dim(options: str) -> None:
+    """jax#21403: each device summed its own part and no more."""
+    agree(HEADER + f"model f(x: [a, b]) {{ y = cumsum(x, over = b{options}); return y }}")
+
+
+def test_strided_convolution_along_a_split_dim() -> None:
+    """jax#16894: the windows at the edges of a device's part were wrong."""
+    agree(
+        HEADER
+        + """
+dim out = 4; dim k = 3
+layout split = { b: cols, out: cols }
+model f(x: [a, b], w: [k]) {
+  y = einsum(window(x, b -> [out, k], stride = 2, padding = (1, 0)), w -> [a, out])
+  return y
+}"""
+    )
 
 
 def test_concatenation_of_split_tensors() -> None:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
 import pytest
 
+from mtfc.backends import jax_backend, numpy_backend
 from mtfc.cli import main
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, walk
@@ -31,6 +34,37 @@ def lowered(file: str, layout: str, model: str | None = None, **dims: int) -> Pr
     path = FOLDER / f"{file}.mtf"
     selection = choose(path.read_text("utf-8"), str(path), Choice(model, layout, None, dims))
     return selection.cases[0].lower(selection.program)
+
+
+def layouts(file: str) -> list[str]:
+    """Those that the file declares."""
+    return re.findall(r"^layout +(\w+)", (FOLDER / f"{file}.mtf").read_text("utf-8"), re.MULTILINE)
+
+
+# Length of the generated programs
+
+NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
+
+
+@pytest.mark.parametrize(
+    ("file", "dims"),
+    [
+        ("transformer_lm", ("layers",)),
+        ("transformer_seq2seq", ("encoder_layers", "decoder_layers")),
+        ("llama", ("layers",)),
+    ],
+)
+@pytest.mark.parametrize("generate", [numpy_backend.generate, jax_backend.generate], ids=["numpy", "jax"])
+def test_six_layers_and_ninety_six_differ_in_numbers(
+    file: str, dims: tuple[str, ...], generate: Callable[[Program], str]
+) -> None:
+    """Each generated program has as many lines, and the same ones but for numbers: sizes, and means over them.
+
+    (Small sums of the mixture of experts run as one collective as long as they are small, which they are not for 96 layers.)
+    """
+    few, many = (generate(lowered(file, layouts(file)[-1], **dict.fromkeys(dims, n))) for n in (6, 96))
+    assert few != many
+    assert NUMBER.sub("", few) == NUMBER.sub("", many)
 
 
 # Sizes

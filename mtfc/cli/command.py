@@ -29,6 +29,7 @@ SUBCOMMANDS = {
     "cost": "computation, communication and memory per device",
     "simulate": "predict what a step takes on a machine",
     "calibrate": "measure this machine, as a target for simulate",
+    "diff": "what one layout costs more than another, by line",
     "fmt": "rewrite files in canonical form",
 }
 """Each is a module of this package, imported when it is asked for."""

@@ -47,10 +47,8 @@ class Session:
     @classmethod
     def start(cls, module: Any, seed: int, given: Arrays) -> Session:
         """Parameters drawn from `seed`, but for those that are given."""
-        params = module.init(seed)
-        if given:
-            specs = {name: module.PARAMETERS[name] for name in given}
-            params = {**params, **module.shard(dict(given), specs)}
+        drawn = {} if given.keys() == module.PARAMETERS.keys() else module.init(seed)
+        params = {**drawn, **module.shard(dict(given), {name: module.PARAMETERS[name] for name in given})}
         return cls(module, params, module.init_state() if hasattr(module, "init_state") else {})
 
     def evaluate(self, function: str, inputs: Arrays) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import Any
 
 
 class _Sizes(argparse.Action):
@@ -49,12 +50,18 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_selection(parser: argparse.ArgumentParser, default_layout: str) -> None:
-    """What of a file is compiled, and for which processors."""
+def add_selection(
+    parser: argparse.ArgumentParser, default_layout: str, several_layouts: bool = False
+) -> None:
+    """What of a file is compiled, and for which processors. `several_layouts`: the option collects a list."""
     group = parser.add_argument_group("what is compiled")
     group.add_argument("--model", metavar="NAME", help="which model (default: the first)")
+    collected: dict[str, Any] = {"action": "append", "default": []} if several_layouts else {}
     group.add_argument(
-        "--layout", metavar="NAME|RULES", help=f"a declared layout, or rules (default: {default_layout})"
+        "--layout",
+        metavar="NAME|RULES",
+        help=f"a declared layout, or rules (default: {default_layout})",
+        **collected,
     )
     group.add_argument(
         "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape (default: the layout's)"

@@ -42,7 +42,7 @@ class Sources:
     def add_options(self, options: argparse.Namespace) -> None:
         """Options whose text diagnostics may point into."""
         for name in ("mesh", "layout", "target"):
-            if getattr(options, name, None) is not None:
+            if isinstance(getattr(options, name, None), str):
                 self.texts[f"<--{name}>"] = getattr(options, name)
         sizes = getattr(options, "dims", {})
         self.texts["<--dim>"] = "\n".join(f"{name}={size}" for name, size in sizes.items())

@@ -17,7 +17,7 @@ import attrs
 
 from mtfc.cli.errors import ERRORS, OK
 from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.inputs import draw_batch, read_batches
+from mtfc.cli.inputs import draw_batch, read_batches, read_parameters
 from mtfc.cli.npz import Arrays
 from mtfc.cli.options import add_format, add_selection, add_source, seed
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, select
@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute everything in it, whatever the file says; in f64, differences are not hidden by rounding",
     )
     parser.add_argument("--data", metavar="FILE.npz", help="inputs; the first batch is used (default: drawn)")
+    parser.add_argument(
+        "--params", metavar="FILE.npz", help="values of parameters, by full name (default: drawn)"
+    )
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
     add_selection(parser, "all")
     add_format(parser)
@@ -106,10 +109,11 @@ def _start_jax(cases: Sequence[Case]) -> None:
 
 @attrs.frozen
 class Reference:
-    """What the undistributed program gives from some inputs and from the parameters that it draws."""
+    """What the undistributed program gives from some inputs and from the parameters that it is given or draws."""
 
     program: Program
     inputs: Arrays
+    given: Arrays
     seed: int
     expected: Mapping[Part, Arrays]
     tolerance: float
@@ -120,12 +124,16 @@ class Reference:
 
         forward = program.function("forward")
         batches = read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed)
+        given = read_parameters(options.params, program) if options.params else {}
         alone = Case(ONE_DEVICE, UNDISTRIBUTED)
-        drawn = Session.start(load(alone.lower(program), "numpy"), options.seed, {}).parameters()
+        parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         differentiated = run_passes(program, (MixedPrecision(), Differentiate("gradients")))
-        results = interpret(differentiated.function("gradients"), differentiated, {**batches[0], **drawn})
-        expected = {**_parts(results, program), "parameters": drawn}
-        return cls(program, batches[0], options.seed, expected, _tolerance(differentiated, options.dtype))
+        results = interpret(
+            differentiated.function("gradients"), differentiated, {**batches[0], **parameters}
+        )
+        expected = {**_parts(results, program), "parameters": parameters}
+        tolerance = _tolerance(differentiated, options.dtype)
+        return cls(program, batches[0], given, options.seed, expected, tolerance)
 
     def compared(self, case: Case, backends: Iterable[str]) -> Iterator[Result]:
         """What each backend makes of the program under a layout."""
@@ -139,7 +147,7 @@ class Reference:
 
     def _compared(self, case: Case, lowered: Program, backend: str) -> Result:
         module = load(lowered, backend)
-        drawn = Session.start(module, self.seed, {}).parameters()
+        drawn = Session.start(module, self.seed, self.given).parameters()
         session = Session.start(module, self.seed, self.expected["parameters"])
         actual = {**_parts(session.evaluate("gradients", self.inputs), self.program), "parameters": drawn}
         errors = {

@@ -8,6 +8,7 @@ import pytest
 
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, grouped, layout_cost, total
 from mtfc.compiler.analysis.cost_json import costs_json
+from mtfc.compiler.analysis.difference import differences
 from mtfc.compiler.analysis.formula import formula
 from mtfc.compiler.analysis.formula_report import formulas
 from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses
@@ -15,8 +16,9 @@ from mtfc.compiler.analysis.report import comparison, layout_report
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.pipelines import lower
 from tests.generators.programs import Generated, programs
-from tests.harness import FILE, lowered
+from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for
 
 MANY, FEW = holds_for(programs(), 60), holds_for(programs(), 25)
@@ -123,6 +125,18 @@ def test_reports_show_every_collective(generated: Generated) -> None:
         assert charge.kind is None or f"{charge.kind}{{{', '.join(charge.axes)}}}" in text
     assert set(costs_json([cost])["layouts"][0]["step"]["collectives"]) == set(KINDS)
     assert "main" in comparison([cost])
+
+
+@FEW
+def test_lines_add_up_to_the_difference_of_layouts(generated: Generated) -> None:
+    (program,) = load(generated.source).programs
+    layouts = load(generated.source).layouts
+    one, other = (layout_cost(lower(program, each.mesh, each.layout)) for each in (layouts[0], layouts[-1]))
+    lines = differences(one, other)
+    for which, cost in enumerate((one, other)):
+        assert sum(line.flops[which] for line in lines) == total(cost.step).flops
+        assert sum(line.sent[which] for line in lines) == total(cost.step).sent.bytes
+    assert all(line.line[0] == FILE for line in lines)
 
 
 CHAIN = """

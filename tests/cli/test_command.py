@@ -88,7 +88,7 @@ def test_an_option_that_names_nothing_is_diagnosed_alike(
     assert f"<{option}>:1:" in outcome.err
 
 
-@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost", "fmt"])
+@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost", "diff", "fmt"])
 def test_a_program_with_errors(mtfc: Mtfc, folder: Path, name: str) -> None:
     (folder / "model.mtf").write_text("model m(x: f32[batch) { return x }")
     outcome = mtfc(name, "model.mtf")
@@ -96,7 +96,7 @@ def test_a_program_with_errors(mtfc: Mtfc, folder: Path, name: str) -> None:
     assert "error[E0" in outcome.err
 
 
-@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost", "fmt"])
+@pytest.mark.parametrize("name", ["check", "compile", "run", "verify", "cost", "diff", "fmt"])
 def test_a_file_that_is_no_text(mtfc: Mtfc, folder: Path, name: str) -> None:
     (folder / "model.mtf").write_bytes(b"dim a = 1\n\xff")
     outcome = mtfc(name, "model.mtf")

@@ -17,17 +17,18 @@ MODEL_PARALLEL = "batch: a, heads: b, ff: b"
 SEQUENCE_PARALLEL = "length: a, heads: b"
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """q: [batch, length, heads, d_k]; k, v: [batch, memory, heads, d_k]; mask: [length, memory] or [batch, length, memory]."""
-    scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1])
+def attend(q: Any, k: Any, v: Any, mask: Any, bias: Any = 0.0) -> Any:
+    """q: [batch, length, heads, d_k]; k, v: [batch, memory, heads, d_k]; mask: [length, memory] or [batch, length, memory]; bias:
+    [heads, length, memory]."""
+    scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1]) + bias
     mask = jnp.broadcast_to(mask, (q.shape[0], *mask.shape[-2:]))[:, None]
     return jnp.einsum("bhlm,bmhk->blhk", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), v)
 
 
-def multi_head(x: Any, source: Any, mask: Any, p: Any, name: str) -> Any:
+def multi_head(x: Any, source: Any, mask: Any, p: Any, name: str, bias: Any = 0.0) -> Any:
     q = jnp.einsum("bld,hdk->blhk", x, p[f"{name}_wq"])
     k, v = (jnp.einsum("bmd,hdk->bmhk", source, p[f"{name}_{w}"]) for w in ("wk", "wv"))
-    return jnp.einsum("blhk,hkd->bld", attend(q, k, v, mask), p[f"{name}_wo"])
+    return jnp.einsum("blhk,hkd->bld", attend(q, k, v, mask, bias), p[f"{name}_wo"])
 
 
 CAUSAL = np.tril(np.ones((8, 8), bool))
@@ -75,6 +76,29 @@ def test_shared_keys_and_values() -> None:
 
     def expected(x: Any, **p: Any) -> dict[str, Any]:
         return {"one": multi_query(x, p), "two": grouped_query(x, p)}
+
+    agrees(network, expected)
+
+
+def test_shared_keys_and_values_for_one_position_after_the_other() -> None:
+    network = Network(
+        imports=["decoding"],
+        dims=DIMS,
+        layouts=["batch: a, heads: b"],
+        inputs=ROWS,
+        body="""
+          keys = zeros([batch, memory, d_k])
+          values = zeros([batch, memory, d_k])
+          scan x_i = x, i = range(length) along length {
+            y_i, keys, values = decoding.multi_query_at[heads = heads](x_i, keys, values, i) as multi_query
+            yield y = y_i
+          }
+        """,
+        outputs={"y": "length, batch, d"},
+    )
+
+    def expected(x: Any, **p: Any) -> dict[str, Any]:
+        return {"y": jnp.swapaxes(multi_query(x, p), 0, 1)}
 
     agrees(network, expected)
 
@@ -166,26 +190,32 @@ def test_transformer_layers() -> None:
         imports=["transformer"],
         dims={**DIMS, "source_length": 4, "source_memory": 4},
         layouts=[MODEL_PARALLEL],
-        inputs={**ROWS, "source": "f32[batch, source_length, d]", "seen": "bool[batch, source_length]"},
+        inputs={
+            **ROWS,
+            "source": "f32[batch, source_length, d]",
+            "seen": "bool[batch, source_length]",
+            "near": "f32[heads, length, memory]",
+            "far": "f32[heads, source_length, source_memory]",
+        },
         body="""
           e = transformer.encoder_layer[memory = source_memory, heads = heads, d_k = d_k, d_ff = ff](
-            source, mask = rename(seen, source_length -> source_memory)
+            source, mask = rename(seen, source_length -> source_memory), bias = far
           ) as encoder
-          l = transformer.decoder_layer[memory = memory, heads = heads, d_k = d_k, d_ff = ff](x) as alone
+          l = transformer.decoder_layer[memory = memory, heads = heads, d_k = d_k, d_ff = ff](x, bias = near) as alone
           y = transformer.cross_decoder_layer[memory = memory, heads = heads, d_k = d_k, d_ff = ff](
-            x, e, source_mask = seen
+            x, e, source_mask = seen, bias = near
           ) as decoder
         """,
         outputs={"e": "batch, source_length, d", "l": "batch, length, d", "y": "batch, length, d"},
     )
 
-    def expected(x: Any, source: Any, seen: Any, **p: Any) -> dict[str, Any]:
+    def expected(x: Any, source: Any, seen: Any, near: Any, far: Any, **p: Any) -> dict[str, Any]:
         s = source
-        s = s + heads(s, s, seen[:, None], p, "encoder", "layer_norm")
+        s = s + heads(s, seen[:, None], far, p, "encoder")
         s = s + forward(normalized(s, p, "encoder_layer_norm_2"), p, "encoder_feed_forward")
-        a = x + heads(x, x, CAUSAL, p, "alone", "layer_norm")
+        a = x + heads(x, CAUSAL, near, p, "alone")
         a = a + forward(normalized(a, p, "alone_layer_norm_2"), p, "alone_feed_forward")
-        y = x + heads(x, x, CAUSAL, p, "decoder", "layer_norm")
+        y = x + heads(x, CAUSAL, near, p, "decoder")
         y = y + multi_head(normalized(y, p, "decoder_layer_norm_2"), s, seen[:, None], p, "decoder_cross")
         y = y + forward(normalized(y, p, "decoder_layer_norm_3"), p, "decoder_feed_forward")
         return {"e": s, "l": a, "y": y}
@@ -193,10 +223,10 @@ def test_transformer_layers() -> None:
     agrees(network, expected)
 
 
-def heads(x: Any, source: Any, mask: Any, p: Any, scope: str, norm: str) -> Any:
+def heads(x: Any, mask: Any, bias: Any, p: Any, scope: str) -> Any:
     """Self-attention after normalization."""
-    n = normalized(x, p, f"{scope}_{norm}")
-    return multi_head(n, n, mask, p, f"{scope}_multi_head")
+    n = normalized(x, p, f"{scope}_layer_norm")
+    return multi_head(n, n, mask, p, f"{scope}_multi_head", bias)
 
 
 def test_llama_layer() -> None:
@@ -222,5 +252,113 @@ def test_llama_layer() -> None:
         n = root(h, q["rms_norm_2_scale"])
         gate = jax.nn.silu(n @ q["swiglu_w_gate"])
         return {"y": h + (gate * (n @ q["swiglu_w_up"])) @ q["swiglu_w_down"]}
+
+    agrees(network, expected)
+
+
+@pytest.mark.parametrize("layout", ["batch: a, heads: b", "length: a, heads: b", "short: a, batch: b"])
+def test_compressed(layout: str) -> None:
+    network = Network(
+        imports=["attention"],
+        dims={**DIMS, "length": 12, "short": 4, "three": 3, "five": 5},
+        layouts=[layout],
+        inputs=ROWS,
+        body="""
+          all = attention.compressed[memory = short, kernel = five, heads = heads, d_k = d_k](x) as all
+          left = attention.compressed[memory = short, kernel = three, heads = heads, d_k = d_k](x, causal = true) as left
+        """,
+        outputs=dict.fromkeys(("all", "left"), "batch, length, d"),
+    )
+
+    def attended(x: Any, rows: Any, mask: Any, p: Any, name: str) -> Any:
+        """With one key and value made of each of `rows` [short, kernel, batch, d]."""
+        q = jnp.einsum("bld,hdk->blhk", x, p[f"{name}_wq"])
+        k, v = (jnp.einsum("mcbd,chdk->bmhk", rows, p[f"{name}_{w}"]) for w in ("wk", "wv"))
+        return jnp.einsum("blhk,hkd->bld", attend(q, k, v, mask), p[f"{name}_wo"])
+
+    def expected(x: Any, **p: Any) -> dict[str, Any]:
+        steps = jnp.moveaxis(jnp.pad(x, ((0, 0), (3, 2), (0, 0))), 1, 0)
+        all = jnp.stack([steps[m + 3 : m + 8] for m in range(0, 12, 3)])
+        before = jnp.stack([steps[m : m + 3] for m in range(0, 12, 3)])
+        seen = np.array([[3 * m - 1 <= i for m in range(4)] for i in range(12)])
+        return {
+            "all": attended(x, all, np.ones((12, 4), bool), p, "all"),
+            "left": attended(x, before, seen, p, "left"),
+        }
+
+    agrees(network, expected)
+
+
+def bucket(distance: int, buckets: int, causal: bool, furthest: int) -> int:
+    """In whole numbers: the last of the buckets from which on distances are at least exact * (furthest / exact) ** (i / wide)."""
+    first, side = (0, buckets) if causal else (buckets // 2 * (distance > 0), buckets // 2)
+    far = max(-distance, 0) if causal else abs(distance)
+    exact, wide = side // 2, side - side // 2
+    if far < exact:
+        return first + far
+    reached = [i for i in range(wide) if far**wide * exact**i >= furthest**i * exact**wide]
+    return first + exact + reached[-1]
+
+
+def test_relative_bias() -> None:
+    network = Network(
+        imports=["attention"],
+        dims={**DIMS, "length": 40, "memory": 40, "buckets": 16},
+        layouts=["batch: a, heads: b", "length: a, memory: b"],
+        inputs={"x": "f32[batch, length, d]"},
+        body="""
+          both = attention.relative_bias[length = length, memory = memory, buckets = buckets, heads = heads](
+            furthest = 32
+          ) as both
+          left = attention.relative_bias[length = length, memory = memory, buckets = buckets, heads = heads](
+            causal = true
+          ) as left
+          y = attention.multi_head[memory = memory, heads = heads, d_k = d_k](x, bias = both)
+        """,
+        outputs={**dict.fromkeys(("both", "left"), "heads, length, memory"), "y": "batch, length, d"},
+    )
+
+    def expected(x: Any, both_table: Any, left_table: Any, **p: Any) -> dict[str, Any]:
+        both, left = biases(both_table, False, 32), biases(left_table, True, 128)
+        return {"both": both, "left": left, "y": multi_head(x, x, ALL, p, "multi_head", both)}
+
+    agrees(network, expected)
+
+
+def biases(table: Any, causal: bool, furthest: int) -> Any:
+    """[heads, length, memory] for 40 positions, from a table [buckets, heads]."""
+    chosen = [[bucket(m - i, 16, causal, furthest) for m in range(40)] for i in range(40)]
+    return jnp.moveaxis(table[np.array(chosen)], 2, 0)
+
+
+ALL = np.ones((40, 40), bool)
+
+
+def test_relative_bias_for_one_position_after_the_other() -> None:
+    network = Network(
+        imports=["decoding"],
+        dims={**DIMS, "length": 40, "memory": 40, "buckets": 16},
+        layouts=["batch: a, heads: b"],
+        inputs={"x": "f32[batch, length, d]"},
+        body="""
+          keys = zeros([batch, heads, memory, d_k])
+          values = zeros([batch, heads, memory, d_k])
+          scan x_i = x, i = range(length) along length {
+            bias = decoding.relative_bias_at[memory = memory, buckets = buckets, heads = heads](
+              i, furthest = 32
+            ) as relative_bias
+            y_i, keys, values = decoding.decoder_layer_at[d_ff = ff](
+              x_i, keys, values, i, bias = bias
+            ) as layer
+            yield y = y_i
+          }
+        """,
+        outputs={"y": "length, batch, d"},
+    )
+
+    def expected(x: Any, relative_bias_table: Any, **p: Any) -> dict[str, Any]:
+        y = x + heads(x, np.tril(ALL), biases(relative_bias_table, True, 32), p, "layer")
+        y = y + forward(normalized(y, p, "layer_layer_norm_2"), p, "layer_feed_forward")
+        return {"y": jnp.swapaxes(y, 0, 1)}
 
     agrees(network, expected)

@@ -21,7 +21,7 @@ def sent(network: Network, of: str = "forward") -> Sent:
 
 def layer(body: str, layout: str, outputs: str = "batch, length, d", **more: int) -> Network:
     """A network of one output y, without the collective of the loss being of interest: its size is 1."""
-    modules = ["nn", "attention", "transformer", "conv", "rnn"]
+    modules = ["nn", "attention", "transformer", "conv", "rnn", "tensors"]
     used = [name for name in modules if f"{name}." in body]
     return Network(
         imports=used,
@@ -96,6 +96,59 @@ CASES: dict[str, tuple[Network, Sent]] = {
         layer("rnn.lstm[hidden = heads](x)", "batch: a, heads: b", "batch, length, heads"),
         [("all_gather", ("b",), 2 * 2)],
     ),
+    "compressed attention over a split sequence: a key and a value of several positions each": (
+        layer(
+            "attention.compressed[memory = short, kernel = two, heads = heads, d_k = d_k](x, stride = 2)",
+            "short: a, heads: b",
+            short=4,
+            two=2,
+        ),
+        [
+            ("all_reduce", ("a",), 4 * 8 * 2),
+            ("all_reduce", ("a",), 4 * 8 * 2 * (4 + 1)),
+            ("all_reduce", ("b",), 4 * 8 * 16),
+        ],
+    ),
+    "relative positions of split heads: nothing": (
+        layer(
+            "attention.relative_bias[length = length, memory = memory, buckets = vocab, heads = heads]()",
+            "heads: a, length: b",
+            "heads, length, memory",
+        ),
+        [],
+    ),
+    "convolution of each channel by itself: nothing": (
+        layer(
+            "conv.depthwise_conv1d[out_length = length, k_length = width](x)",
+            "batch: a, d: b",
+            width=3,
+        ),
+        [],
+    ),
+    "transposed convolution of a split line: its borders": (
+        layer(
+            "conv.conv_transpose1d[out_length = long, k_length = width, filters = ff](x)",
+            "length: a, long: a, ff: b",
+            "batch, long, ff",
+            long=16,
+            width=4,
+        ),
+        [("permute", ("a",), 4 * 16)] * 2,
+    ),
+    "transposed convolution whose tiles do not overlap: nothing": (
+        layer(
+            "conv.conv_transpose1d[out_length = long, k_length = width, filters = ff](x)",
+            "length: a, long: a, ff: b",
+            "batch, long, ff",
+            long=16,
+            width=2,
+        ),
+        [],
+    ),
+    "one of the largest elements along a split dimension: the largest of each shard": (
+        layer("tensors.nth_largest(x, n = 2)", "batch: b, d: a", "batch, length"),
+        [("all_gather", ("a",), 2 * 8 * 3)],
+    ),
     "convolution of a split image: its borders": (
         layer(
             "conv.conv1d[out_length = length, k_length = width, filters = ff](x)",
@@ -122,6 +175,20 @@ def test_cross_entropy_never_gathers_logits() -> None:
         layouts=["batch: a, vocab: b"],
         inputs={"logits": "f32[batch, length, vocab]", "targets": "i32[batch, length]"},
         body="y = losses.softmax_cross_entropy(logits, targets, smoothing = 0.1)",
+        outputs={"y": ""},
+    )
+    expected = [("all_reduce", ("b",), 2 * 8), ("all_reduce", ("b",), 2 * 2 * 8)]
+    assert of_tensors(sent(network)) == expected
+    assert of_tensors(sent(network, "gradients")) == expected
+
+
+def test_z_loss_sends_what_the_cross_entropy_sends() -> None:
+    network = Network(
+        imports=["losses"],
+        dims=SIZES,
+        layouts=["batch: a, vocab: b"],
+        inputs={"logits": "f32[batch, length, vocab]", "targets": "i32[batch, length]"},
+        body="y = losses.softmax_cross_entropy(logits, targets) + losses.z_loss(logits)",
         outputs={"y": ""},
     )
     expected = [("all_reduce", ("b",), 2 * 8), ("all_reduce", ("b",), 2 * 2 * 8)]

@@ -95,6 +95,110 @@ def test_conv1d_and_conv3d() -> None:
     agrees(network, expected)
 
 
+def test_separable() -> None:
+    network = Network(
+        imports=["conv"],
+        dims=IMAGE,
+        layouts=["batch: a, c: b", SPATIAL],
+        inputs={"x": "f32[batch, height, width, c]", "y": "f32[batch, height, c]"},
+        body="""
+          half = conv.separable_conv2d[
+            out_height = tall, out_width = wide, k_height = k3, k_width = k5, filters = f
+          ](x, stride = 2)
+          line = conv.separable_conv1d[out_length = height, k_length = k3, filters = f](y, dilation = 2)
+        """,
+        outputs={"half": "batch, tall, wide, f", "line": "batch, height, f"},
+    )
+
+    def depthwise(x: Any, filter: Any, stride: int, padding: list[tuple[int, int]], dilation: int) -> Any:
+        """XLA's, of one filter for each of 4 groups of channels."""
+        spatial, axes = "HW"[2 - len(padding) :], len(padding)
+        numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+        return lax.conv_general_dilated(
+            x,
+            jnp.expand_dims(filter, axes),
+            (stride,) * axes,
+            padding,
+            rhs_dilation=(dilation,) * axes,
+            dimension_numbers=numbers,
+            feature_group_count=4,
+            precision="highest",
+        )
+
+    def expected(x: Any, y: Any, **p: Any) -> dict[str, Any]:
+        half = depthwise(x, p["separable_conv2d_depthwise_conv2d_filter"], 2, [(1, 1), (2, 2)], 1)
+        line = depthwise(y, p["separable_conv1d_depthwise_conv1d_filter"], 1, [(2, 2)], 2)
+        return {
+            "half": half @ p["separable_conv2d_w"] + p["separable_conv2d_bias"],
+            "line": line @ p["separable_conv1d_w"] + p["separable_conv1d_bias"],
+        }
+
+    agrees(network, expected)
+
+
+def transposed(x: Any, filter: Any, strides: tuple[int, ...]) -> Any:
+    """The transposed convolution as JAX transposes it, of one whose larger half of padding is before."""
+    sizes = [size * stride for size, stride in zip(x.shape[1:], strides, strict=False)]
+    need = [kernel - stride for kernel, stride in zip(filter.shape, strides, strict=False)]
+    padding = [((n + 1) // 2, n // 2) for n in need]
+    spatial = "DHW"[3 - len(strides) :]
+    numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+
+    def forward(y: Any) -> Any:
+        return lax.conv_general_dilated(
+            y, filter, strides, padding, dimension_numbers=numbers, precision="highest"
+        )
+
+    output = jnp.zeros((x.shape[0], *sizes, filter.shape[-2]))
+    return jax.vjp(forward, output)[1](x)[0]
+
+
+def test_transposed() -> None:
+    network = Network(
+        imports=["conv"],
+        dims={**IMAGE, "depth": 2, "deep": 4, "k2": 2, "k4": 4, "long": 12},
+        layouts=[SPATIAL, "batch: a, c: b"],
+        inputs={
+            "x": "f32[batch, tall, wide, c]",
+            "y": "f32[batch, tall, c]",
+            "z": "f32[batch, depth, tall, wide, c]",
+        },
+        body="""
+          up = conv.conv_transpose2d[
+            out_height = height, out_width = width, k_height = k3, k_width = k4, filters = f
+          ](x)
+          even = conv.conv_transpose1d[out_length = height, k_length = k4, filters = f](y) as even
+          far = conv.conv_transpose1d[out_length = long, k_length = k5, filters = f](y) as far
+          tiles = conv.conv_transpose1d[out_length = height, k_length = k2, filters = f](y) as tiles
+          same = conv.conv_transpose1d[out_length = tall, k_length = k3, filters = f](y) as same
+          volume = conv.conv_transpose3d[
+            out_depth = deep, out_height = height, out_width = wide,
+            k_depth = k2, k_height = k5, k_width = k3, filters = f
+          ](z)
+        """,
+        outputs={
+            "up": "batch, height, width, f",
+            "even": "batch, height, f",
+            "far": "batch, long, f",
+            "tiles": "batch, height, f",
+            "same": "batch, tall, f",
+            "volume": "batch, deep, height, wide, f",
+        },
+    )
+
+    def expected(x: Any, y: Any, z: Any, **p: Any) -> dict[str, Any]:
+        strides = {"even": 2, "far": 3, "tiles": 2, "same": 1}
+        lines = {
+            name: transposed(y, p[f"{name}_filter"], (stride,)) + p[f"{name}_bias"]
+            for name, stride in strides.items()
+        }
+        up = transposed(x, p["conv_transpose2d_filter"], (2, 2)) + p["conv_transpose2d_bias"]
+        volume = transposed(z, p["conv_transpose3d_filter"], (2, 2, 1)) + p["conv_transpose3d_bias"]
+        return {**lines, "up": up, "volume": volume}
+
+    agrees(network, expected)
+
+
 def pooled(
     x: Any, start: float, function: Any, size: int, stride: int, padding: list[tuple[int, int]]
 ) -> Any:
@@ -164,5 +268,45 @@ def test_up_convolution_and_local_response() -> None:
         squares = jnp.pad(jax.numpy.square(x), ((0, 0), (0, 0), (0, 0), (1, 1)))
         total = squares[..., :-2] + squares[..., 1:-1] + squares[..., 2:]
         return {"up": up + p["up_bias"], "near": x / (2.0 + 0.5 * total) ** 0.75}
+
+    agrees(network, expected)
+
+
+def test_pooling_of_lines_and_volumes() -> None:
+    network = Network(
+        imports=["conv"],
+        dims={**VOLUME, "k_3": 3, "low": 2, "d3": 3},
+        layouts=["height: a, low: a", "batch: a, c: b"],
+        inputs={"x": "f32[batch, depth, height, width, c]", "y": "f32[batch, width, c]"},
+        body="""
+          line = conv.avg_pool1d[out_length = d3, k_length = k3](y)
+          largest = conv.max_pool3d[
+            out_depth = shallow, out_height = low, out_width = d3, k_depth = k1, k_height = k3, k_width = k_3
+          ](x)
+          average = conv.avg_pool3d[
+            out_depth = depth, out_height = height, out_width = width, k_depth = k1, k_height = k2, k_width = k3
+          ](x, stride = 1)
+        """,
+        outputs={
+            "line": "batch, d3, c",
+            "largest": "batch, shallow, low, d3, c",
+            "average": "batch, depth, height, width, c",
+        },
+    )
+
+    def pool(x: Any, start: float, function: Any, window: Any, stride: int, padding: Any) -> Any:
+        strides = (1, *[stride] * len(padding), 1)
+        return lax.reduce_window(x, start, function, (1, *window, 1), strides, [(0, 0), *padding, (0, 0)])
+
+    def mean(x: Any, window: Any, stride: int, padding: Any) -> Any:
+        total, count = (pool(v, 0.0, lax.add, window, stride, padding) for v in (x, jnp.ones_like(x)))
+        return total / count
+
+    def expected(x: Any, y: Any) -> dict[str, Any]:
+        return {
+            "line": mean(y, (3,), 2, [(1, 0)]),
+            "largest": pool(x, -np.inf, lax.max, (1, 3, 3), 2, [(0, 0), (1, 0), (1, 0)]),
+            "average": mean(x, (1, 2, 3), 1, [(0, 0), (1, 0), (1, 1)]),
+        }
 
     agrees(network, expected)

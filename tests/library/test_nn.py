@@ -50,14 +50,25 @@ def test_dense() -> None:
 
 
 def test_activations() -> None:
-    names = ("gelu", "gelu_tanh", "silu", "softplus", "softmax", "log_softmax")
+    plain = ("gelu", "gelu_tanh", "silu", "softplus", "leaky_relu", "elu", "selu")
+    names = (*plain, "softmax", "log_softmax")
     network = Network(
         imports=["nn"],
         dims=DIMS,
         layouts=["batch: a, d: b"],
         inputs=ROWS,
-        body="\n".join(f"{name} = nn.{name}(x * 3.0)" for name in names) + "\nother = nn.softmax(x, length)",
-        outputs={**dict.fromkeys(names, "batch, length, d"), "other": "batch, d, length"},
+        body="\n".join(f"{name} = nn.{name}(x * 3.0)" for name in names)
+        + """
+          steep = nn.leaky_relu(x, slope = 0.2)
+          deep = nn.elu(x, alpha = 1.5)
+          total = nn.logsumexp(x * 9.0)
+          other = nn.softmax(x, length)
+        """,
+        outputs={
+            **dict.fromkeys((*names, "steep", "deep"), "batch, length, d"),
+            "total": "batch, length",
+            "other": "batch, d, length",
+        },
     )
 
     def expected(x: Any) -> dict[str, Any]:
@@ -66,6 +77,12 @@ def test_activations() -> None:
             "gelu_tanh": jax.nn.gelu(3 * x, approximate=True),
             "silu": jax.nn.silu(3 * x),
             "softplus": jax.nn.softplus(3 * x),
+            "leaky_relu": jax.nn.leaky_relu(3 * x),
+            "elu": jax.nn.elu(3 * x),
+            "selu": jax.nn.selu(3 * x),
+            "steep": jax.nn.leaky_relu(x, 0.2),
+            "deep": jax.nn.elu(x, 1.5),
+            "total": jax.nn.logsumexp(9 * x, axis=-1),
             "softmax": jax.nn.softmax(3 * x),
             "log_softmax": jax.nn.log_softmax(3 * x),
             "other": jnp.swapaxes(jax.nn.softmax(x, axis=1), 1, 2),
@@ -82,7 +99,10 @@ def test_large_numbers_do_not_overflow() -> None:
       a = nn.softmax(x)
       b = nn.log_softmax(x)
       c = nn.softplus(x)
-      return a, b, c
+      e = nn.elu(x)
+      f = nn.elu(x * 1e-12)
+      total = nn.logsumexp(x)
+      return a, b, c, e, f, total
     }
     """
     (program,) = load(source).programs
@@ -91,6 +111,9 @@ def test_large_numbers_do_not_overflow() -> None:
     np.testing.assert_array_equal(results["a"], [0, 0, 1, 0])
     np.testing.assert_array_equal(results["b"], [-2e4, -4e4, 0, -3e4])
     np.testing.assert_allclose(results["c"], [1e4, 0, 3e4, np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(results["e"], [1e4, -1, 3e4, 0], rtol=1e-6)
+    np.testing.assert_allclose(results["f"], np.expm1(x.astype(np.float64) * 1e-12), rtol=1e-6)
+    assert results["total"] == 3e4
 
 
 @pytest.mark.parametrize("smoothing", [0, 0.1])
@@ -137,8 +160,9 @@ def test_other_losses() -> None:
           binary = losses.sigmoid_cross_entropy(x * 4.0, sigmoid(y))
           squares = losses.mean_squared_error(x, y)
           decay = losses.l2(x, weight = 0.01)
+          steady = losses.z_loss(x * 3.0, weight = 0.1)
         """,
-        outputs={"binary": "", "squares": "", "decay": ""},
+        outputs={"binary": "", "squares": "", "decay": "", "steady": ""},
     )
 
     def expected(x: Any, y: Any) -> dict[str, Any]:
@@ -148,6 +172,7 @@ def test_other_losses() -> None:
             "binary": binary.mean(),
             "squares": ((x - y) ** 2).mean(),
             "decay": 0.005 * jnp.vdot(x, x),
+            "steady": 0.1 * (jax.nn.logsumexp(3 * x, axis=-1) ** 2).mean(),
         }
 
     agrees(network, expected)
@@ -263,7 +288,7 @@ def test_functions_without_parameters_take_any_precision() -> None:
     dim half = 4
     dim k = 2
     model m(x: bf16[batch, length, d], y: bf16[batch, memory, d], ids: i32[batch, length]) {
-      a = nn.softmax(nn.gelu(x) + nn.gelu_tanh(x) + nn.silu(x) + nn.softplus(x))
+      a = nn.softmax(nn.gelu(x) + nn.gelu_tanh(x) + nn.silu(x) + nn.softplus(x) + nn.selu(x) + nn.leaky_relu(x))
       b = nn.dropout(nn.log_softmax(x, length), rate = 0.5)
       c, e = nn.moments(x)
       f = attention.dot_product[memory = memory](x, y, y)

@@ -67,7 +67,7 @@ def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
     """What is sent: (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
     groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
     sent = {key: sum((charge.sent for charge in group), start=Sent()) for key, group in groups.items()}
-    largest_first = sorted(sent.items(), key=lambda item: -_whole(item[1].bytes))
+    largest_first = sorted(sent.items(), key=lambda item: -whole(item[1].bytes))
     return [(_kind_text(str(kind), axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in largest_first]
 
 
@@ -130,7 +130,7 @@ def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
     """FLOPs by stage."""
     by_stage = grouped(charges, lambda charge: charge.stage)
     flops = [total(by_stage.get(stage, [])).flops for stage in stages]
-    return [count_text(_whole(n)) if n else "" for n in flops]
+    return [count_text(whole(n)) if n else "" for n in flops]
 
 
 def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[list[str]]:
@@ -180,15 +180,15 @@ def _communication(costs: Sequence[LayoutCost]) -> list[str]:
     return aligned(rows, right=range(1, len(rows[0])), indent="")
 
 
-def _whole(amount: Amount) -> int:
+def whole(amount: Amount) -> int:
     """Reports show numbers; a broken byte on the wire is sent whole."""
     assert not isinstance(amount, Formula)
     return ceil(amount)
 
 
 def _bytes(amount: Amount) -> str:
-    return bytes_text(_whole(amount))
+    return bytes_text(whole(amount))
 
 
 def _flops(amount: Amount) -> str:
-    return flops_text(_whole(amount))
+    return flops_text(whole(amount))

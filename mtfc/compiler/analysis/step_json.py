@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mtfc.compiler.analysis.cost import LayoutCost
+from mtfc.compiler.analysis.report import whole
 from mtfc.compiler.analysis.step_report import fits, lines_of
 from mtfc.compiler.analysis.step_time import COMPUTE, Event, Seconds, StepTime
 from mtfc.compiler.hardware import Hardware
@@ -23,7 +24,7 @@ def step_json(cost: LayoutCost, step: StepTime, hardware: Hardware) -> dict[str,
         **_seconds(total),
         "utilisation": step.utilisation,
         "links": dict(step.busy),
-        "memory_per_device": {name: int(amount) for name, amount in cost.memory.parts().items()},  # type: ignore[arg-type]
+        "memory_per_device": {name: whole(amount) for name, amount in cost.memory.parts().items()},
         "memory_of_device": int(hardware.device.memory),
         "fits": fits(cost, hardware),
         "lines": [

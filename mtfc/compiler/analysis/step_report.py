@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtfc.compiler.analysis.cost import LayoutCost
-from mtfc.compiler.analysis.report import heading
+from mtfc.compiler.analysis.report import heading, whole
 from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.compiler.analysis.step_time import Seconds, StepTime
 from mtfc.compiler.analysis.table import aligned
@@ -24,13 +24,13 @@ def step_report(cost: LayoutCost, step: StepTime, hardware: Hardware, sources: M
 
 
 def fits(cost: LayoutCost, hardware: Hardware) -> bool:
-    return int(cost.memory.total) <= hardware.device.memory  # type: ignore[arg-type]
+    return whole(cost.memory.total) <= hardware.device.memory
 
 
 def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
     total = step.total
     links = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
-    held, room = bytes_text(int(cost.memory.total)), bytes_text(int(hardware.device.memory))  # type: ignore[arg-type]
+    held, room = bytes_text(whole(cost.memory.total)), bytes_text(int(hardware.device.memory))
     rows = [
         ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
         ["computation", seconds_text(total.compute), ""],

@@ -12,7 +12,7 @@ matter.
   collectives need there; it is done when all of these are.
 
 So `processor 0` stands still only while something is communicated, and step = computation + exposed communication holds exactly.
-What is exposed is charged to the collectives that were waited for: backward from the end of each pause, along what made them late.
+What is exposed is charged to the collectives that were waited for: back from the end of each pause, along what made them late.
 """
 
 from __future__ import annotations

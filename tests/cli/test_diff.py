@@ -1,0 +1,49 @@
+"""`mtfc diff`: two layouts, line by line."""
+
+from __future__ import annotations
+
+from tests.cli.conftest import Mtfc
+
+
+def test_lines_add_up_to_the_difference_of_costs(mtfc: Mtfc) -> None:
+    found = mtfc("diff", "model.mtf", "--layout", "data", "--layout", "both", "--format", "json").json
+    assert (found["model"], found["layouts"]) == ("small", ["data", "both"])
+    costs = mtfc("cost", "model.mtf", "--format", "json").json["layouts"]
+    data, both = (next(c for c in costs if c["layout"] == name) for name in found["layouts"])
+    steps = [data["step"], both["step"]]
+    assert found["flops_per_device"] == [step["flops_per_device"] for step in steps]
+    assert found["bytes_per_device"] == [
+        sum(kind["bytes_per_device"] for kind in step["collectives"].values()) for step in steps
+    ]
+    assert found["memory_per_device"] == [cost["memory_per_device"]["total"] for cost in (data, both)]
+    for figure in ("flops_per_device", "bytes_per_device"):
+        assert [sum(line[figure][i] for line in found["lines"]) for i in (0, 1)] == found[figure]
+
+
+def test_text_shows_lines_that_differ_and_how_they_send(mtfc: Mtfc) -> None:
+    outcome = mtfc("diff", "model.mtf", "--layout", "data", "--layout", "both")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "from layout data to layout both" in outcome.out
+    assert "y = einsum(x, w -> [batch, classes]) + bias" in outcome.out
+    assert "  both: " in outcome.out
+    assert outcome.out.splitlines()[-1].split()[0] == "all"
+
+
+def test_a_layout_differs_from_itself_in_nothing(mtfc: Mtfc) -> None:
+    out = mtfc("diff", "model.mtf", "--layout", "both", "--layout", "both").out
+    assert out.splitlines()[-1].strip() == "all"
+
+
+def test_the_first_two_layouts_are_the_default_and_rules_may_be_given(mtfc: Mtfc) -> None:
+    assert "from layout replicated to layout data" in mtfc("diff", "model.mtf").out
+    out = mtfc("diff", "model.mtf", "--mesh", "rows:2", "--layout", "batch:rows", "--layout", "{}").out
+    assert "from layout given to layout given" in out
+
+
+def test_what_cannot_be_compared(mtfc: Mtfc) -> None:
+    outcome = mtfc("diff", "model.mtf", "--layout", "both")
+    assert outcome.status == 2
+    assert "--layout A --layout B" in outcome.err
+    outcome = mtfc("diff", "model.mtf", "--layout", "both", "--layout", "bath: rows")
+    assert outcome.status == 1
+    assert "bath" in outcome.err
