@@ -1,12 +1,9 @@
 """How long a processor computes: each equation by its FLOPs or by the bytes it moves, whichever takes longer.
 
-What an equation moves follows from what a compiler like XLA keeps in memory at all:
-
-- *Views* give the elements of their operand another name or place: who reads one reads the operand, at most as many bytes as the
-  view has. What is *made* from nothing costs no memory.
-- *Component-wise* equations become one kernel with what uses them. Their results are stored only where something else than
-  component-wise equations and reductions uses them, or a loop or the function gives them away.
-- All others store their results.
+What an equation moves follows from what a compiler like XLA keeps in memory at all, which each op says (`opdef.Storage`): whoever
+reads a view reads what it is a view of, at most as many bytes as the view has; fused equations become one kernel with what uses
+them, and are stored only where something else than fused equations and reductions uses them, or where the function, or a loop,
+gives them away.
 
 An equation moves the bytes of stored operands and, where it is stored itself, of its results; each stored one is a kernel, which
 costs the device's overhead. The roofline is a bound from below for a kernel, and a sum of them one from above for kernels that
@@ -22,28 +19,10 @@ import attrs
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.ops import OPS, componentwise, random, reductions
+from mtfc.compiler.ir.opdef import Storage
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import Mesh
-
-VIEWS = frozenset(
-    (
-        "rename",
-        "transpose",
-        "reshape",
-        "broadcast",
-        "stop_gradient",
-        "slice",
-        "window",
-        "local_slice",
-        "unreduce",
-    )
-)
-MADE = frozenset(("constant", "full", "range", "step_number"))
-FUSED = frozenset(("one_hot", *(op.name for op in (*componentwise.OPS, *random.OPS)))) - VIEWS - MADE
-ABSORBING = FUSED | frozenset(op.name for op in reductions.OPS) - {"cumsum"}
-PARTIAL = frozenset(("gather",))
-"""These read of their first operand no more than their result has."""
 
 
 @attrs.frozen
@@ -65,12 +44,17 @@ def _work(eqn: Equation, memory: _Memory, device: Device) -> Work:
     if eqn.regions or eqn.op in KIND_OF:
         return Work(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
-    if eqn.op in VIEWS | MADE:
+    if _storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
     size = memory.moved(eqn)
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     seconds = max(flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size))
     return Work(flops, size, seconds + (device.overhead if memory.is_stored(eqn) else 0.0))
+
+
+def _storage(eqn: Equation) -> Storage:
+    """Loops store what they give."""
+    return "kernel" if eqn.regions else OPS[eqn.op].storage
 
 
 class _Memory:
@@ -88,32 +72,34 @@ class _Memory:
         """Bytes that an equation reads and writes."""
         written = sum(value.type.local_bytes(self.mesh) for value in eqn.results if value in self.stored)
         read = [self.read(value) for value in dict.fromkeys(eqn.operands)]
-        if eqn.op in PARTIAL:
+        if _storage(eqn) == "lookup":
             read[0] = min(read[0], eqn.result.type.local_bytes(self.mesh))
         return written + sum(read)
 
     def read(self, value: Value) -> int:
         """Bytes that come from memory where a value is read."""
         size = value.type.local_bytes(self.mesh)
-        while (maker := self.makers.get(value)) is not None and maker.op in VIEWS:
+        while (maker := self.makers.get(value)) is not None and _storage(maker) == "view":
             (value, *_) = maker.operands
             size = min(size, value.type.local_bytes(self.mesh))
-        if maker is not None and (maker.op in MADE or value not in self.stored):
+        if maker is not None and (_storage(maker) == "made" or value not in self.stored):
             return 0
         return size
 
 
 def _stored(function: Function, makers: Mapping[Value, Equation]) -> set[Value]:
     """The values that are in memory: see the top."""
-    found = {value for eqn in function.body if eqn.op not in FUSED | VIEWS | MADE for value in eqn.results}
+    unstored = ("view", "made", "fused")
+    found = {value for eqn in function.body if _storage(eqn) not in unstored for value in eqn.results}
     given = [output.value for output in function.outputs]
-    read = [value for eqn in function.body if eqn.op not in ABSORBING | VIEWS for value in eqn.operands]
+    absorbing = ("view", "fused", "reduced")
+    read = [value for eqn in function.body if _storage(eqn) not in absorbing for value in eqn.operands]
     return found | set(_sources((*given, *read), makers))
 
 
 def _sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterable[Value]:
     """What the values are views of, or they themselves."""
     for value in values:
-        while (maker := makers.get(value)) is not None and maker.op in VIEWS:
+        while (maker := makers.get(value)) is not None and _storage(maker) == "view":
             (value, *_) = maker.operands
         yield value

@@ -8,7 +8,7 @@ an op to facts about its dimensions, so that one algorithm lays out all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
@@ -124,6 +124,13 @@ Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
 Gradient = Callable[["Builder", Equation, Sequence[Value]], tuple[Value | None, ...]]
 Distribute = Callable[["Blocks", Equation], tuple[Value, ...] | None]
 Text = str | Callable[[Code], str]
+Storage = Literal["view", "made", "fused", "reduced", "lookup", "kernel"]
+"""What a compiler such as XLA keeps in memory of an op's results, and reads of its operands.
+
+view: nothing, as elements of the operand are read in their place. made: nothing, as they come from nothing. fused: what others
+than fused and reduced ops use. The rest is stored. reduced: fused operands are computed where they are read. lookup: of the first
+operand no more is read than the result has. kernel: all operands are read.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -138,6 +145,7 @@ class OpDef:
     linear: groups of operands; a pending sum in all operands of one group passes through to the result.
     gradient: cotangents of the operands from those of the results, in terms of other ops; None where there is none.
     flops: floating-point operations of one execution on one processor.
+    storage: what of it is in memory: see `Storage`.
     evaluate: the meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
     numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
     doc: one sentence for the language reference.
@@ -151,6 +159,7 @@ class OpDef:
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]]
     gradient: Gradient
     flops: Callable[[Equation, Sizes], Any]
+    storage: Storage
     evaluate: Callable[..., Any]
     numpy: Text
     jax: Text

@@ -18,6 +18,7 @@ from mtfc.compiler.ir.opdef import (
     Code,
     OpDef,
     Shard,
+    Storage,
     Text,
     linear_in_all,
     no_flops,
@@ -219,6 +220,7 @@ def collective(
     numpy: Text,
     jax: Text,
     doc: str,
+    storage: Storage = "kernel",
 ) -> OpDef:
     """The backends define the functions that the texts call without a module."""
     return OpDef(
@@ -230,6 +232,7 @@ def collective(
         linear=linear_in_all,
         gradient=no_gradient,
         flops=no_flops,
+        storage=storage,
         evaluate=_evaluate,
         numpy=numpy,
         jax=jax,
@@ -288,6 +291,7 @@ OPS = (
         _call("local_slice", "dim"),
         _jax_local_slice,
         "Keeps this processor's shard; sends nothing.",
+        "view",
     ),
     collective(
         "unreduce",
@@ -295,5 +299,6 @@ OPS = (
         _unreduce_text,
         _jax_unreduce,
         "Makes a sum pending of which one processor has all and the others nothing; sends nothing.",
+        "view",
     ),
 )

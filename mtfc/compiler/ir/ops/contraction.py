@@ -88,6 +88,7 @@ EINSUM = OpDef(
     linear=linear_in_each,
     gradient=_gradient,
     flops=_flops,
+    storage="kernel",
     evaluate=_evaluate,
     numpy=_text("einsum"),
     jax=_text("jnp.einsum"),

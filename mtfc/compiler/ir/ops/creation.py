@@ -11,6 +11,7 @@ from mtfc.compiler.ir.opdef import (
     OpDef,
     OpError,
     Shard,
+    Storage,
     flops_per_result,
     no_flops,
     no_gradient,
@@ -29,6 +30,7 @@ def creation(
     text: Callable[[str], Callable[[Code], str]],
     doc: str,
     flops: Callable[..., Any] = no_flops,
+    storage: Storage = "made",
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -39,6 +41,7 @@ def creation(
         linear=not_linear,
         gradient=no_gradient,
         flops=flops,
+        storage=storage,
         evaluate=evaluate,
         numpy=text("np"),
         jax=text("jnp"),
@@ -137,5 +140,6 @@ OPS = (
         _one_hot_text,
         "1 at each index along a new dimension, else 0.",
         flops_per_result,
+        "fused",
     ),
 )

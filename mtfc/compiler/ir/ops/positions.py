@@ -265,16 +265,16 @@ OPS = (
     structural(
         "pad", _pad_infer, _within, _pad_gradient, _pad, _pad_text, _jax_pad,
         "A dimension extended by a constant before, after and (with a stride) between its elements.",
-        linear=linear_if_zero, distribute=_distribute_pad,
+        linear=linear_if_zero, distribute=_distribute_pad, storage="kernel",
     ),
     structural(
         "shift", _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,
         "Element i moved to i + by; what falls off the end is lost, or wraps around.",
-        distribute=_distribute_shift,
+        distribute=_distribute_shift, storage="kernel",
     ),
     structural(
         "concat", _concat_infer, _concat_rule, _concat_gradient, _concat,
         _concat_text("np.concatenate"), _concat_text("jnp.concatenate"), "Tensors joined along a dimension.",
-        linear=linear_in_all,
+        linear=linear_in_all, storage="kernel",
     ),
 )  # fmt: skip

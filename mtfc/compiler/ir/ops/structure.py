@@ -21,6 +21,7 @@ from mtfc.compiler.ir.opdef import (
     OpDef,
     OpError,
     Shard,
+    Storage,
     Text,
     linear_in_first,
     no_flops,
@@ -44,6 +45,7 @@ def structural(
     doc: str,
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = linear_in_first,
     distribute: Distribute | None = None,
+    storage: Storage = "view",
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -54,6 +56,7 @@ def structural(
         linear=linear,
         gradient=gradient,
         flops=no_flops,
+        storage=storage,
         evaluate=evaluate,
         numpy=numpy,
         jax=jax,

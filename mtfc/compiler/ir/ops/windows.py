@@ -232,6 +232,7 @@ FOLD: OpDef = attrs.evolve(
         distribute=_distribute_fold,
     ),
     flops=flops_per_operand,
+    storage="kernel",
 )  # fmt: skip
 
 OPS = (WINDOW, FOLD)
