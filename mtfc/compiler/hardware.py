@@ -70,8 +70,9 @@ class Link:
 
     bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
     torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring
-    devices have this bandwidth together. wraps: a side of a torus is a ring, with neighbours on both sides, where its length is
-    a multiple of this; it is a line elsewhere. `sizes` is empty for an outermost switch that has room for any number.
+    devices have this bandwidth together. wraps: a part of a ring or side is a ring itself, with neighbours on both sides, where
+    its length is a multiple of this, and else a line; None: only a whole side is. `sizes` is empty for an outermost switch that
+    has room for any number.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Link:
     bandwidth: Rate
     latency: float
     shared: int = 1
-    wraps: int = 1
+    wraps: int | None = None
 
 
 @attrs.frozen

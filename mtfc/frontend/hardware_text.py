@@ -35,7 +35,7 @@ def _figures(link: Link) -> Iterator[str]:
     yield f"latency: {_number(link.latency)}"
     if link.shared > 1:
         yield f"shared: {link.shared}"
-    if link.wraps > 1:
+    if link.wraps is not None:
         yield f"wraps: {link.wraps}"
 
 

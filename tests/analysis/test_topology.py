@@ -21,7 +21,7 @@ def switch(*sizes: int, name: str = "switch", bandwidth: float = B, shared: int 
     return Link(name, "switch", sizes, Rate.constant(bandwidth), A, shared)
 
 
-def torus(*sizes: int, wraps: int = 1) -> Link:
+def torus(*sizes: int, wraps: int | None = None) -> Link:
     return Link("ici", "torus", sizes, Rate.constant(B), A, wraps=wraps)
 
 
@@ -86,14 +86,20 @@ def test_a_ring_sends_both_ways() -> None:
 
 
 def test_a_part_of_a_side_is_a_line() -> None:
-    (line,) = (
-        Topology.of(grid(all=8), machine(torus(16, wraps=16))).seconds("all_gather", ("all",), 1e7).values()
-    )
+    (line,) = Topology.of(grid(all=8), machine(torus(16))).seconds("all_gather", ("all",), 1e7).values()
     assert line == pytest.approx(7 * A + 8e7 * 7 / 8 / B)
     (ring,) = (
         Topology.of(grid(all=8), machine(torus(16, wraps=4))).seconds("all_gather", ("all",), 1e7).values()
     )
     assert ring == pytest.approx(4 * A + 8e7 * 7 / 8 / (2 * B))
+
+
+def test_a_part_of_a_ring_is_a_line() -> None:
+    four = machine(Link("nvlink", "ring", (4,), Rate.constant(B), A))
+    (part,) = Topology.of(grid(all=3), four).seconds("all_gather", ("all",), S / 3).values()
+    assert part == pytest.approx(2 * A + S * 2 / 3 / B)
+    (whole,) = Topology.of(grid(all=4), four).seconds("all_gather", ("all",), S / 4).values()
+    assert whole == pytest.approx(2 * A + S * 3 / 4 / (2 * B))
 
 
 def test_sides_of_a_torus_add_up() -> None:

@@ -122,8 +122,10 @@ class Topology:
     def _crossing(self, parts: Sequence[Stretch], size: int, inner: int) -> Crossing:
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
-        wraps = size == self.used[lane.name] and size % lane.link.wraps == 0
-        return Crossing(lane, size, reach // size, inner, wraps and lane.link.kind != "switch" and size > 2)
+        is_all = size == self.used[lane.name] > 2 and lane.link.kind != "switch"
+        return Crossing(
+            lane, size, reach // size, inner, is_all and size % (lane.link.wraps or lane.size or 1) == 0
+        )
 
     def seconds(self, kind: str, axes: Axes, local_bytes: float, hops: int | None = None) -> dict[str, float]:
         """What a collective takes on each lane that it works on; `local_bytes` is one processor's operand.
