@@ -5,6 +5,7 @@ Every change keeps the least total cost, and appends a `Step` that finds the cho
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Protocol
 
 import attrs
@@ -75,15 +76,26 @@ class Network:
         self.limit = problem.limit
         self.free = np.zeros(0, np.int64)
         """What memory is left in each row, beside items. [rows]"""
+        self.prices = np.zeros(0)
+        """What a byte is thought to be worth in each row: says which rows matter. [rows]"""
         if problem.limit is not None:
             self._add_items(problem, problem.limit)
 
     def _add_items(self, problem: Problem, limit: int) -> None:
         rows = rows_of(problem.intervals)
         self.free = np.full(rows.max(initial=0), limit)
+        self.prices = np.zeros(len(self.free))
         for node, (start, end) in enumerate(rows.tolist()):
             if start < end:
                 self.items[node].append(Item(start, end, problem.usages[node]))
+
+    def copy(self) -> Network:
+        """A network that can be changed apart from this one; its steps lead back to this one."""
+        other = copy(self)
+        other.nodes, other.costs, other.items = set(self.nodes), list(self.costs), list(self.items)
+        other.tables = [dict(tables) for tables in self.tables]
+        other.free, other.steps = self.free.copy(), []
+        return other
 
     def add_table(self, first: int, second: int, table: Integers) -> None:
         """Add an edge, or to one that is there."""
@@ -165,7 +177,7 @@ class Network:
     def _keep_rows(self, kept: Integers) -> None:
         """Drop the other rows."""
         place = np.concatenate([[0], np.cumsum(kept)])
-        self.free = self.free[kept]
+        self.free, self.prices = self.free[kept], self.prices[kept]
         for node in self.nodes:
             moved = (Item(int(place[i.start]), int(place[i.end]), i.usage) for i in self.items[node])
             self.items[node] = [item for item in moved if item.start < item.end]

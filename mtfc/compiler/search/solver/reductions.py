@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 
 import numpy as np
 
@@ -26,19 +28,19 @@ Rule = Callable[[Network, int], list[int]]
 """Changes the network around a node; the nodes whose surroundings are others now, none if the rule does not fit."""
 
 
-def reduce(network: Network) -> None:
-    """Apply the rules until none fits. Raises `Infeasible`."""
+def reduce(network: Network, until: float = inf) -> None:
+    """Apply the rules until none fits, or until a time of `time.monotonic`. Raises `Infeasible`."""
     network.settle_memory()
-    while _pass(network):
+    while monotonic() < until and _pass(network, until):
         network.settle_memory()
 
 
-def _pass(network: Network) -> bool:
+def _pass(network: Network, until: float) -> bool:
     """Apply the rules to all nodes, and to those whose surroundings change; whether one did."""
     queue = deque(sorted(network.nodes, key=lambda node: len(network.tables[node])))
     waiting = set(queue)
     changed = False
-    while queue:
+    while queue and monotonic() < until:
         node = queue.popleft()
         waiting.remove(node)
         if node in network.nodes:
@@ -165,7 +167,7 @@ def dominated(network: Network, node: int) -> list[int]:
         return []
     excess = network.costs[node][:, None] - network.costs[node]
     for table in network.tables[node].values():
-        excess = excess + (table[:, None] - table).max(axis=2)
+        excess = np.minimum(excess + (table[:, None] - table).max(axis=2), 2 * FORBIDDEN)
     beats = excess <= 0
     for item in network.items[node]:
         beats &= item.usage[:, None] <= item.usage
