@@ -1,8 +1,9 @@
 """Lower bounds: memory gets a price per byte and row, and what is left is bounded by message passing.
 
 For any prices of at least 0, the least of cost + prices * (used - free) over all choices is a lower bound (Lagrangian relaxation). That
-least is bounded in turn by reparametrization. The prices follow the volume algorithm (Barahona and Anbil, 2000): from the best prices so far
-a step along the average of what recent choices used too much. Messages stay from one step to the next, so both climb together.
+least is bounded in turn by reparametrization. The prices take steps along the average of what recent choices used too much (a deflected
+subgradient, as in the volume algorithm of Barahona and Anbil, 2000), and return to the best ones when that has not helped for a while.
+Messages stay from one step to the next, so both climb together.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
 RECENT = 0.1
 """The weight of the newest choice in the average."""
 
-FIRST_STEP = 0.1
+FIRST_STEP = 0.05
 """The part of the gap that the first step tries to close."""
 
 PATIENCE = 10
-"""After so many steps without a better bound, steps become shorter."""
+"""After so many steps without a better bound, return to the best prices, and make shorter steps."""
+
+SHORTER = 0.7
+
+SHORTEST = 1e-5
 
 WARMING = 30
 """Passes before prices rise from 0."""
@@ -51,7 +56,7 @@ class Lagrangian:
         self.steps = 0
         self._trial = self.prices
         self._average: Floats | None = None
-        self._step = FIRST_STEP
+        self.step = FIRST_STEP
         self._failures = 0
         self._room = np.zeros(int(np.diff(arrays.first).max(initial=1)))
         self._repeat = np.diff(arrays.first)[np.repeat(np.arange(arrays.size), np.diff(arrays.items))]
@@ -77,31 +82,31 @@ class Lagrangian:
         self.steps += 1
         excess = used - a.free
         if self.steps <= WARMING:
-            self._judge(bound, False)
+            self._judge(bound)
             return used
         self._average = excess if self._average is None else (1 - RECENT) * self._average + RECENT * excess
-        self._judge(bound, float(excess @ self._average) > 0)
-        self._move(target)
+        self._judge(bound)
+        self._move(bound, target)
         return used
 
-    def _move(self, target: float) -> None:
-        """Where to try next: a step from the best prices, along the average excess."""
+    def _move(self, bound: float, target: float) -> None:
+        """Where to try next: a step along the average excess."""
         assert self._average is not None
-        wanted = np.where((self.prices > 0) | (self._average > 0), self._average, 0.0)
-        length = self._step * max(target - self.bound, 0.0) / max(float(wanted @ wanted), 1.0)
-        self._trial = np.maximum(self.prices + length * wanted, 0.0)
+        wanted = np.where((self._trial > 0) | (self._average > 0), self._average, 0.0)
+        gap = min(max(target - bound, 0.0), 2 * max(target - self.bound, 0.0))
+        length = self.step * gap / max(float(wanted @ wanted), 1.0)
+        self._trial = np.maximum(self._trial + length * wanted, 0.0)
 
-    def _judge(self, bound: float, is_ahead: bool) -> None:
-        """Keep the trial's prices if they are better, and adapt the step."""
+    def _judge(self, bound: float) -> None:
+        """Keep the trial's prices if they are better; return to the best ones if none were for long."""
         if bound > self.bound:
             self.bound, self.prices, self._failures = bound, self._trial, 0
             self.best_messages = self.messages.copy()
-            if is_ahead:
-                self._step = min(1.1 * self._step, 0.5)
             return
         self._failures += 1
-        if self._failures >= PATIENCE:
-            self._step, self._failures = 0.7 * self._step, 0
+        if self._failures >= PATIENCE and self.steps > WARMING:
+            self.step, self._failures = max(SHORTER * self.step, SHORTEST), 0
+            self._trial, self.messages = self.prices, self.best_messages.copy()
 
 
 def _places(arrays: Arrays) -> Integers:

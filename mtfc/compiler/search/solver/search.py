@@ -21,7 +21,7 @@ from mtfc.compiler.search.solver.network import Infeasible, Network
 from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
 from mtfc.compiler.search.solver.worker import Worker
 
-PAIRS = 15_000
+PAIRS = 40_000
 """Pairs of the first core."""
 
 GROWTH = 3
@@ -30,8 +30,12 @@ GROWTH = 3
 SLICE = 1.0
 """Seconds for prices, and as many for local search, in turn."""
 
-STEPS = 150
-"""Steps of prices before the first core."""
+STEPS = 500
+"""Steps of prices before the first core, unless steps are short before, or `PATIENCE` of the time is over."""
+
+SHORT = 0.002
+
+PATIENCE = 0.25
 
 REPAIRS = 40
 """Attempts to make a choice fit, each stronger than the one before."""
@@ -50,6 +54,7 @@ class Search:
         self.is_whole = False
         self.pairs = PAIRS
         self.random = np.random.default_rng(0)
+        self.first_core = monotonic() + PATIENCE * (until - monotonic())
 
     def run(self, worker: Worker | None) -> tuple[int, Integers]:
         """The bound, and choices by the network's numbers; `worker` is at work on the whole network. Raises like `solve`."""
@@ -108,10 +113,9 @@ class Search:
     def _descend(self) -> None:
         """Local search for a while, from the newest choices if they can be made to fit, then from the best ones."""
         self._report("local search")
-        end = min(monotonic() + SLICE, self.until)
+        end = min(monotonic() + (SLICE if self._is_ready() else SLICE / 3), self.until)
         prices = self.lagrangian.prices
-        if self.lagrangian.steps >= STEPS or self.incumbent.choices is None:
-            self._start_afresh(end)
+        self._start_afresh(end)
         while monotonic() < end and self.incumbent.choices is not None:
             self.incumbent.polish(prices)
 
@@ -127,9 +131,14 @@ class Search:
         """See to the other processor: take what it found, and give it something to do."""
         if self.worker is not None and not self.worker.is_running:
             self._take(self.worker)
-        is_ready = self.lagrangian.steps >= STEPS and self.incumbent.choices is not None
-        if self.worker is None and is_ready and not self._is_proven() and monotonic() + 2 < self.until:
+        can_start = self.worker is None and self.incumbent.choices is not None and self._is_ready()
+        if can_start and not self._is_proven() and monotonic() + 2 < self.until:
             self._start()
+
+    def _is_ready(self) -> bool:
+        """Whether prices are good enough for cores."""
+        lagrangian = self.lagrangian
+        return lagrangian.steps >= STEPS or lagrangian.step < SHORT or monotonic() > self.first_core
 
     def _take(self, worker: Worker) -> None:
         outcome, self.worker = worker.outcome, None
