@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "verify": "check every layout on every backend against the undistributed program",
     "cost": "computation, communication and memory per device",
     "diff": "what one layout costs more than another, by line",
+    "solve": "choose strategies at the least cost within memory, for an instance of the IOPDDL contest",
     "fmt": "rewrite files in canonical form",
 }
 """Each is a module of this package, imported when it is asked for."""

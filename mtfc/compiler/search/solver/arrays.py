@@ -16,8 +16,8 @@ Floats = NDArray[np.float64]
 class Arrays(NamedTuple):
     """Nodes are numbered from 0 on in the order of `nodes`, the numbers that they have in the network.
 
-    An arc is an edge seen from one of its ends; arcs are sorted by that node, then by the other. "Per strategy" arrays have the strategies
-    of node i at `first[i] : first[i + 1]`.
+    An arc is an edge seen from one of its ends; arcs are sorted by that node, then by the other. "Per strategy" arrays have
+    the strategies of node i at `first[i] : first[i + 1]`.
     """
 
     nodes: Integers

@@ -10,7 +10,7 @@ import gc
 import gzip
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Sized
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -162,7 +162,7 @@ def _first_bad_number(lists: list[list[Any]], path: str) -> str:
     return f"expected an integer from 0 to {LARGEST:.0e} in {path}[{row}][{column}], found {_kind(found)}"
 
 
-def _expect_count(found: Sequence[Any] | Integers, count: int, path: str, other: str) -> None:
+def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
     if len(found) != count:
         raise Malformed(f"expected as many entries in {path} as in {other}, {count}; found {len(found)}")
 
@@ -182,7 +182,10 @@ def _expect_strategies(costs: Ragged) -> None:
 
 
 def _expect_ends(ends: Integers, nodes: int) -> None:
-    for wrong, what in (((ends >= nodes).any(1), f"nodes below {nodes}"), (ends[:, 0] == ends[:, 1], "two different nodes")):
+    for wrong, what in (
+        ((ends >= nodes).any(1), f"nodes below {nodes}"),
+        (ends[:, 0] == ends[:, 1], "two different nodes"),
+    ):
         if wrong.any():
             edge = int(np.flatnonzero(wrong)[0])
             raise Malformed(f"expected {what} in edges.nodes[{edge}], found {ends[edge].tolist()}")

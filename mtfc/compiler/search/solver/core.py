@@ -1,8 +1,8 @@
 """The core of a network: what choices that are much better than the bound's slack allows can still consist of.
 
-A strategy or pair whose excess over the lower bound (see `Certificate`) is more than the gap is in no choice better than the best one known,
-so dropping it loses nothing (reduced cost fixing). With less than the gap allowed the core is smaller, an exact solution of it
-quicker, and often as good (core problems of Balas and Zemel, 1980).
+A strategy or pair whose excess over the lower bound (see `Certificate`) is more than the gap is in no choice better than the
+best one known, so dropping it loses nothing (reduced cost fixing). With less than the gap allowed the core is smaller, an
+exact solution of it quicker, and often as good (core problems of Balas and Zemel, 1980).
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mtfc.compiler.search.solver.arrays import Arrays
 from mtfc.compiler.search.solver.lagrangian import Certificate
 from mtfc.compiler.search.solver.network import Network
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
-
-Booleans = NDArray[np.bool_]
+from mtfc.compiler.search.solver.problem import FORBIDDEN, Booleans, Integers
 
 
 def allowance(arrays: Arrays, certificate: Certificate, gap: int, pairs: int) -> int:
@@ -56,7 +53,7 @@ def core(
     most: int,
     inside: Booleans | None = None,
 ) -> Network:
-    """A copy of a network with the strategies and pairs of at most so much excess, `inside` a region, and with those of `choices`."""
+    """A copy of a network with strategies and pairs of at most so much excess, `inside` a region, and those of `choices`."""
     small = network.copy()
     nodes, first = arrays.nodes.tolist(), arrays.first
     allowed = certificate.excess <= most
@@ -77,7 +74,13 @@ def core(
 
 
 def _restricted(
-    arrays: Arrays, certificate: Certificate, choices: Integers, most: int, allowed: Booleans, node: int, arc: int
+    arrays: Arrays,
+    certificate: Certificate,
+    choices: Integers,
+    most: int,
+    allowed: Booleans,
+    node: int,
+    arc: int,
 ) -> Integers:
     """The table of an arc, with allowed strategies only, where pairs of more excess are forbidden."""
     other, start = arrays.head[arc], arrays.table[arc]

@@ -1,8 +1,8 @@
 """Exact solutions of small networks: an integer program, solved by HiGHS.
 
-One variable says whether a node takes a strategy, one whether an edge's nodes take a pair of them; only the former need be declared
-integral. Sums of the latter are the former (the local polytope of the graphical model). Rows of memory are many and few of them matter:
-those that a solution violates are added, and the program solved again.
+One variable says whether a node takes a strategy, one whether an edge's nodes take a pair of them; only the former need be
+declared integral. Sums of the latter are the former (the local polytope of the graphical model). Rows of memory are many and
+few of them matter: those that a solution violates are added, and the program solved again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Program:
 
 
 def solve_exactly(network: Network, until: float) -> Outcome:
-    """The best choice for a network, searched until a time of `time.monotonic`."""
+    """The best choice for a network, searched until a time of `time.monotonic`. No strategy may cost FORBIDDEN by itself."""
     program = _program(network)
     rows = _first_rows(network)
     while True:
@@ -102,7 +102,12 @@ def _marginal(row: int, column: int, place: Integers, first: int, count: int) ->
 
 
 def _assembled(
-    first: dict[int, int], integral: int, costs: list[Any], parts: list[Any], ones: int, shape: tuple[int, int]
+    first: dict[int, int],
+    integral: int,
+    costs: list[Any],
+    parts: list[Any],
+    ones: int,
+    shape: tuple[int, int],
 ) -> _Program:
     from scipy.sparse import csr_array
 

@@ -48,8 +48,11 @@ class Incumbent:
         return self.offer(choices)
 
     def repair(self, choices: Integers, prices: Floats, strength: float) -> bool:
-        """Change a choice towards one that fits; whether it does. Rows where too much is used cost more, by `strength`, than prices say."""
-        penalty = strength * (prices + prices.mean() + 1e-9)
+        """Change a choice towards one that fits; whether it does.
+
+        Rows where too much is used cost more, by `strength`, than prices say.
+        """
+        penalty = np.full(len(prices), strength * (prices.sum() or 1.0))
         beyond = self.arrays.used(choices) > self.arrays.free
         self._move(choices, np.where(beyond, prices + penalty, prices), penalty)
         self.offer(choices)

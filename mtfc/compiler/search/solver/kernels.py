@@ -1,7 +1,7 @@
 """The loops that take the time, compiled by Numba where it is installed; without it the same code runs as it is, slowly.
 
-Everything here takes `Arrays`. The compiled code is kept beside this file, or where Numba finds another place for it, so that only the
-first run compiles.
+Everything here takes `Arrays`. The compiled code is kept beside this file, or where Numba finds another place for it, so
+that only the first run compiles.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def pass_messages(
 ) -> float:
     """One pass of sequential tree-reweighted message passing (Kolmogorov, 2006) over the nodes; a lower bound of the energy.
 
-    `theta` are costs per strategy, `messages[slot[arc] + s]` what the arc's other node tells about strategy s; `total` is room for one
-    node. Going forward, `choices` becomes the nodes' best strategies given those before them.
+    `theta` are costs per strategy, `messages[slot[arc] + s]` what the arc's other node tells about strategy s; `total` is
+    room for one node. Going forward, `choices` becomes the nodes' best strategies given those before them.
     """
     bound = 0.0
     count = len(a.first) - 1
@@ -56,7 +56,7 @@ def pass_messages(
 
 
 @compiled
-def _gather(a: Arrays, theta: Floats, messages: Floats, node: int, total: Floats) -> float:
+def _gather(a: Arrays, theta: Floats, messages: Floats, node: int, total: Floats) -> Any:
     """What each strategy of a node costs as far as it is known there, into `total`; the least."""
     first, count = a.first[node], a.first[node + 1] - a.first[node]
     for s in range(count):
@@ -65,8 +65,8 @@ def _gather(a: Arrays, theta: Floats, messages: Floats, node: int, total: Floats
         slot = a.slot[arc]
         for s in range(count):
             total[s] += messages[slot + s]
-    least: float = total[0]
-    for s in range(1, count):
+    least = np.inf
+    for s in range(count):
         least = min(least, total[s])
     return least
 
@@ -115,7 +115,9 @@ def _conditional(a: Arrays, theta: Floats, messages: Floats, choices: Integers, 
             if other > node:
                 cost += messages[a.slot[arc] + s]
             else:
-                cost += a.pair_float[a.table[arc] + s * (a.first[other + 1] - a.first[other]) + choices[other]]
+                cost += a.pair_float[
+                    a.table[arc] + s * (a.first[other + 1] - a.first[other]) + choices[other]
+                ]
         if cost < best:
             best, found = cost, s
     return found
@@ -136,13 +138,11 @@ def total_cost(a: Arrays, choices: Integers) -> int:
 
 
 @compiled
-def reparametrize(
-    a: Arrays, theta: Integers, messages: Integers, rest: Integers, pair_rest: Integers
-) -> int:
+def reparametrize(a: Arrays, theta: Integers, messages: Integers, rest: Integers, pair_rest: Integers) -> int:
     """Move costs between nodes and edges as messages say, exactly; the bound that results.
 
-    Whatever the messages are, every choice costs the bound plus its entries of `rest` (per strategy) and of `pair_rest` (of each edge
-    in the table of the arc from its lower node), all of which are at least 0.
+    Whatever the messages are, every choice costs the bound plus its entries of `rest` (per strategy) and of `pair_rest` (of
+    each edge in the table of the arc from its lower node), all of which are at least 0.
     """
     bound = 0
     count = len(a.first) - 1
@@ -201,7 +201,10 @@ def _edge_rest(a: Arrays, given: Integers, node: int, arc: int, pair_rest: Integ
 
 @compiled
 def excess_of_pairs(a: Arrays, rest: Integers, pair_rest: Integers, excess: Integers) -> None:
-    """By how much every choice with a pair of strategies exceeds the bound at least, in place of `pair_rest`; likewise per strategy."""
+    """By how much every choice with a pair of strategies exceeds the bound at least, in place of `pair_rest`.
+
+    The same per strategy is added to `excess`.
+    """
     for node in range(len(a.first) - 1):
         for s in range(a.first[node], a.first[node + 1]):
             excess[s] += rest[s]

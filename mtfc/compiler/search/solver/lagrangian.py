@@ -1,9 +1,9 @@
 """Lower bounds: memory gets a price per byte and row, and what is left is bounded by message passing.
 
-For any prices of at least 0, the least of cost + prices * (used - free) over all choices is a lower bound (Lagrangian relaxation). That
-least is bounded in turn by reparametrization. The prices take steps along the average of what recent choices used too much (a deflected
-subgradient, as in the volume algorithm of Barahona and Anbil, 2000), and return to the best ones when that has not helped for a while.
-Messages stay from one step to the next, so both climb together.
+For any prices of at least 0, the least of cost + prices * (used - free) over all choices is a lower bound (Lagrangian
+relaxation). That least is bounded in turn by reparametrization. The prices take steps along the average of what recent
+choices used too much (a deflected subgradient, as in the volume algorithm of Barahona and Anbil, 2000), and return to the
+best ones when that has not helped for a while. Messages stay from one step to the next, so both climb together.
 """
 
 from __future__ import annotations
@@ -47,27 +47,28 @@ class Lagrangian:
     def __init__(self, arrays: Arrays, constant: int) -> None:
         self.arrays = arrays
         self.constant = constant
-        self.prices = np.zeros(len(arrays.free))
+        self.prices: Floats = np.zeros(len(arrays.free))
         self.messages = np.zeros(arrays.slots)
         self.choices = np.zeros(arrays.size, np.int64)
         """The newest choices, found on the way; they may use too much memory."""
         self.bound = -np.inf
         self.best_messages = self.messages
         self.steps = 0
-        self._trial = self.prices
+        self._trial: Floats = self.prices
         self._average: Floats | None = None
         self.step = FIRST_STEP
         self._failures = 0
         self._room = np.zeros(int(np.diff(arrays.first).max(initial=1)))
-        self._repeat = np.diff(arrays.first)[np.repeat(np.arange(arrays.size), np.diff(arrays.items))]
+        self._repeat: Integers = np.diff(arrays.first)[
+            np.repeat(np.arange(arrays.size), np.diff(arrays.items))
+        ]
         self._places = _places(arrays)
 
     def theta(self, prices: Floats) -> Floats:
         """Costs per strategy, memory included."""
         paid = np.repeat(self.arrays.price(prices), self._repeat) * self.arrays.bytes
         size = int(self.arrays.first[-1])
-        found: Floats = self.arrays.cost + np.bincount(self._places, paid, minlength=size)
-        return found
+        return self.arrays.cost + np.bincount(self._places, paid, minlength=size).astype(np.float64)
 
     def advance(self, target: float) -> Floats:
         """One step of prices and one pass of messages each way; what the new `choices` use of each row.

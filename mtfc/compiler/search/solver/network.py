@@ -1,6 +1,7 @@
 """A problem while it is made smaller: nodes with costs and tables that may change, and the way back to the problem's choices.
 
-Every change keeps the least total cost, and appends a `Step` that finds the choice of what it removed from the choices of what it left.
+Every change keeps the least total cost, and appends a `Step` that finds the choice of what it removed from the choices of
+what it left.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.solver.memory import Item, profile, rows_of
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem
+from mtfc.compiler.search.solver.problem import FORBIDDEN, Booleans, Integers, Problem
 
 
 class Infeasible(Exception):
@@ -62,7 +63,7 @@ class FollowsTwo:
 
 
 class Network:
-    """Nodes by number, as in the problem. `tables[i][j]` is [strategies of i, strategies of j], and `tables[j][i]` its transpose."""
+    """Nodes by their numbers. `tables[i][j]` is [strategies of i, strategies of j], and `tables[j][i]` its transpose."""
 
     def __init__(self, problem: Problem) -> None:
         self.constant = 0
@@ -129,7 +130,7 @@ class Network:
         self.items[node] = []
 
     def follow(self, node: int, other: int, strategies: Integers) -> None:
-        """Make a node's strategy follow from another's: `strategies[s]` where that has s. Its costs and items become the other's."""
+        """Make a node's strategy follow from another's: `strategies[s]` where that has s. What it costs and uses goes there."""
         self.steps.append(Follows(node, other, strategies))
         table = self.tables[node].pop(other)
         del self.tables[other][node]
@@ -174,7 +175,7 @@ class Network:
                 settled.append(Item(start, end, usage - least))
         return settled
 
-    def _keep_rows(self, kept: Integers) -> None:
+    def _keep_rows(self, kept: Booleans) -> None:
         """Drop the other rows."""
         place = np.concatenate([[0], np.cumsum(kept)])
         self.free, self.prices = self.free[kept], self.prices[kept]

@@ -1,7 +1,7 @@
-"""The problem: choose a strategy for each node so that costs of nodes and edges sum up to little, and memory suffices at all times.
+"""The problem: a strategy for each node, so that nodes and edges cost little in total, and memory suffices at all times.
 
-This is the intra-operator parallelism problem of the ASPLOS 2025 contest (google/iopddl), a pairwise graphical model with one resource.
-All quantities are integers of 64 bits, and sums are exact.
+This is the intra-operator parallelism problem of the ASPLOS 2025 contest (google/iopddl), a pairwise graphical model with
+one resource. All quantities are integers of 64 bits, and sums are exact.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers: TypeAlias = NDArray[np.int64]
+
+Booleans: TypeAlias = NDArray[np.bool_]
+Choices: TypeAlias = Sequence[int] | Integers
 
 FORBIDDEN = 10**18
 """A cost from here on says that a strategy, or a pair of strategies, is impossible."""
@@ -47,10 +50,10 @@ class Ragged:
 
 @attrs.frozen(eq=False)
 class Problem:
-    """`costs[i][s]` and `usages[i][s]`, in bytes, of strategy s of node i; `intervals[i]`, half-open, is when node i holds its bytes.
+    """Strategy s of node i costs `costs[i][s]` and holds `usages[i][s]` bytes during `intervals[i]`, half-open.
 
-    `edges[e]` are the two different nodes of edge e and `edge_costs[e]` its table, row-major over their strategies; parallel edges add
-    up. Without `limit` memory does not count. Costs and usages are at least 0.
+    `edges[e]` are the two different nodes of edge e and `edge_costs[e]` its table, row-major over their strategies; parallel
+    edges add up. Without `limit` memory does not count. Costs and usages are at least 0.
     """
 
     costs: Ragged
@@ -70,7 +73,7 @@ class Problem:
         first = int(self.edges[edge, 0])
         return self.edge_costs[edge].reshape(len(self.costs[first]), -1)
 
-    def cost(self, choices: Sequence[int]) -> int:
+    def cost(self, choices: Choices) -> int:
         """The total cost of a choice, FORBIDDEN or more where it has an impossible part."""
         chosen = np.asarray(choices, np.int64)
         first, second = self.edges.T
@@ -79,12 +82,14 @@ class Problem:
         edges = self.edge_costs.values[self.edge_costs.offsets[:-1] + places]
         return _total(nodes) + _total(edges)
 
-    def peak(self, choices: Sequence[int]) -> int:
+    def peak(self, choices: Choices) -> int:
         """The most bytes that a choice holds at any time."""
         held = self.usages.values[self.usages.offsets[:-1] + np.asarray(choices, np.int64)]
-        return max(accumulate(change for _, change in changes(self.intervals.tolist(), held.tolist())), default=0)
+        return max(
+            accumulate(change for _, change in changes(self.intervals.tolist(), held.tolist())), default=0
+        )
 
-    def is_feasible(self, choices: Sequence[int]) -> bool:
+    def is_feasible(self, choices: Choices) -> bool:
         fits = self.limit is None or self.peak(choices) <= self.limit
         return fits and self.cost(choices) < FORBIDDEN
 

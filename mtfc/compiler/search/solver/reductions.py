@@ -1,9 +1,9 @@
 """Reductions: rules that make a network smaller and keep its least cost, applied until none fits.
 
 The rules look at one node and its neighbours. Most of a large problem goes this way: operations whose strategy is that of
-their operand (`merge`), tensors that nothing else depends on (`fold_leaf`), strategies that another one beats in any case (`dominated`).
-The last is the dead-end elimination of side-chain placement (Goldstein, 1994), the folding that of partitioned boolean quadratic
-problems (Scholz and Eckstein, 2002); both here in the presence of memory.
+their operand (`merge`), tensors that nothing else depends on (`fold_leaf`), strategies that another one beats in any case
+(`dominated`). The last is the dead-end elimination of side-chain placement (Goldstein, 1994), the folding that of
+partitioned boolean quadratic problems (Scholz and Eckstein, 2002); both here in the presence of memory.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def alone(network: Network, node: int) -> list[int]:
     """A node without edges and memory takes the cheapest strategy."""
     if network.tables[node] or network.items[node]:
         return []
-    network.keep(node, network.costs[node].argmin(keepdims=True))
+    network.keep(node, network.costs[node].argmin(axis=0, keepdims=True))
     return [node]
 
 
@@ -138,10 +138,11 @@ def _cheapest(network: Network, node: int, total: Integers) -> Integers | None:
     """The strategy in each row of `total` [rows, strategies] that costs least, if no possible one uses less memory."""
     items = network.items[node]
     if not items:
-        return total.argmin(axis=1)
+        cheapest: Integers = total.argmin(axis=1)
+        return cheapest
     used = np.array([item.usage for item in items])
     ties = total == total.min(axis=1, keepdims=True)
-    best = np.where(ties, used.sum(axis=0), np.iinfo(np.int64).max).argmin(axis=1)
+    best: Integers = np.where(ties, used.sum(axis=0), np.iinfo(np.int64).max).argmin(axis=1)
     least = np.where(total < FORBIDDEN, used[:, None, :], np.iinfo(np.int64).max).min(axis=2)
     return best if (used[:, best] <= least).all() else None
 

@@ -1,9 +1,9 @@
 """The search on a reduced network, from both sides until they meet.
 
 One processor alternates between prices for memory (`lagrangian.py`), whose choices are good or nearly so, and local search
-(`incumbent.py`). Another one solves cores exactly (`core.py`, `worker.py`): a small one first, then larger ones, with what was found
-meanwhile, until the core has all that can be better and its solution is a proof. Where even a small allowance leaves too much, it
-solves regions in turn, with everything around them as it is.
+(`incumbent.py`). Another one solves cores exactly (`core.py`, `worker.py`): a small one first, then larger ones, with what
+was found meanwhile, until the core has all that can be better and its solution is a proof. Where even a small allowance
+leaves too much, it solves regions in turn, with everything around them as it is.
 """
 
 from __future__ import annotations
@@ -37,15 +37,28 @@ SHORT = 0.002
 
 PATIENCE = 0.25
 
-REPAIRS = 40
+REPAIRS = 80
 """Attempts to make a choice fit, each stronger than the one before."""
+
+SHORTEST = 2.0
+"""Seconds for which it is worth to start a core."""
+
+RESERVE = 1.5
+"""How much longer than before the last bound may take."""
+
+STRONGER = 1.15
+
+WEAKEST = 0.003
 
 
 class Search:
     """What is known of a network while it is searched, and what the other processor does."""
 
-    def __init__(self, network: Network, until: float, progress: Callable[[str, int | None, int | None], None]) -> None:
-        self.network, self.until, self.progress = network, until, progress
+    def __init__(
+        self, network: Network, until: float, progress: Callable[[str, int | None, int | None], None]
+    ) -> None:
+        self.network, self.end, self.until, self.progress = network, until, until, progress
+        self.certifying = 0.0
         self.arrays = pack(network)
         self.incumbent = Incumbent(self.arrays)
         self.lagrangian = Lagrangian(self.arrays, network.constant)
@@ -60,10 +73,12 @@ class Search:
         """The bound, and choices by the network's numbers; `worker` is at work on the whole network. Raises like `solve`."""
         self.worker, self.is_whole = worker, worker is not None
         try:
+            self._climb()
+            self._certify()
             while monotonic() < self.until and not self._is_proven():
-                self._climb()
                 self._descend()
                 self._tend()
+                self._climb()
             return self._result()
         finally:
             if self.worker is not None:
@@ -93,8 +108,12 @@ class Search:
         self.progress(doing, self.cost if known else None, self.bound if self.bound > -FORBIDDEN else None)
 
     def _certify(self) -> Certificate:
+        """The bound as it is; and, as that is also the last thing to do, leave time for it."""
+        started = monotonic()
         certificate = certify(self.lagrangian)
         self.bound = max(self.bound, certificate.bound)
+        self.certifying = max(self.certifying, monotonic() - started)
+        self.until = min(self.until, self.end - RESERVE * self.certifying)
         return certificate
 
     def _climb(self) -> None:
@@ -115,24 +134,24 @@ class Search:
         self._report("local search")
         end = min(monotonic() + (SLICE if self._is_ready() else SLICE / 3), self.until)
         prices = self.lagrangian.prices
-        self._start_afresh(end)
+        self._start_afresh(end if self.incumbent.choices is not None else min(end + 5 * SLICE, self.until))
         while monotonic() < end and self.incumbent.choices is not None:
             self.incumbent.polish(prices)
 
     def _start_afresh(self, end: float) -> None:
         choices = self.lagrangian.choices.copy()
-        strength = 0.01
+        strength = WEAKEST
         for _ in range(REPAIRS):
             if monotonic() > end or self.incumbent.repair(choices, self.lagrangian.prices, strength):
                 return
-            strength *= 1.4
+            strength *= STRONGER
 
     def _tend(self) -> None:
         """See to the other processor: take what it found, and give it something to do."""
         if self.worker is not None and not self.worker.is_running:
             self._take(self.worker)
         can_start = self.worker is None and self.incumbent.choices is not None and self._is_ready()
-        if can_start and not self._is_proven() and monotonic() + 2 < self.until:
+        if can_start and not self._is_proven() and monotonic() + SHORTEST + 4 * self.certifying < self.until:
             self._start()
 
     def _is_ready(self) -> bool:
@@ -167,4 +186,7 @@ class Search:
         small = core(self.network, self.arrays, certificate, self.incumbent.choices, most, inside)
         self.is_whole = most >= gap and inside is None
         self.worker = Worker(small, max((self.until - monotonic()) / 3, min(10.0, self.until - monotonic())))
-        self._report(f"core of {self.pairs} pairs, allowance {most / max(gap, 1):.3f}" + " region" * (inside is not None))
+        self._report(
+            f"core of {self.pairs} pairs, allowance {most / max(gap, 1):.3f}"
+            + " region" * (inside is not None)
+        )

@@ -1,6 +1,7 @@
-"""How a problem is solved: reduce it, then raise the lower bound and lower the cost from both sides until they meet or time is up.
+"""How a problem is solved: reduce it, then raise the lower bound and lower the cost until they meet or time is up.
 
-What reduction leaves of many problems is small: that is solved exactly at once, in a process of its own. Otherwise `search.py` has the plan.
+What reduction leaves of many problems is small: that is solved exactly at once, in a process of its own. Otherwise
+`search.py` has the plan.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem
 from mtfc.compiler.search.solver.reductions import reduce
 from mtfc.compiler.search.solver.worker import Worker
 
-MARGIN = 0.5
+MARGIN = 0.8
 """Seconds that are left for putting things together, and so is `SHARE` of the time."""
 
 SHARE = 0.01
@@ -31,7 +32,7 @@ ALONE = 0.3
 
 @attrs.frozen
 class Solution:
-    """A choice of a strategy for each node, what it costs, and a bound that no choice is below: equal where it is proven optimal."""
+    """A strategy for each node, what they cost, and a bound that no choice is below: equal where that is proven optimal."""
 
     cost: int
     lower_bound: int

@@ -1,8 +1,8 @@
 """Local search: choose anew the strategies of all nodes of a tree in the network, at once and in the best way given all others.
 
-A tree is grown from a random node so that no two of its nodes have another edge between them; dynamic programming then finds its best
-choices at given prices for memory (subproblem trees: Hamze and de Freitas, 2004). What results is taken if it is cheaper and fits. The
-loops are compiled like those of `kernels.py`.
+A tree is grown from a random node so that no two of its nodes have another edge between them; dynamic programming then finds
+its best choices at given prices for memory (subproblem trees: Hamze and de Freitas, 2004). What results is taken if it is
+cheaper and fits. The loops are compiled like those of `kernels.py`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ class Tree(NamedTuple):
 def room(a: Arrays, size: int, seed: int) -> Tree:
     """Room for trees of up to so many nodes."""
     widest = int(np.diff(a.first).max(initial=1))
-    integers = [np.zeros(size, np.int64) for _ in range(4)]
     return Tree(
-        *integers[:3],
-        np.zeros((size, widest)),
-        np.zeros((size, widest), np.int64),
-        integers[3],
-        np.full(a.size, -1),
-        np.zeros(a.size, np.int64),
-        np.zeros(2 * len(a.head) + 1, np.int64),
-        np.zeros(len(a.free) + 1),
-        np.array([seed], np.int64),
+        node=np.zeros(size, np.int64),
+        parent=np.zeros(size, np.int64),
+        arc=np.zeros(size, np.int64),
+        cost=np.zeros((size, widest)),
+        follows=np.zeros((size, widest), np.int64),
+        chosen=np.zeros(size, np.int64),
+        place=np.full(a.size, -1),
+        touching=np.zeros(a.size, np.int64),
+        waiting=np.zeros(len(a.head) + 1, np.int64),
+        change=np.zeros(len(a.free) + 1),
+        seed=np.array([seed], np.int64),
     )
 
 
@@ -68,8 +69,8 @@ def improve(
 ) -> float:
     """Choose so many trees anew; the cost that is saved. `choices` and `used`, per row, are changed.
 
-    `price` is what a byte of each item costs while trees are solved. `penalty` says what a byte beyond what is free costs in each row;
-    where it is 0, nothing is taken that uses more than is free, or more than before.
+    `price` is what a byte of each item costs while trees are solved. `penalty` says what a byte beyond what is free costs in
+    each row; where it is 0, nothing is taken that uses more than is free, or more than before.
     """
     saved = 0.0
     for _ in range(rounds):
