@@ -17,7 +17,7 @@ from mtfc.compiler.search.solver.lagrangian import Certificate, Lagrangian, cert
 from mtfc.compiler.search.solver.network import Infeasible, Network
 from mtfc.compiler.search.solver.problem import Integers, Problem, Ragged
 from mtfc.compiler.search.solver.search import Search
-from mtfc.compiler.search.solver.solve import silent, solve
+from mtfc.compiler.search.solver.solve import NotFound, silent, solve
 from mtfc.compiler.search.solver.worker import solved
 from tests.search.problems import chain, least_cost, problems
 
@@ -121,11 +121,11 @@ def test_a_core_of_the_gap_has_all_that_is_better(problem: Problem) -> None:
 
 
 def test_the_search_closes_the_gap_of_a_chain() -> None:
-    problem = chain(60, 4)
+    problem = chain(30, 3)
     solution = solve(problem, monotonic() + 20)
     network = Network(problem)
     network.settle_memory()
-    bound, choices = Search(network, monotonic() + 8, silent).run(None)
+    bound, choices = Search(network, monotonic() + 3, silent).run(None)
     assert problem.is_feasible(choices)
     assert bound <= solution.cost <= problem.cost(choices)
     assert solution.lower_bound == solution.cost
@@ -152,7 +152,11 @@ def test_local_search_only_improves() -> None:
 def test_the_time_limit_is_kept(seconds: float) -> None:
     problem = chain(1500, 8)
     start = monotonic()
-    solution = solve(problem, start + seconds)
+    try:
+        solution = solve(problem, start + seconds)
+    except NotFound:
+        assert monotonic() - start < seconds + 0.5
+        return
     assert monotonic() - start < seconds + 0.5
     assert problem.is_feasible(solution.choices)
     assert solution.lower_bound <= solution.cost == problem.cost(solution.choices)

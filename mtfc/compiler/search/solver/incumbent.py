@@ -39,6 +39,18 @@ class Incumbent:
         self.choices, self.cost = choices.copy(), cost
         return True
 
+    def offer_least_memory(self) -> bool:
+        """Offer the choice that holds the fewest bytes in each node."""
+        a = self.arrays
+        choices = np.zeros(a.size, np.int64)
+        for node in range(a.size):
+            held = [
+                a.bytes[a.usage[item] :][: a.first[node + 1] - a.first[node]]
+                for item in range(a.items[node], a.items[node + 1])
+            ]
+            choices[node] = np.sum(held, axis=0).argmin() if held else 0
+        return self.offer(choices)
+
     def polish(self, prices: Floats) -> bool:
         """Try to save cost by some moves; whether that succeeded."""
         assert self.choices is not None

@@ -78,7 +78,8 @@ def _weight(a: Arrays, node: int) -> float:
     for arc in range(a.arcs[node], a.arcs[node + 1]):
         if a.head[arc] > node:
             after += 1
-    return 1.0 / max(after, a.arcs[node + 1] - a.arcs[node] - after, 1)
+    before = int(a.arcs[node + 1] - a.arcs[node]) - after
+    return 1.0 / max(after, before, 1)
 
 
 @compiled

@@ -68,7 +68,7 @@ class Lagrangian:
         """Costs per strategy, memory included."""
         paid = np.repeat(self.arrays.price(prices), self._repeat) * self.arrays.bytes
         size = int(self.arrays.first[-1])
-        return self.arrays.cost + np.bincount(self._places, paid, minlength=size).astype(np.float64)
+        return self.arrays.cost.astype(np.float64) + np.bincount(self._places, paid, minlength=size)
 
     def advance(self, target: float) -> Floats:
         """One step of prices and one pass of messages each way; what the new `choices` use of each row.

@@ -73,6 +73,7 @@ class Search:
         """The bound, and choices by the network's numbers; `worker` is at work on the whole network. Raises like `solve`."""
         self.worker, self.is_whole = worker, worker is not None
         try:
+            self.incumbent.offer_least_memory()
             self._climb()
             self._certify()
             while monotonic() < self.until and not self._is_proven():
