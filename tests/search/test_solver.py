@@ -79,7 +79,7 @@ def test_bounds_are_never_above_the_least_cost(problem: Problem) -> None:
         assert climbed(problem, 1)[1].bound <= climbed(problem, 45)[1].bound <= least
 
 
-@MANY
+@settings(MANY, max_examples=40)
 @given(problems())
 def test_excess_is_what_a_strategy_costs_more_at_least(problem: Problem) -> None:
     try:
@@ -99,7 +99,7 @@ def test_excess_is_what_a_strategy_costs_more_at_least(problem: Problem) -> None
                 assert certificate.bound + certificate.excess[first[node] + strategy] <= cost
 
 
-@MANY
+@settings(MANY, max_examples=60)
 @given(problems())
 def test_a_core_of_the_gap_has_all_that_is_better(problem: Problem) -> None:
     least = least_cost(problem)
