@@ -46,6 +46,9 @@ SHORTEST = 2.0
 RESERVE = 1.5
 """How much longer than before the last bound may take."""
 
+FIRST_BOUND = 3.0
+"""Seconds that the first bound may take; without so many there is only 0."""
+
 STRONGER = 1.15
 
 WEAKEST = 0.003
@@ -75,7 +78,8 @@ class Search:
         try:
             self.incumbent.offer_least_memory()
             self._climb()
-            self._certify()
+            if monotonic() + FIRST_BOUND < self.until:
+                self._certify()
             while monotonic() < self.until and not self._is_proven():
                 self._descend()
                 self._tend()
@@ -100,7 +104,7 @@ class Search:
             raise NotFound("no choice was found that is possible and fits the memory")
         choices = np.zeros(len(self.network.costs), np.int64)
         choices[self.arrays.nodes] = self.incumbent.choices
-        if not self._is_proven():
+        if not self._is_proven() and monotonic() + self.certifying < self.end:
             self._certify()
         return self.bound, choices
 
