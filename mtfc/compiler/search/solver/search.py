@@ -46,8 +46,8 @@ SHORTEST = 2.0
 RESERVE = 1.5
 """How much longer than before the last bound may take."""
 
-FIRST_BOUND = 3.0
-"""Seconds that the first bound may take; without so many there is only 0."""
+BOUND_PER_PAIR = 3e-7
+"""Seconds that the first bound may take, per entry of a table; where there are not so many left, the bound is only 0."""
 
 STRONGER = 1.15
 
@@ -61,8 +61,9 @@ class Search:
         self, network: Network, until: float, progress: Callable[[str, int | None, int | None], None]
     ) -> None:
         self.network, self.end, self.until, self.progress = network, until, until, progress
-        self.certifying = 0.0
         self.arrays = pack(network)
+        self.certifying = BOUND_PER_PAIR * len(self.arrays.pair_cost)
+        self.until -= RESERVE * self.certifying
         self.incumbent = Incumbent(self.arrays)
         self.lagrangian = Lagrangian(self.arrays, network.constant)
         self.bound = -FORBIDDEN
@@ -78,7 +79,7 @@ class Search:
         try:
             self.incumbent.offer_least_memory()
             self._climb()
-            if monotonic() + FIRST_BOUND < self.until:
+            if monotonic() + self.certifying < self.until:
                 self._certify()
             while monotonic() < self.until and not self._is_proven():
                 self._descend()
