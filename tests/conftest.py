@@ -19,7 +19,7 @@ settings.register_profile(
     "mtfc",
     deadline=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=40,
     phases=(Phase.explicit, Phase.generate),
     print_blob=False,
 )
@@ -39,6 +39,14 @@ def narrow_numbers() -> Iterator[None]:
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_caches() -> Iterator[None]:
+    """JAX keeps all that it has compiled: thousands of programs that no other test runs again."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture

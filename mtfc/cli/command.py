@@ -30,6 +30,7 @@ SUBCOMMANDS = {
     "simulate": "predict what a step takes on a machine",
     "calibrate": "measure this machine, as a target for simulate",
     "diff": "what one layout costs more than another, by line",
+    "solve": "choose strategies at the least cost within memory, for an instance of the IOPDDL contest",
     "fmt": "rewrite files in canonical form",
 }
 """Each is a module of this package, imported when it is asked for."""

@@ -21,7 +21,7 @@ from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for
 
-MANY, FEW = holds_for(programs(), 60), holds_for(programs(), 25)
+MANY, FEW = holds_for(programs(), 40), holds_for(programs(), 16)
 
 
 def by_kind_and_axes(charges: Iterable[Charge]) -> dict[object, list[Charge]]:

@@ -91,7 +91,7 @@ def test_illegal_layouts_are_refused(illegal: Illegal) -> None:
     assert any(illegal.word in each.message for each in found)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(mutated_programs() | arbitrary_text())
 def test_any_text_gives_diagnostics_and_nothing_else(source: str) -> None:
     found = check(source, FILE)

@@ -1,0 +1,106 @@
+"""`mtfc solve`: a choice of strategies at the least cost, for an instance of the contest's format."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from mtfc.cli.errors import ERRORS, OK, say
+from mtfc.cli.files import STANDARD, read_bytes, write_text
+from mtfc.cli.sources import Sources, known_as
+
+if TYPE_CHECKING:
+    from mtfc.compiler.search.solver.solve import Solution
+
+EXAMPLES = """\
+examples:
+  mtfc solve instance.json
+  mtfc solve instance.json.gz --time-limit 240 -o solution.json
+"""
+
+STARTED = 0.3
+"""Seconds that Python and this command took to start, about."""
+
+
+def _limit(text: str) -> float:
+    """A time limit, as an option's type."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not `{text}`")
+    return seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="an instance, .json or .json.gz as google/iopddl has them; - is standard input",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=_limit,
+        default=60.0,
+        metavar="S",
+        help="seconds for everything, reading included (default: 60)",
+    )
+    parser.add_argument(
+        "-o", "--output", default=STANDARD, metavar="OUT", help="write to a file, not to standard output"
+    )
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    deadline = monotonic() + options.time_limit - STARTED
+    content = read_bytes(options.file)
+    from mtfc.compiler.search.solver.contest_format import Malformed, read
+    from mtfc.compiler.search.solver.network import Infeasible
+    from mtfc.compiler.search.solver.solve import NotFound, silent, solve
+
+    started = monotonic()
+    try:
+        solution = solve(read(content), deadline, _progress if sys.stderr.isatty() else silent)
+    except Malformed as error:
+        return _failed(f"{known_as(options.file)}: {error}")
+    except Infeasible as error:
+        return _failed(f"{known_as(options.file)} has no solution: {error}")
+    except NotFound as error:
+        return _failed(
+            f"{known_as(options.file)}, in {options.time_limit:g} s: {error}; --time-limit gives more"
+        )
+    finally:
+        _clear()
+    write_text(options.output, f"{json.dumps(_record(solution, monotonic() - started))}\n")
+    return OK
+
+
+def _record(solution: Solution, seconds: float) -> dict[str, object]:
+    return {
+        "cost": solution.cost,
+        "lower_bound": solution.lower_bound,
+        "choices": list(solution.choices),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _failed(message: str) -> int:
+    say(message)
+    return ERRORS
+
+
+def _progress(doing: str, cost: int | None, bound: int | None) -> None:
+    """One line on a terminal, again and again."""
+    known = [
+        f"{name} {value:,}" for name, value in (("cost", cost), ("at least", bound)) if value is not None
+    ]
+    print(f"\r\x1b[K{', '.join([doing, *known])}", end="", file=sys.stderr, flush=True)
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

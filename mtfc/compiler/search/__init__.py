@@ -1,0 +1,1 @@
+"""Searches: which layouts to choose."""

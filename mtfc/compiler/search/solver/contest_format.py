@@ -1,0 +1,198 @@
+"""The contest's format: a problem as a JSON object.
+
+`{"problem": {"name", "nodes": {"costs", "usages", "intervals"}, "edges": {"nodes", "costs"}, "usage_limit"}}`, as google/iopddl
+defines it: a list per node or edge, pairs of numbers in `intervals` and `edges.nodes`. Other keys are ignored.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import zlib
+from collections.abc import Sized
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mtfc.compiler.search.solver.problem import Integers, Problem, Ragged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GZIP = b"\x1f\x8b"
+LARGEST = 4 * 10**18
+"""What a number may be at most, so that sums of two fit into 64 bits."""
+
+
+class Malformed(Exception):
+    """A file that is no instance: says where, what was expected and what is there."""
+
+
+def read(content: bytes) -> Problem:
+    """The problem in a file's content, compressed by gzip or not. Raises `Malformed`."""
+    with _without_collection():
+        return _problem(_object(_parsed(_unzipped(content)), "problem", "the file"))
+
+
+def write(problem: Problem) -> str:
+    """The problem as JSON text, on one line."""
+    nodes = {
+        "costs": _lists(problem.costs),
+        "usages": _lists(problem.usages),
+        "intervals": problem.intervals.tolist(),
+    }
+    edges = {"nodes": problem.edges.tolist(), "costs": _lists(problem.edge_costs)}
+    limit = {} if problem.limit is None else {"usage_limit": problem.limit}
+    return json.dumps({"problem": {"name": problem.name, "nodes": nodes, "edges": edges, **limit}})
+
+
+def _lists(rows: Ragged) -> list[list[int]]:
+    return [rows[row].tolist() for row in range(len(rows))]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Millions of lists in which there is no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _unzipped(content: bytes) -> bytes:
+    if not content.startswith(GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Malformed(f"the file starts as gzip, but cannot be decompressed: {error}") from None
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"expected JSON: {error}") from None
+
+
+def _problem(record: dict[str, Any]) -> Problem:
+    nodes, edges = _object(record, "nodes", "problem"), _object(record, "edges", "problem")
+    costs = _rows(nodes, "costs", "nodes")
+    usages = _rows(nodes, "usages", "nodes")
+    _expect_lengths(usages, costs.lengths, "nodes.usages", "as many as strategies in nodes.costs")
+    _expect_strategies(costs)
+    intervals = _pairs(nodes, "intervals", "nodes")
+    _expect_count(intervals, len(costs), "nodes.intervals", "nodes.costs")
+    ends = _pairs(edges, "nodes", "edges")
+    _expect_ends(ends, len(costs))
+    tables = _rows(edges, "costs", "edges")
+    sizes = costs.lengths[ends].prod(axis=1)
+    _expect_lengths(tables, sizes, "edges.costs", "one for each pair of strategies of the edge's nodes")
+    return Problem(costs, usages, intervals, ends, tables, _limit(record), str(record.get("name", "")))
+
+
+def _object(record: Any, key: str, of: str) -> dict[str, Any]:
+    found = _entry(record, key, of)
+    if not isinstance(found, dict):
+        raise Malformed(f"expected an object as `{key}` of {of}, found {_kind(found)}")
+    return found
+
+
+def _entry(record: Any, key: str, of: str) -> Any:
+    if not isinstance(record, dict):
+        raise Malformed(f"expected {of} to be an object, found {_kind(record)}")
+    if key not in record:
+        raise Malformed(f"expected a key `{key}` in {of}; there are {', '.join(map(str, record)) or 'none'}")
+    return record[key]
+
+
+def _limit(record: dict[str, Any]) -> int | None:
+    limit = record.get("usage_limit")
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
+        raise Malformed(f"expected bytes as `usage_limit` of problem, found {limit!r:.40}")
+    return limit
+
+
+def _rows(record: dict[str, Any], key: str, of: str) -> Ragged:
+    lists, path = _lists_of(record, key, of), f"{of}.{key}"
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    return Ragged(_numbers(lists, path), offsets)
+
+
+def _pairs(record: dict[str, Any], key: str, of: str) -> Integers:
+    lists, path = _lists_of(record, key, of), f"{of}.{key}"
+    for index, pair in enumerate(lists):
+        if len(pair) != 2:
+            raise Malformed(f"expected two numbers in {path}[{index}], found {len(pair)}")
+    return _numbers(lists, path).reshape(-1, 2)
+
+
+def _lists_of(record: dict[str, Any], key: str, of: str) -> list[list[Any]]:
+    lists, path = _entry(record, key, of), f"{of}.{key}"
+    if not isinstance(lists, list):
+        raise Malformed(f"expected a list as {path}, found {_kind(lists)}")
+    for index, each in enumerate(lists):
+        if not isinstance(each, list):
+            raise Malformed(f"expected a list as {path}[{index}], found {_kind(each)}")
+    return lists
+
+
+def _numbers(lists: list[list[Any]], path: str) -> Integers:
+    """The lists' entries, one list after the other."""
+    flat = list(chain.from_iterable(lists))
+    if all(kind is int for kind in set(map(type, flat))):
+        try:
+            values = np.array(flat, np.int64)
+        except OverflowError:
+            values = np.full(1, -1)
+        if not len(values) or (values.min() >= 0 and values.max() <= LARGEST):
+            return values
+    raise Malformed(_first_bad_number(lists, path))
+
+
+def _first_bad_number(lists: list[list[Any]], path: str) -> str:
+    places = ((row, column, each) for row, values in enumerate(lists) for column, each in enumerate(values))
+    row, column, found = next(p for p in places if type(p[2]) is not int or not 0 <= p[2] <= LARGEST)
+    return f"expected an integer from 0 to {LARGEST:.0e} in {path}[{row}][{column}], found {_kind(found)}"
+
+
+def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
+    if len(found) != count:
+        raise Malformed(f"expected as many entries in {path} as in {other}, {count}; found {len(found)}")
+
+
+def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> None:
+    _expect_count(rows, len(lengths), path, "the list before it")
+    wrong = np.flatnonzero(rows.lengths != lengths)
+    if len(wrong):
+        row = int(wrong[0])
+        raise Malformed(f"expected {lengths[row]} numbers in {path}[{row}], {why}; found {rows.lengths[row]}")
+
+
+def _expect_strategies(costs: Ragged) -> None:
+    empty = np.flatnonzero(costs.lengths == 0)
+    if len(empty):
+        raise Malformed(f"expected at least one strategy in nodes.costs[{empty[0]}], found none")
+
+
+def _expect_ends(ends: Integers, nodes: int) -> None:
+    for wrong, what in (
+        ((ends >= nodes).any(1), f"nodes below {nodes}"),
+        (ends[:, 0] == ends[:, 1], "two different nodes"),
+    ):
+        if wrong.any():
+            edge = int(np.flatnonzero(wrong)[0])
+            raise Malformed(f"expected {what} in edges.nodes[{edge}], found {ends[edge].tolist()}")
+
+
+def _kind(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    return f"`{json.dumps(value):.40}`"

@@ -1,0 +1,172 @@
+"""Exact solutions of small networks: an integer program, solved by HiGHS.
+
+One variable says whether a node takes a strategy, one whether an edge's nodes take a pair of them; only the former need be
+declared integral. Sums of the latter are the former (the local polytope of the graphical model). Rows of memory are many and
+few of them matter: those that a solution violates are added, and the program solved again.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.search.solver.memory import profile
+from mtfc.compiler.search.solver.network import Network
+from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+ALL_ROWS = 200
+"""Up to so many rows of memory are in the program from the beginning."""
+
+MORE_ROWS = 30
+"""So many are added at a time."""
+
+LARGEST_COST = 1e6
+"""What costs are scaled to at most."""
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """The best choice that was found, by the network's numbers, if any; and whether no other is better."""
+
+    choices: Integers | None
+    is_optimal: bool
+
+
+@attrs.frozen(eq=False)
+class _Program:
+    """Minimize `cost @ x` where `equal @ x == right`; variables of nodes come first, those of node i from `first[i]` on."""
+
+    first: dict[int, int]
+    integral: int
+    cost: Any
+    equal: csr_array
+    right: Any
+
+
+def solve_exactly(network: Network, until: float) -> Outcome:
+    """The best choice for a network, searched until a time of `time.monotonic`. No strategy may cost FORBIDDEN by itself."""
+    program = _program(network)
+    rows = _first_rows(network)
+    while True:
+        found, is_optimal = _minimized(program, _memory(network, program, rows), until)
+        if found is None:
+            return Outcome(None, is_optimal)
+        choices = _choices(network, program, found)
+        new = _violated(network, choices)
+        if not len(new):
+            return Outcome(choices, is_optimal)
+        if set(new.tolist()) <= set(rows.tolist()) or monotonic() > until:
+            return Outcome(None, False)
+        rows = np.union1d(rows, new)
+
+
+def _first_rows(network: Network) -> Integers:
+    count = len(network.free)
+    if count <= ALL_ROWS:
+        return np.arange(count)
+    dearest = np.argsort(-network.prices, kind="stable")[:MORE_ROWS]
+    return dearest[network.prices[dearest] > 0]
+
+
+def _program(network: Network) -> _Program:
+    nodes = sorted(network.nodes)
+    counts = [len(network.costs[node]) for node in nodes]
+    starts = np.cumsum([0, *counts])
+    first = dict(zip(nodes, starts.tolist(), strict=False))
+    costs = [network.costs[node] for node in nodes]
+    parts = [(np.repeat(np.arange(len(nodes)), counts), np.arange(starts[-1]), np.ones(starts[-1]))]
+    rows, columns = len(nodes), int(starts[-1])
+    for node in nodes:
+        for other, table in network.tables[node].items():
+            if node < other:
+                places = np.nonzero(table < FORBIDDEN)
+                costs.append(table[places])
+                for end, place in zip((node, other), places, strict=True):
+                    parts += _marginal(rows, columns, place, first[end], len(network.costs[end]))
+                    rows += len(network.costs[end])
+                columns += len(places[0])
+    return _assembled(first, int(starts[-1]), costs, parts, len(nodes), (rows, columns))
+
+
+def _marginal(row: int, column: int, place: Integers, first: int, count: int) -> list[tuple[Any, Any, Any]]:
+    """The pairs with a strategy are taken as often as it is: entries of these rows."""
+    pairs = (row + place, column + np.arange(len(place)), np.ones(len(place)))
+    single = (row + np.arange(count), first + np.arange(count), -np.ones(count))
+    return [pairs, single]
+
+
+def _assembled(
+    first: dict[int, int],
+    integral: int,
+    costs: list[Any],
+    parts: list[Any],
+    ones: int,
+    shape: tuple[int, int],
+) -> _Program:
+    from scipy.sparse import csr_array
+
+    rows, columns, values = (np.concatenate([part[key] for part in parts]) for key in range(3))
+    cost = np.concatenate(costs).astype(float)
+    right = np.zeros(shape[0])
+    right[:ones] = 1
+    scaled = cost * (LARGEST_COST / max(cost.max(initial=0), 1.0))
+    return _Program(first, integral, scaled, csr_array((values, (rows, columns)), shape=shape), right)
+
+
+def _memory(network: Network, program: _Program, rows: Integers) -> Any:
+    """Constraints that no more is used in these rows than is free, None if there are no rows."""
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import csr_array
+
+    if not len(rows):
+        return None
+    matrix = np.zeros((len(rows), program.integral))
+    for node, first in program.first.items():
+        for item in network.items[node]:
+            low, high = np.searchsorted(rows, (item.start, item.end))
+            matrix[low:high, first : first + len(item.usage)] += item.usage
+    scale = 1000 / np.maximum(network.free[rows], 1)
+    wide = csr_array(matrix * scale[:, None])
+    wide.resize((len(rows), len(program.cost)))
+    return LinearConstraint(wide, -np.inf, network.free[rows] * scale)
+
+
+def _minimized(program: _Program, memory: Any, until: float) -> tuple[Any, bool]:
+    """The solution, None if there is none; and whether that is certain."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    integrality = np.zeros(len(program.cost))
+    integrality[: program.integral] = 1
+    constraints = [LinearConstraint(program.equal, program.right, program.right)]
+    result = milp(
+        program.cost,
+        integrality=integrality,
+        bounds=Bounds(0, 1),
+        constraints=constraints if memory is None else [*constraints, memory],
+        options={"time_limit": max(until - monotonic(), 0.1), "mip_rel_gap": 0.0},
+    )
+    return result.x, result.status in (0, 2)
+
+
+def _choices(network: Network, program: _Program, found: Any) -> Integers:
+    choices = np.zeros(len(network.costs), np.int64)
+    for node, first in program.first.items():
+        choices[node] = found[first : first + len(network.costs[node])].argmax()
+    return choices
+
+
+def _violated(network: Network, choices: Integers) -> Integers:
+    """In each stretch of rows where more is used than is free, the row where most is; of those the worst."""
+    used = [(i.start, i.end, i.usage[choices[node]]) for node in network.nodes for i in network.items[node]]
+    starts, ends, held = np.array(used, np.int64).reshape(-1, 3).T
+    beyond = profile(starts, ends, held, len(network.free)) - network.free
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], beyond > 0, [False]]).astype(np.int8)))
+    worst = [low + beyond[low:high].argmax() for low, high in edges.reshape(-1, 2)]
+    worst.sort(key=lambda row: -beyond[row])
+    return np.array(worst[:MORE_ROWS], np.int64)

@@ -1,0 +1,75 @@
+"""Exact solutions in a process of their own: beside the search on a second processor, and ended when time is up.
+
+A subprocess rather than `multiprocessing`, so that a script that uses the solver needs no guard around its main part.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from threading import Thread
+from time import monotonic
+
+from mtfc.compiler.search.solver.exact import Outcome, solve_exactly
+from mtfc.compiler.search.solver.network import Infeasible, Network
+from mtfc.compiler.search.solver.reductions import reduce
+
+
+class Worker:
+    """Solves one network, for so many seconds."""
+
+    def __init__(self, network: Network, seconds: float) -> None:
+        self.started = monotonic()
+        self.outcome: Outcome | None = None
+        command = [sys.executable, "-m", __name__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._thread = Thread(target=self._communicate, args=(pickle.dumps((network, seconds)),), daemon=True)
+        self._thread.start()
+
+    def _communicate(self, task: bytes) -> None:
+        with suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
+            answer, _ = self._process.communicate(task)
+            self.outcome = pickle.loads(answer)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self, until: float) -> None:
+        self._thread.join(max(until - monotonic(), 0.0))
+
+    def end(self) -> None:
+        self._process.kill()
+        self._thread.join(1.0)
+
+
+def solved(network: Network, seconds: float) -> Outcome:
+    """The outcome for a network that was not reduced yet."""
+    until = monotonic() + seconds
+    try:
+        reduce(network)
+    except Infeasible:
+        return Outcome(None, True)
+    if not network.nodes:
+        import numpy as np
+
+        return Outcome(network.restore(np.zeros(len(network.costs), np.int64)), True)
+    outcome = solve_exactly(network, until)
+    if outcome.choices is None:
+        return outcome
+    return Outcome(network.restore(outcome.choices), outcome.is_optimal)
+
+
+def main() -> None:
+    """Read a task from standard input, write its outcome to standard output, where nothing else may write."""
+    network, seconds = pickle.load(sys.stdin.buffer)
+    with os.fdopen(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)
+        pickle.dump(solved(network, seconds), answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`mtfc solve`: the solution as JSON, files, and what is said where there is none."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Mtfc
+from tests.search.test_contest_format import EXAMPLE
+
+
+def test_the_solution_is_printed(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "example.json").write_text(json.dumps(EXAMPLE))
+    outcome = mtfc("solve", "example.json", "--time-limit", "20")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.json.keys() == {"cost", "lower_bound", "choices", "seconds"}
+    assert (outcome.json["cost"], outcome.json["lower_bound"]) == (445, 445)
+    assert outcome.json["choices"] == [0, 0, 2, 1, 0]
+
+
+def test_compressed_and_to_a_file(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "example.json.gz").write_bytes(gzip.compress(json.dumps(EXAMPLE).encode()))
+    assert mtfc("solve", "example.json.gz", "-o", "solution.json").out == ""
+    assert json.loads((folder / "solution.json").read_text())["cost"] == 445
+
+
+def test_no_solution(mtfc: Mtfc, folder: Path) -> None:
+    record = copy.deepcopy(EXAMPLE)
+    record["problem"]["usage_limit"] = 49
+    (folder / "small.json").write_text(json.dumps(record))
+    outcome = mtfc("solve", "small.json")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "small.json has no solution" in outcome.err
+
+
+def test_a_malformed_file(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "wrong.json").write_text("{}")
+    outcome = mtfc("solve", "wrong.json")
+    assert outcome.status == 1
+    assert "wrong.json: expected a key `problem` in the file; there are none" in outcome.err
+
+
+def test_wrong_usage(mtfc: Mtfc) -> None:
+    assert mtfc("solve", "missing.json").status == 2
+    for limit in ("0", "-1", "nan", "inf", "soon"):
+        outcome = mtfc("solve", "missing.json", "--time-limit", limit)
+        assert (outcome.status, "seconds above 0" in outcome.err) == (2, True)

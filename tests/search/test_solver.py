@@ -1,0 +1,184 @@
+"""The solver finds what enumeration finds, its bounds are bounds, and it ends when it should."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from mtfc.compiler.search.solver import reductions
+from mtfc.compiler.search.solver.arrays import pack
+from mtfc.compiler.search.solver.core import allowance, core, region
+from mtfc.compiler.search.solver.exact import solve_exactly
+from mtfc.compiler.search.solver.incumbent import Incumbent
+from mtfc.compiler.search.solver.lagrangian import Certificate, Lagrangian, certify
+from mtfc.compiler.search.solver.network import Infeasible, Network
+from mtfc.compiler.search.solver.problem import Integers, Problem, Ragged
+from mtfc.compiler.search.solver.search import Search
+from mtfc.compiler.search.solver.solve import NotFound, silent, solve
+from mtfc.compiler.search.solver.worker import solved
+from tests.search.problems import chain, least_cost, problems
+
+MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def exact(network: Network) -> Integers | None:
+    """A best choice of a network, by integer programming alone."""
+    return solve_exactly(network, monotonic() + 60).choices
+
+
+@MANY
+@given(problems())
+def test_integer_programs_find_the_least_cost(problem: Problem) -> None:
+    try:
+        choices = exact(Network(problem))
+    except Infeasible:
+        choices = None
+    least = least_cost(problem)
+    assert (choices is None) == (least is None)
+    assert choices is None or (problem.is_feasible(choices) and problem.cost(choices) == least)
+
+
+@pytest.mark.parametrize("rule", [None, *reductions.RULES], ids=lambda rule: getattr(rule, "__name__", "all"))
+def test_reductions_keep_the_least_cost(
+    rule: reductions.Rule | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rule is not None:
+        monkeypatch.setattr(reductions, "RULES", (reductions.forbidden, reductions.single, rule))
+
+    @settings(MANY, max_examples=40)
+    @given(problems())
+    def check(problem: Problem) -> None:
+        outcome = solved(Network(problem), 60)
+        least = least_cost(problem)
+        assert outcome.is_optimal
+        assert (outcome.choices is None) == (least is None)
+        if outcome.choices is not None:
+            assert problem.is_feasible(outcome.choices)
+            assert problem.cost(outcome.choices) == least
+
+    check()
+
+
+def climbed(problem: Problem, steps: int) -> tuple[Lagrangian, Certificate]:
+    network = Network(problem)
+    network.settle_memory()
+    lagrangian = Lagrangian(pack(network), network.constant)
+    for _ in range(steps):
+        lagrangian.advance(lagrangian.bound + 5)
+    return lagrangian, certify(lagrangian)
+
+
+@MANY
+@given(problems())
+def test_bounds_are_never_above_the_least_cost(problem: Problem) -> None:
+    least = least_cost(problem)
+    if least is not None:
+        assert climbed(problem, 1)[1].bound <= climbed(problem, 45)[1].bound <= least
+
+
+@settings(MANY, max_examples=40)
+@given(problems())
+def test_excess_is_what_a_strategy_costs_more_at_least(problem: Problem) -> None:
+    try:
+        network = Network(problem)
+        network.settle_memory()
+    except Infeasible:
+        return
+    lagrangian, certificate = climbed(problem, 40)
+    first = lagrangian.arrays.first
+    for node in range(problem.nodes):
+        for strategy in range(len(problem.costs[node])):
+            fixed = network.copy()
+            fixed.keep(node, np.array([strategy]))
+            choices = exact(fixed)
+            if choices is not None:
+                cost = problem.cost(fixed.restore(choices))
+                assert certificate.bound + certificate.excess[first[node] + strategy] <= cost
+
+
+@settings(MANY, max_examples=60)
+@given(problems())
+def test_a_core_of_the_gap_has_all_that_is_better(problem: Problem) -> None:
+    least = least_cost(problem)
+    if least is None:
+        return
+    network = Network(problem)
+    network.settle_memory()
+    lagrangian, certificate = climbed(problem, 40)
+    arrays = lagrangian.arrays
+    best = exact(network)
+    assert best is not None
+    gap = least - certificate.bound
+    assert allowance(arrays, certificate, gap, 10**6) == gap
+    small = core(network, arrays, certificate, best[arrays.nodes], gap)
+    found = exact(small)
+    assert found is not None and problem.cost(small.restore(found)) == least
+    nothing = core(network, arrays, certificate, best[arrays.nodes], -1, region(arrays, 0, 100))
+    assert all(len(costs) == 1 for costs in nothing.costs)
+
+
+def test_the_search_closes_the_gap_of_a_chain() -> None:
+    problem = chain(30, 3)
+    solution = solve(problem, monotonic() + 20)
+    network = Network(problem)
+    network.settle_memory()
+    bound, choices = Search(network, monotonic() + 3, silent).run(None)
+    assert problem.is_feasible(choices)
+    assert bound <= solution.cost <= problem.cost(choices)
+    assert solution.lower_bound == solution.cost
+    assert problem.cost(choices) - bound <= 0.1 * solution.cost
+
+
+def test_local_search_only_improves() -> None:
+    problem = chain(200, 5)
+    network = Network(problem)
+    network.settle_memory()
+    arrays = pack(network)
+    incumbent = Incumbent(arrays)
+    assert incumbent.offer(np.array([problem.usages[node].argmin() for node in range(problem.nodes)]))
+    first = incumbent.cost
+    for _ in range(10):
+        incumbent.polish(np.zeros(len(arrays.free)))
+    assert incumbent.cost < first
+    assert incumbent.choices is not None
+    assert problem.is_feasible(incumbent.choices)
+    assert problem.cost(incumbent.choices) == incumbent.cost + network.constant
+
+
+@pytest.mark.parametrize("seconds", [1.5, 4.0])
+def test_the_time_limit_is_kept(seconds: float) -> None:
+    problem = chain(1500, 8)
+    start = monotonic()
+    try:
+        solution = solve(problem, start + seconds)
+    except NotFound:
+        assert monotonic() - start < seconds + 0.5
+        return
+    assert monotonic() - start < seconds + 0.5
+    assert problem.is_feasible(solution.choices)
+    assert solution.lower_bound <= solution.cost == problem.cost(solution.choices)
+
+
+def test_what_cannot_be_is_proven() -> None:
+    two = Ragged.of([[1, 2], [3, 4]])
+    no_edges, no_tables = np.zeros((0, 2), np.int64), Ragged.of([])
+    full = Problem(two, two, np.array([[0, 2], [1, 3]]), no_edges, no_tables, limit=3)
+    with pytest.raises(Infeasible, match="more memory"):
+        solve(full, monotonic() + 5)
+    impossible = Problem(two, two, np.zeros((2, 2), np.int64), np.array([[0, 1]]), Ragged.of([[10**18] * 4]))
+    with pytest.raises(Infeasible, match="no strategy of node"):
+        solve(impossible, monotonic() + 5)
+
+
+def test_large_numbers_are_exact() -> None:
+    large = 4 * 10**17
+    costs = Ragged.of([[large + 1, large], [large, large + 3]])
+    edge = Ragged.of([[5, 9, 9, 5]])
+    problem = Problem(
+        costs, Ragged.of([[0, 0]] * 2), np.zeros((2, 2), np.int64), np.array([[0, 1]]), edge, 10
+    )
+    solution = solve(problem, monotonic() + 10)
+    assert (solution.cost, solution.lower_bound) == (2 * large + 6, 2 * large + 6)
