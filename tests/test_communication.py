@@ -276,7 +276,10 @@ def test_top_k_gathers_the_best_of_each_shard() -> None:
     assert along("{ b: cols, a: rows }", body) == [("all_gather", ("cols",), 8), ("all_reduce", ("cols",), 8)]
     assert along("{ a: rows }", body) == []
     loss = "values, indices = top_k(x, b -> k); y = sum(values); return y"
-    assert along("{ b: cols }", loss, of="gradients") == [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]
+    assert along("{ b: cols }", loss, of="gradients") == [
+        ("all_gather", ("cols",), 16),
+        ("all_reduce", ("cols",), 16),
+    ]
 
 
 def test_top_k_of_as_many_as_a_shard_holds_gathers_the_dim() -> None:
