@@ -19,7 +19,7 @@ settings.register_profile(
     "mtfc",
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=30,
     phases=(Phase.explicit, Phase.generate),
     print_blob=False,
 )
