@@ -13,7 +13,7 @@ from tests.search.test_contest_format import EXAMPLE
 
 def test_the_solution_is_printed(mtfc: Mtfc, folder: Path) -> None:
     (folder / "example.json").write_text(json.dumps(EXAMPLE))
-    outcome = mtfc("solve", "example.json", "--time-limit", "20")
+    outcome = mtfc("solve", "example.json", "--time-limit", "300")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.json.keys() == {"cost", "lower_bound", "choices", "seconds"}
     assert (outcome.json["cost"], outcome.json["lower_bound"]) == (445, 445)
@@ -22,7 +22,7 @@ def test_the_solution_is_printed(mtfc: Mtfc, folder: Path) -> None:
 
 def test_compressed_and_to_a_file(mtfc: Mtfc, folder: Path) -> None:
     (folder / "example.json.gz").write_bytes(gzip.compress(json.dumps(EXAMPLE).encode()))
-    assert mtfc("solve", "example.json.gz", "-o", "solution.json").out == ""
+    assert mtfc("solve", "example.json.gz", "--time-limit", "300", "-o", "solution.json").out == ""
     assert json.loads((folder / "solution.json").read_text())["cost"] == 445
 
 
@@ -30,7 +30,7 @@ def test_no_solution(mtfc: Mtfc, folder: Path) -> None:
     record = copy.deepcopy(EXAMPLE)
     record["problem"]["usage_limit"] = 49
     (folder / "small.json").write_text(json.dumps(record))
-    outcome = mtfc("solve", "small.json")
+    outcome = mtfc("solve", "small.json", "--time-limit", "300")
     assert (outcome.status, outcome.out) == (1, "")
     assert "small.json has no solution" in outcome.err
 
