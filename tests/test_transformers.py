@@ -18,7 +18,7 @@ from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from tests import collectives
-from tests.test_examples import EXAMPLES, options, path
+from tests.test_examples import EXAMPLES, layouts, options, path
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -34,11 +34,6 @@ def lowered(file: str, layout: str, model: str | None = None, **dims: int) -> Pr
     path = FOLDER / f"{file}.mtf"
     selection = choose(path.read_text("utf-8"), str(path), Choice(model, layout, None, dims))
     return selection.cases[0].lower(selection.program)
-
-
-def layouts(file: str) -> list[str]:
-    """Those that the file declares."""
-    return re.findall(r"^layout +(\w+)", (FOLDER / f"{file}.mtf").read_text("utf-8"), re.MULTILINE)
 
 
 # Length of the generated programs

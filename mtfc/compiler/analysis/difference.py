@@ -9,8 +9,8 @@ import attrs
 
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, total
 from mtfc.compiler.analysis.report import transfers, whole
-from mtfc.compiler.analysis.source_lines import Line, place_text
-from mtfc.compiler.analysis.table import WIDTH, aligned, count_text, shortened
+from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.compiler.analysis.table import aligned, count_text
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
 
@@ -57,8 +57,7 @@ def _by_line(cost: LayoutCost) -> dict[Line, _Found]:
     lines: dict[Line, _Found] = {}
 
     def at(span: Span | None) -> _Found:
-        own = span.inside(cost.file) if span else None
-        return lines.setdefault((own.file, own.line) if own else ("", 0), _Found())
+        return lines.setdefault(line_of(span.inside(cost.file) if span else None), _Found())
 
     for charge in cost.step:
         at(charge.span).charges.append(charge)
@@ -88,24 +87,26 @@ def _totals(one: LayoutCost, other: LayoutCost) -> list[str]:
     names = [one.layout.name, other.layout.name]
     unit = "training step" if one.trains else "forward pass"
     heading = f"{one.model}, one {unit} on one device: from layout {names[0]} to layout {names[1]}"
-    figures = [_figures(one), _figures(other)]
+    left, right = _figures(one), _figures(other)
     rows = [["", *names, "difference"]]
-    for name, (left, text), (right, other_text) in zip(
-        figures[0], figures[0].values(), figures[1].values(), strict=True
-    ):
-        rows.append([name, text(left), other_text(right), signed(right - left, text)])
+    for name, text in FIGURES.items():
+        rows.append([name, text(left[name]), text(right[name]), signed(right[name] - left[name], text)])
     return [heading, *aligned(rows, right=range(1, 4))]
 
 
-def _figures(cost: LayoutCost) -> dict[str, tuple[int, Callable[[int], str]]]:
-    """Name -> a figure and how it is written."""
+FIGURES: Mapping[str, Callable[[int], str]] = {
+    "devices": str,
+    "FLOPs": count_text,
+    "sent": bytes_text,
+    "memory": bytes_text,
+}
+"""What is compared as a whole, and how it is written."""
+
+
+def _figures(cost: LayoutCost) -> dict[str, int]:
     sums = total(cost.step)
-    return {
-        "devices": (cost.mesh.devices, str),
-        "FLOPs": (whole(sums.flops), count_text),
-        "sent": (whole(sums.sent.bytes), bytes_text),
-        "memory": (whole(cost.memory.total), bytes_text),
-    }
+    figures = (cost.mesh.devices, whole(sums.flops), whole(sums.sent.bytes), whole(cost.memory.total))
+    return dict(zip(FIGURES, figures, strict=True))
 
 
 def _lines(
@@ -116,18 +117,13 @@ def _lines(
     rows = [["line", "source", "FLOPs", "sent", "stored"]]
     for each in lines:
         if each.differs:
-            file, number = each.line
-            text = texts[file][number - 1].strip() if file in texts else ""
-            rows.append(
-                [place_text(each.line, one.file), text, *_changes(each.flops, each.sent, each.stored)]
-            )
+            changes = _changes(each.flops, each.sent, each.stored)
+            rows.append([place_text(each.line, one.file), source_text(each.line, texts), *changes])
             for name, ways in zip((one.layout.name, other.layout.name), each.ways, strict=True):
                 if each.ways[0] != each.ways[1]:
                     rows += [["", f"  {name}: {kind} {size}", "", "", ""] for kind, size in ways.items()]
     rows.append(["all", "", *_changes(*_sums(lines))])
-    taken = sum(2 + max(len(row[i]) for row in rows) for i in (0, 2, 3, 4))
-    cut = [[row[0], shortened(row[1], max(16, WIDTH - taken)), *row[2:]] for row in rows]
-    return aligned(cut, right=(0, 2, 3, 4))
+    return fitted(rows)
 
 
 def _sums(lines: list[LineDifference]) -> tuple[Pair, Pair, Pair]:
@@ -159,9 +155,9 @@ def difference_json(one: LayoutCost, other: LayoutCost) -> dict[str, Any]:
     return {
         "model": one.model,
         "layouts": [one.layout.name, other.layout.name],
-        "flops_per_device": [each["FLOPs"][0] for each in figures],
-        "bytes_per_device": [each["sent"][0] for each in figures],
-        "memory_per_device": [each["memory"][0] for each in figures],
+        "flops_per_device": [each["FLOPs"] for each in figures],
+        "bytes_per_device": [each["sent"] for each in figures],
+        "memory_per_device": [each["memory"] for each in figures],
         "lines": [
             {
                 "file": each.line[0],
