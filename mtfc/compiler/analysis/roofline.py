@@ -36,11 +36,11 @@ class Work:
 
 def work(function: Function, mesh: Mesh, device: Device) -> list[Work]:
     """Of each equation of a placed function, in order; nothing for loops and collectives."""
-    memory = _Memory(function, mesh)
+    memory = Memory(function, mesh)
     return [_work(eqn, memory, device) for eqn in function.body]
 
 
-def _work(eqn: Equation, memory: _Memory, device: Device) -> Work:
+def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if eqn.regions or eqn.op in KIND_OF:
         return Work(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
@@ -57,8 +57,8 @@ def _storage(eqn: Equation) -> Storage:
     return "kernel" if eqn.regions else OPS[eqn.op].storage
 
 
-class _Memory:
-    """Which values of a function are stored, and what reading each one reads."""
+class Memory:
+    """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed."""
 
     def __init__(self, function: Function, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -78,13 +78,16 @@ class _Memory:
 
     def read(self, value: Value) -> int:
         """Bytes that come from memory where a value is read."""
-        size = value.type.local_bytes(self.mesh)
-        while (maker := self.makers.get(value)) is not None and _storage(maker) == "view":
-            (value, *_) = maker.operands
-            size = min(size, value.type.local_bytes(self.mesh))
-        if maker is not None and (_storage(maker) == "made" or value not in self.stored):
-            return 0
-        return size
+        return min((each.type.local_bytes(self.mesh) for each in self.views(value)), default=0)
+
+    def views(self, value: Value) -> list[Value]:
+        """The value, what it is a view of, and so on to what is in memory; nothing where nothing is read."""
+        found = [value]
+        while (maker := self.makers.get(found[-1])) is not None and _storage(maker) == "view":
+            found.append(maker.operands[0])
+        if maker is not None and (_storage(maker) == "made" or found[-1] not in self.stored):
+            return []
+        return found
 
 
 def _stored(function: Function, makers: Mapping[Value, Equation]) -> set[Value]:

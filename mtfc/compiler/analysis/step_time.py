@@ -22,6 +22,7 @@ from itertools import pairwise
 
 import attrs
 
+from mtfc.compiler.analysis.price import lanes_of
 from mtfc.compiler.analysis.roofline import Work, work
 from mtfc.compiler.analysis.simulation import makespan, simulate
 from mtfc.compiler.analysis.task_graph import Id, Task, TaskGraph, Timeline
@@ -155,11 +156,8 @@ class _Simulator:
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
         """Of a combined one, each operand's line answers for its share of the bytes."""
-        mesh = self.topology.mesh
-        sizes = [value.type.local_bytes(mesh) for value in eqn.operands]
-        by = eqn.attrs.get("by")
-        hops = abs(by) if isinstance(by, int) else None
-        seconds = self.topology.seconds(KIND_OF[eqn.op], axes_of(eqn), sum(sizes), hops)
+        sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
+        seconds = lanes_of(eqn, self.topology)
         whole = max(seconds.values(), default=0.0)
         lines: dict[Span | None, Seconds] = {}
         for value, size in zip(eqn.operands, sizes, strict=True):

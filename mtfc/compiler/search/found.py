@@ -1,0 +1,57 @@
+"""What every search gives: the best that it found, what that costs, and what anything else costs at least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from mtfc.compiler.ir.types import Layout, Mesh
+
+
+@attrs.frozen
+class Price:
+    """What one processor needs for a step under some layout: seconds that it computes, seconds that it communicates, bytes of
+    memory. `seconds` is their sum: nothing is taken to overlap.
+    """
+
+    compute: float
+    communication: float
+    memory: int
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.communication
+
+
+Pricing = Callable[[Mesh, Layout], Price]
+"""Compiles the program under a layout, and says what the result costs."""
+
+Progress = Callable[[str, float | None, float | None], None]
+"""Is told what is being done, the best cost and the best bound so far, where known."""
+
+
+def silent(doing: str, cost: float | None, bound: float | None) -> None:
+    """Reports nothing."""
+
+
+@attrs.frozen
+class Found:
+    """A layout on a mesh. `objective` and `lower_bound` are in the search's unit: seconds, or bytes of memory.
+
+    evaluated: how many layouts were compiled to be priced.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    objective: float
+    lower_bound: float
+    evaluated: int
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.objective <= self.lower_bound
+
+
+class NothingFits(Exception):
+    """No layout was found whose memory suffices: says what the least was."""

@@ -1,0 +1,40 @@
+"""Layouts and meshes as the declarations that mean them: what a search writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.frontend.format import format_source
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """`mesh grid = [rows: 2, cols: 4]`"""
+    return f"mesh {mesh.name} = [{', '.join(f'{axis}: {size}' for axis, size in mesh.axes)}]\n"
+
+
+def layout_text(layout: Layout, mesh: Mesh) -> str:
+    """A layout's declaration, in canonical form."""
+    return format_source(f"layout {layout.name} on {mesh.name} = {{ {', '.join(_entries(layout))} }}\n")
+
+
+def rules_text(layout: Layout) -> str:
+    """What stands between a layout's braces, on one line."""
+    return ", ".join(_entries(layout))
+
+
+def _entries(layout: Layout) -> Iterator[str]:
+    yield from _rules(layout.rules)
+    for name, rules in (("params", layout.params), ("optimizer", layout.optimizer)):
+        if rules.axes:
+            yield f"{name}: {{ {', '.join(_rules(rules))} }}"
+    for path, rules in layout.values:
+        yield f"value {path}: {{ {', '.join(_rules(rules))} }}"
+
+
+def _rules(rules: Rules) -> Iterator[str]:
+    return (f"{dim}: {_axes(axes)}" for dim, axes in rules.axes)
+
+
+def _axes(axes: Axes) -> str:
+    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
