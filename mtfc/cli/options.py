@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import Any
 
@@ -30,6 +31,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """A time, as an option's type."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not `{text}`")
+    return found
+
+
 def seed(text: str) -> int:
     """A whole number of 32 bits, as an option's type."""
     if not text.isdigit() or int(text) >= 2**32:
@@ -50,12 +62,26 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Which model of a file, and of which size."""
+    group = parser.add_argument_group("what is compiled")
+    group.add_argument("--model", metavar="NAME", help="which model (default: the first)")
+    group.add_argument(
+        "--dim",
+        metavar="NAME=SIZE",
+        action=_Sizes,
+        default={},
+        dest="dims",
+        help="change a dimension's size; repeatable",
+    )
+    return group
+
+
 def add_selection(
     parser: argparse.ArgumentParser, default_layout: str, several_layouts: bool = False
 ) -> None:
     """What of a file is compiled, and for which processors. `several_layouts`: the option collects a list."""
-    group = parser.add_argument_group("what is compiled")
-    group.add_argument("--model", metavar="NAME", help="which model (default: the first)")
+    group = add_model(parser)
     collected: dict[str, Any] = {"action": "append", "default": []} if several_layouts else {}
     group.add_argument(
         "--layout",
@@ -65,12 +91,4 @@ def add_selection(
     )
     group.add_argument(
         "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape (default: the layout's)"
-    )
-    group.add_argument(
-        "--dim",
-        metavar="NAME=SIZE",
-        action=_Sizes,
-        default={},
-        dest="dims",
-        help="change a dimension's size; repeatable",
     )

@@ -83,8 +83,12 @@ def choose(
     choice: Choice,
     every_layout: bool = False,
     neighbour: Neighbour = read_neighbour,
+    skip_illegal: bool = False,
 ) -> Selection:
-    """What is chosen of a file's text. What it imports is looked for beside it. Raises `CompileError` and `UsageError`."""
+    """What is chosen of a file's text. What it imports is looked for beside it.
+
+    Raises `CompileError`, for a layout that is illegal unless these are to be skipped, and `UsageError`.
+    """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model, neighbour)
     diagnostics.raise_if_errors()
@@ -93,6 +97,8 @@ def choose(
     program = module.programs[0]
     declared = chosen_layouts(module, choice.layout, choice.mesh)
     declared = declared if every_layout else declared[:1]
+    if skip_illegal:
+        declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
     return Selection(program, tuple(_cases(declared, module, choice.mesh)), module.hardware)
 
@@ -102,6 +108,10 @@ def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnosti
     for each in declared:
         diagnostics.extend(check_layout(program, each))
     diagnostics.raise_if_errors()
+
+
+def _errors(program: Program, declared: DeclaredLayout) -> bool:
+    return any(each.severity == "error" for each in check_layout(program, declared))
 
 
 def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[Case]:

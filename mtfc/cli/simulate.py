@@ -12,6 +12,7 @@ from mtfc.cli.files import write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
+from mtfc.cli.target import target_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     if options.target == LIST:
         print(_machines(selection.hardware), end="")
         return OK
-    hardware = _target(options.target, selection.hardware, sources)
+    hardware = target_of(options.target, selection.hardware, sources)
     (case,) = selection.cases
     check_room(hardware, case.mesh, options.target)
     order = _order(options.place, case.mesh)
@@ -74,16 +75,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     texts = sources.texts | library.texts({span.file for span in step.lines if span})
     print(step_report(cost, step, hardware, texts), end="")
     return OK
-
-
-def _target(target: str, declared: Mapping[str, Hardware], sources: Sources) -> Hardware:
-    """Raises `CompileError`, and `UsageError` where a file cannot be read."""
-    from mtfc.frontend.targets import in_file, is_path, named
-
-    if not is_path(target):
-        return named(target, declared)
-    file = sources.read(target)
-    return in_file(sources.texts[file], file)
 
 
 def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import ERRORS, OK, say
 from mtfc.cli.files import STANDARD, read_bytes, write_text
+from mtfc.cli.options import seconds
 from mtfc.cli.sources import Sources, known_as
 
 if TYPE_CHECKING:
@@ -26,17 +26,6 @@ STARTED = 0.3
 """Seconds that Python and this command took to start, about."""
 
 
-def _limit(text: str) -> float:
-    """A time limit, as an option's type."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not `{text}`")
-    return seconds
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
@@ -45,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit",
-        type=_limit,
+        type=seconds,
         default=60.0,
         metavar="S",
         help="seconds for everything, reading included (default: 60)",

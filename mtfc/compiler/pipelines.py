@@ -73,6 +73,11 @@ def partitioning() -> tuple[Pass, ...]:
     )
 
 
+def common() -> tuple[Pass, ...]:
+    """What partitioning does first whatever the layout is."""
+    return (BinarizeEinsum(most=2), Simplify(), Cse(), Dce())
+
+
 def default_pipeline(of: str = "step") -> tuple[Pass, ...]:
     return (*differentiation(of), *partitioning())
 

@@ -57,18 +57,23 @@ class Memory:
 
 def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
     """What a placed function needs; where its activations peak is decided by numbers also when amounts are formulas."""
-    entering = set(gradients(function))
-    of_gradients, others = _partition(buffers(function, mesh), entering)
-    at = peak(others, mesh)
-    alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
+    of_gradients, alive, at = held(function, mesh)
     return Memory(
         parameters=_bytes(_arguments(function, "parameter"), scale),
-        gradients=_bytes((buffer.values[0] for buffer in of_gradients), scale),
+        gradients=_bytes(of_gradients, scale),
         optimizer=_bytes(_arguments(function, "state", "step"), scale),
         activations_peak=_bytes([*_arguments(function, "input"), *alive], scale),
         peak=function.body[at].span if at < len(function.body) else None,
         stored=tuple(_stored(function, scale)),
     )
+
+
+def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]:
+    """The gradients, what else is alive where most is, and the equation where that is; a value for each buffer, no arguments."""
+    of_gradients, others = _partition(buffers(function, mesh), set(gradients(function)))
+    at = peak(others, mesh)
+    alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
+    return [buffer.values[0] for buffer in of_gradients], alive, at
 
 
 def gradients(function: Function) -> list[Value]:

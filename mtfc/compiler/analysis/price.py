@@ -1,7 +1,7 @@
 """What a compiled program costs on a machine, without overlap: what searches compare.
 
-The sum of what its equations take by their rooflines and its collectives by their links: the two parts that `step_time` simulates,
-which lets them overlap.
+The sum of what its equations take by their rooflines and its collectives by their links: the parts that `step_time` simulates and
+lets overlap.
 """
 
 from __future__ import annotations

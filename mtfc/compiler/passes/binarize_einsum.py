@@ -2,11 +2,12 @@
 
 First each operand is summed over the dimensions that only it has and the result lacks; so a product of sums is never computed
 as the sum of an outer product. Then all pairwise orders are tried (dynamic programming over sets of operands, up to
-`EXHAUSTIVE` of them, else greedily) and the one with the fewest multiplications on a processor is kept.
+`EXHAUSTIVE` of them, else greedily) and the one with the fewest multiplications on a processor is kept. With `most=2` einsums of
+more operands stay: what is left is the same under every layout.
 
 Input:   %y = einsum %a, %b, %c dims=[i, l]             with a[i, j], b[j, k], c[k, l]
 Output:  %y_ab = einsum %a, %b dims=[i, k]; %y = einsum %y_ab, %c dims=[i, l]
-After this pass every einsum has two operands.
+After this pass every einsum of up to `most` operands has two.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ Tree = int | tuple["Tree", "Tree"]
 @attrs.frozen
 class BinarizeEinsum(Pass):
     name: ClassVar[str] = "binarize-einsum"
+    most: int = 1 << 30
 
     def run(self, program: Program) -> Program:
         rules = program.layout.compute if program.layout else Rules()
-        return program.map_functions(lambda function: binarized(function, Cost(rules, program.mesh)))
+        cost = Cost(rules, program.mesh)
+        return program.map_functions(lambda function: binarized(function, cost, self.most))
 
 
 @attrs.frozen
@@ -164,12 +167,12 @@ def _named_last(body: list[Equation], eqn: Equation) -> list[Equation]:
     return [*body[:-1], attrs.evolve(body[-1], results=eqn.results, path=eqn.path)]
 
 
-def binarized(function: Function, cost: Cost) -> Function:
+def binarized(function: Function, cost: Cost, most: int) -> Function:
     names = names_of(function)
     body: list[Equation] = []
     for eqn in function.body:
-        if is_simple(eqn):
-            body.append(within(eqn, lambda region: binarized(region, cost)))
+        if is_simple(eqn) or len(eqn.operands) > most:
+            body.append(within(eqn, lambda region: binarized(region, cost, most)))
             continue
         builder = Builder(names, eqn.span, eqn.stage)
         value = _contract(builder, eqn, cost)

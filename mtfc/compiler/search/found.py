@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import attrs
 
@@ -22,6 +23,14 @@ class Price:
     @property
     def seconds(self) -> float:
         return self.compute + self.communication
+
+
+Objective = Literal["time", "memory"]
+"""What is to be least: the seconds, or the bytes."""
+
+
+def value_of(price: Price, objective: Objective) -> float:
+    return price.seconds if objective == "time" else price.memory
 
 
 Pricing = Callable[[Mesh, Layout], Price]
@@ -54,4 +63,4 @@ class Found:
 
 
 class NothingFits(Exception):
-    """No layout was found whose memory suffices: says what the least was."""
+    """No layout was found whose memory suffices: says what the least was, and what there is."""

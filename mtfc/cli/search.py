@@ -1,0 +1,221 @@
+"""`mtfc search`: the best layout for a machine, what it costs beside others, and how far from the best it can be."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mtfc.cli.errors import ERRORS, OK, UsageError, say
+from mtfc.cli.files import write_text
+from mtfc.cli.options import add_format, add_model, add_source, count, seconds
+from mtfc.cli.selection import Choice, Selection, choose
+from mtfc.cli.sources import Sources
+from mtfc.cli.target import target_of
+
+if TYPE_CHECKING:
+    from mtfc.compiler.hardware import Hardware
+    from mtfc.compiler.ir.types import Layout, Mesh
+    from mtfc.compiler.pricing import Pricer
+    from mtfc.compiler.search.found import Found, Objective, Progress
+
+EXAMPLES = """\
+examples:
+  mtfc search model.mtf --target tpu_v2                     the best mesh and layout for all its processors
+  mtfc search model.mtf --target h100 --devices 64 -o best.mtf
+  mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
+  mtfc search model.mtf --target p2_8xlarge --objective memory
+
+OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it.
+"""
+
+DEFAULT_TARGET = "h100"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    where = parser.add_argument_group("for which processors")
+    where.add_argument("--devices", type=count, metavar="N", help="so many, as a mesh of any shape")
+    where.add_argument("--mesh", metavar="NAME|SHAPE", help="this mesh")
+    where.add_argument(
+        "--target",
+        metavar="HW",
+        help=f"which machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
+    )
+    where.add_argument(
+        "--axes", type=count, default=3, metavar="N", help="axes of a mesh at most (default: 3)"
+    )
+    parser.add_argument(
+        "--space",
+        choices=tuple(SPACES),
+        default="rules",
+        help="; ".join(f"{name}: {space.summary}" for name, space in SPACES.items()) + " (default: rules)",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("time", "memory"),
+        default="time",
+        help="the least time within memory, or the least memory (default: time)",
+    )
+    parser.add_argument(
+        "--budget", type=seconds, default=60.0, metavar="SECONDS", help="when to stop (default: 60)"
+    )
+    parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with what was found")
+    add_model(parser)
+    add_format(parser)
+
+
+@attrs.frozen
+class Request:
+    """What is searched: the program, on which meshes of which machine, until when, and what is known already."""
+
+    selection: Selection
+    pricer: Pricer
+    hardware: Hardware
+    meshes: tuple[Mesh, ...]
+    known: tuple[tuple[Mesh, Layout], ...]
+    objective: Objective
+    until: float
+    progress: Progress
+
+
+@attrs.frozen
+class Space:
+    """A set of layouts, and how the best of them is found."""
+
+    summary: str
+    search: Callable[[Request], Found]
+
+
+def _rules(request: Request) -> Found:
+    from mtfc.compiler.search.rules.search import search
+
+    return search(
+        request.pricer.undistributed(),
+        request.selection.program.function("forward"),
+        request.meshes,
+        request.hardware,
+        request.pricer,
+        request.until,
+        request.objective,
+        request.known,
+        request.progress,
+    )
+
+
+SPACES: Mapping[str, Space] = {"rules": Space("one rule for each dimension", _rules)}
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.cli.search_result import Result, inserted, json_text, report
+    from mtfc.compiler.pricing import Pricer
+    from mtfc.compiler.search.found import NothingFits
+
+    started = monotonic()
+    file = sources.read(options.file)
+    selection = choose(
+        sources.texts[file],
+        file,
+        Choice(options.model, None, options.mesh, options.dims),
+        every_layout=True,
+        neighbour=sources.neighbour,
+        skip_illegal=True,
+    )
+    hardware = _hardware(options, selection, sources)
+    meshes = _meshes(options, selection, hardware)
+    pricer = Pricer.of(selection.program, hardware)
+    others = _others(selection, meshes[0].devices)
+    request = Request(
+        selection,
+        pricer,
+        hardware,
+        meshes,
+        tuple(others.values()),
+        options.objective,
+        started + options.budget,
+        _progress if sys.stderr.isatty() else _silent,
+    )
+    try:
+        found = SPACES[options.space].search(request)
+    except NothingFits as error:
+        say(f"{options.file}: {error}")
+        return ERRORS
+    finally:
+        _clear()
+    seconds_taken = monotonic() - started
+    declared = tuple(case.mesh for case in selection.cases)
+    result = Result(
+        options.space,
+        found,
+        selection.program.name,
+        pricer,
+        others,
+        declared,
+        options.objective,
+        seconds_taken,
+    )
+    if options.output:
+        write_text(options.output, inserted(sources.texts[file], result))
+    print(json_text(result) if options.format == "json" else report(result))
+    return OK
+
+
+def _hardware(options: argparse.Namespace, selection: Selection, sources: Sources) -> Hardware:
+    """The machine that is asked for, or that the file declares, or the default one."""
+    if options.target is None and selection.hardware:
+        return next(iter(selection.hardware.values()))
+    if options.target is None:
+        say(f"for {DEFAULT_TARGET}; choose another machine with --target")
+    return target_of(options.target or DEFAULT_TARGET, selection.hardware, sources)
+
+
+def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardware) -> tuple[Mesh, ...]:
+    """The mesh that is asked for, or all shapes for as many devices as are asked for, or as there are. Raises `UsageError`."""
+    from mtfc.compiler.search.rules.space import meshes
+    from mtfc.frontend.targets import check_room
+
+    if options.mesh is not None:
+        found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
+    else:
+        devices = options.devices or hardware.devices
+        if devices is None:
+            raise UsageError(
+                f"{hardware.name} has room for any number of devices: say how many with --devices N"
+            )
+        found = tuple(meshes(devices, options.axes))
+    check_room(hardware, found[0], options.target or hardware.name)
+    return found
+
+
+def _others(selection: Selection, devices: int) -> dict[str, tuple[Mesh, Layout]]:
+    """What the result is compared with: the batch split over all devices, and every layout that the file declares for them."""
+    from mtfc.compiler.ir.types import Layout, Mesh, Rules
+
+    declared = {
+        case.name: (case.mesh, case.layout) for case in selection.cases if case.mesh.devices == devices
+    }
+    inputs = [a.value for a in selection.program.function("forward").arguments if a.role == "input"]
+    batch = next((dim for value in inputs for dim in value.type.dims[:1]), None)
+    if batch is None or batch.size % devices or "data_parallel" in declared:
+        return declared
+    layout = Layout("data_parallel", Rules(((batch.name, ("all",)),)))
+    return {"data_parallel": (Mesh("line", (("all", devices),)), layout), **declared}
+
+
+def _progress(doing: str, best: float | None, bound: float | None) -> None:
+    """One line on a terminal, again and again."""
+    known = [f"{name} {each:.4g}" for name, each in (("best", best), ("at least", bound)) if each is not None]
+    print(f"\r\x1b[K{', '.join([doing, *known])}", end="", file=sys.stderr, flush=True)
+
+
+def _silent(doing: str, best: float | None, bound: float | None) -> None:
+    """No progress where no one looks."""
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,144 @@
+"""What `mtfc search` shows and writes of what it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.analysis.step_report import seconds_text
+from mtfc.compiler.analysis.table import aligned, wrapped
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.search.found import Found, Objective, Price, value_of
+from mtfc.frontend import ast
+from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
+from mtfc.frontend.parser import parse
+
+
+@attrs.frozen
+class Result:
+    """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took."""
+
+    space: str
+    found: Found
+    model: str
+    pricer: Pricer
+    others: Mapping[str, tuple[Mesh, Layout]]
+    meshes: tuple[Mesh, ...]
+    objective: Objective
+    seconds: float
+
+    @property
+    def price(self) -> Price:
+        return self.pricer(self.found.mesh, self.found.layout)
+
+    @property
+    def prices(self) -> dict[str, Price]:
+        return {name: self.pricer(*each) for name, each in self.others.items()}
+
+
+def json_text(result: Result) -> str:
+    """The record that language.md has, and the parts of the price. With memory as the objective its figures are in bytes."""
+    found, price = result.found, result.price
+    in_seconds = result.objective == "time"
+    record: dict[str, Any] = {
+        "space": result.space,
+        "target": result.pricer.hardware.name,
+        "devices": found.mesh.devices,
+        "objective": result.objective,
+        "objective_seconds": price.seconds,
+        "lower_bound_seconds": found.lower_bound if in_seconds else None,
+        "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
+        "optimal": found.is_optimal,
+        "evaluated": found.evaluated,
+        "search_seconds": round(result.seconds, 3),
+        "mesh": found.mesh.sizes,
+        "layout": rules_text(found.layout),
+        "compute_seconds": price.compute,
+        "communication_seconds": price.communication,
+        "memory_per_device": price.memory,
+        "baselines": {name: each.seconds for name, each in result.prices.items()},
+    }
+    return json.dumps(record, indent=2)
+
+
+def report(result: Result) -> str:
+    """The layout, how good it is proven to be, and a table of what others take."""
+    found, hardware = result.found, result.pricer.hardware
+    shape = "x".join(str(size) for _, size in found.mesh.axes)
+    heading = f"{result.model}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
+    lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, found.layout).splitlines())]
+    rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best"]]
+    price = result.price
+    rows.append(_row(found.layout.name, found.mesh, price, price, result))
+    for name, each in result.prices.items():
+        rows.append(_row(name, result.others[name][0], each, price, result))
+    room = f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}; nothing is taken to overlap."
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *wrapped(_proof(result).split(), 2),
+            "",
+            *aligned(rows, right=range(2, 7)),
+            "",
+            f"  {room}",
+        ]
+    )
+
+
+def _proof(result: Result) -> str:
+    found, unit = result.found, seconds_text if result.objective == "time" else _bytes
+    tried = f"{found.evaluated} layouts were compiled."
+    if found.is_optimal:
+        return f"Proven to be the best of all in the space `{result.space}`: {tried}"
+    gap = found.objective / found.lower_bound - 1 if found.lower_bound else float("inf")
+    bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
+    return f"{bound}, so this is at most {gap:.1%} above the best. {tried}"
+
+
+def _bytes(size: float) -> str:
+    return bytes_text(int(size))
+
+
+def _row(name: str, mesh: Mesh, price: Price, best: Price, result: Result) -> list[str]:
+    shape = "x".join(str(size) for _, size in mesh.axes)
+    times = (price.seconds, price.compute, price.communication)
+    memory = bytes_text(price.memory)
+    if price.memory > result.pricer.hardware.device.memory:
+        memory += ", too much"
+    ratio = value_of(price, result.objective) / value_of(best, result.objective)
+    return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}"]
+
+
+def inserted(text: str, result: Result) -> str:
+    """The file's text with the mesh and the layout that were found before its first layout, under names that are free."""
+    file = parse(text, "", Diagnostics())
+    named = {each.name.text for each in file.declarations if isinstance(each, (ast.MeshDecl, ast.LayoutDecl))}
+    found = result.found
+    is_declared = found.mesh in result.meshes
+    mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=_free(found.mesh.name, named))
+    layout = attrs.evolve(found.layout, name=_free(found.layout.name, named))
+    layouts = [each.span.line for each in file.declarations if isinstance(each, ast.LayoutDecl)]
+    lines = text.splitlines(keepends=True)
+    at = layouts[0] - 1 if layouts else len(lines)
+    before = "".join(lines[:at])
+    before += "" if before.endswith("\n") or not before else "\n"
+    written = layout_text(layout, mesh) if is_declared else _declarations(mesh, layout)
+    return f"{before}{written}{''.join(lines[at:])}"
+
+
+def _declarations(mesh: Mesh, layout: Layout) -> str:
+    return mesh_text(mesh) + layout_text(layout, mesh)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number, wanted = 2, name
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    return name

@@ -1,0 +1,54 @@
+"""What a model costs under one layout after another: it is differentiated once, and compiled for each."""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.analysis.memory import memory_of
+from mtfc.compiler.analysis.price import seconds_of
+from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pipelines import common, differentiation, partitioning
+from mtfc.compiler.search.found import Price
+
+
+@attrs.frozen
+class Pricer:
+    """Prices one function of a differentiated program on one machine: a training step, or a forward pass."""
+
+    program: Program
+    hardware: Hardware
+
+    @classmethod
+    def of(cls, program: Program, hardware: Hardware) -> Pricer:
+        """For a model as it was elaborated."""
+        for each in differentiation():
+            program = each.run(program)
+        step = program.function("step" if program.has_function("step") else "forward")
+        return cls(attrs.evolve(program, functions=(step,)), hardware)
+
+    def undistributed(self) -> Function:
+        """The function, as far as it is the same under all layouts."""
+        program = self.program
+        for each in common():
+            program = each.run(program)
+        (function,) = program.functions
+        return function
+
+    def lowered(self, mesh: Mesh, layout: Layout) -> Function:
+        """One processor's program."""
+        program = attrs.evolve(self.program, mesh=mesh, layout=layout)
+        for each in partitioning():
+            program = each.run(program)
+        (function,) = program.functions
+        return function
+
+    def __call__(self, mesh: Mesh, layout: Layout) -> Price:
+        function = self.lowered(mesh, layout)
+        seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
+        memory = memory_of(function, mesh, Numbers(mesh)).total
+        assert isinstance(memory, int), "sizes are numbers"
+        return Price(*seconds, memory)

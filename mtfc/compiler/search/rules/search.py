@@ -1,0 +1,210 @@
+"""The best global layout: branch and bound over meshes, and dimension by dimension over layouts.
+
+Partial layouts wait in a queue by their bounds, as blocks of rows that are worked on together. The block with the smallest bound
+is taken: its rows get one more dimension, or, if they have all, the full bound, or, if they have that, the best of them is
+compiled and priced. What is priced is so exactly what the compiler makes; once no bound is below the best price, that is proven
+to be the best.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from time import monotonic
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    Objective,
+    Price,
+    Pricing,
+    Progress,
+    silent,
+    value_of,
+)
+from mtfc.compiler.search.rules.bound import Booleans, Bound, Rows, Seconds
+from mtfc.compiler.search.rules.parts import parts_of
+from mtfc.compiler.search.rules.space import layout_of, space_of
+
+BLOCK = 1 << 16
+"""Rows that are worked on together."""
+
+ROUNDING = 1e-9
+"""By which part a bound may be too large."""
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """Layouts on one mesh of which the first `depth` dimensions, in the branching order, are decided; bounds ascend."""
+
+    on: Branching
+    depth: int
+    rows: Rows
+    bounds: Seconds
+    is_full: bool = False
+
+
+@attrs.frozen(eq=False)
+class Branching:
+    """A mesh, its bound, and the dimensions in the order in which they are decided: those of the heaviest work first.
+
+    any_shape: whether meshes of the same devices with fewer axes are searched too.
+    """
+
+    bound: Bound
+    order: tuple[int, ...]
+    any_shape: bool
+    objective: Objective
+
+    @classmethod
+    def on(cls, bound: Bound, any_shape: bool, objective: Objective) -> Branching:
+        named = [name for dims, _ in bound.heavy for name in sorted(dims)]
+        order = dict.fromkeys([*(bound.number[name] for name in named), *range(len(bound.space.dims))])
+        return cls(bound, tuple(order), any_shape, objective)
+
+    def start(self) -> Block:
+        rows = np.zeros((1, len(self.order)), np.uint8)
+        return Block(self, 0, rows, self._partial(rows, frozenset(), self.bound.memory(rows, frozenset())))
+
+    def children(self, block: Block) -> tuple[Rows, Seconds]:
+        """All rows with one more dimension decided that may fit, and their bounds."""
+        dim = self.order[block.depth]
+        space = self.bound.space
+        others = [other for other in self.order[: block.depth] if other in space.beside[dim]]
+        taken = np.bitwise_or.reduce(block.rows[:, others], axis=1)
+        found = []
+        for mask in space.masks(dim, self.bound.mesh):
+            rows = block.rows[(taken & mask) == 0].copy()
+            rows[:, dim] = mask
+            found.append(rows)
+        rows = np.concatenate(found)
+        assigned = frozenset(space.dims[i].name for i in self.order[: block.depth + 1])
+        memory = self.bound.memory(rows, assigned)
+        fits = memory <= self.bound.hardware.device.memory
+        return rows[fits], self._partial(rows[fits], assigned, memory[fits])
+
+    def _partial(self, rows: Rows, assigned: frozenset[str], memory: Seconds) -> Seconds:
+        return memory if self.objective == "memory" else self.bound.of_flops(rows, assigned)
+
+    def bounded(self, block: Block) -> Block:
+        """The rows of a block with all dimensions decided, but for those that a mesh of fewer axes has too, with full bounds."""
+        rows = block.rows[_is_new(block.rows, len(self.bound.mesh.axes))] if self.any_shape else block.rows
+        if self.objective == "time":
+            return Block(self, block.depth, rows, self.bound.of_all(rows), is_full=True)
+        everything = frozenset(self.bound.number)
+        return Block(self, block.depth, rows, self.bound.memory(rows, everything), is_full=True)
+
+    def layout(self, row: Rows) -> Layout:
+        return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
+
+
+def _is_new(rows: Rows, axes: int) -> Booleans:
+    """Where no two neighbouring axes split the same dimensions, as one axis of both sizes would."""
+    apart = [((rows >> i ^ rows >> (i + 1)) & 1).any(axis=1) for i in range(axes - 1)]
+    return np.logical_and.reduce(apart) if apart else np.ones(len(rows), np.bool_)
+
+
+@attrs.define
+class Search:
+    """One search. room: bytes of memory that a processor has. until: when to stop, a time of `time.monotonic`."""
+
+    pricing: Pricing
+    objective: Objective
+    room: float
+    until: float
+    progress: Progress = silent
+    best: tuple[Price, Mesh, Layout] | None = None
+    least_memory: int | None = None
+    evaluated: int = 0
+    queue: list[tuple[float, int, int, Block]] = attrs.field(factory=list)
+    order: Iterator[int] = attrs.field(factory=count)
+
+    def try_out(self, mesh: Mesh, layout: Layout) -> None:
+        """Compile a layout and keep it if it is the best so far."""
+        price = self.pricing(mesh, layout)
+        self.evaluated += 1
+        self.least_memory = min(price.memory, self.least_memory or price.memory)
+        if price.memory <= self.room and value_of(price, self.objective) < self.limit:
+            self.best = price, mesh, layout
+            self.progress("searching", self.limit, self.bound)
+
+    @property
+    def limit(self) -> float:
+        """What is to be beaten."""
+        return value_of(self.best[0], self.objective) if self.best else float("inf")
+
+    @property
+    def bound(self) -> float:
+        """What no layout is below that was not priced yet."""
+        return self.queue[0][0] * (1 - ROUNDING) if self.queue else float("inf")
+
+    def run(self, starts: Iterable[Block]) -> None:
+        for block in starts:
+            self._push(block)
+        while self.bound < self.limit and monotonic() < self.until:
+            block = heapq.heappop(self.queue)[-1]
+            if block.is_full:
+                self._price(block)
+            elif block.depth == len(block.on.order):
+                self._sorted(block.on.bounded(block))
+            else:
+                rows, bounds = block.on.children(block)
+                self._sorted(Block(block.on, block.depth + 1, rows, bounds))
+
+    def _price(self, block: Block) -> None:
+        """The first row of a block, whose others wait."""
+        self._push(attrs.evolve(block, rows=block.rows[1:], bounds=block.bounds[1:]))
+        self.try_out(block.on.bound.mesh, block.on.layout(block.rows[0]))
+
+    def _sorted(self, block: Block) -> None:
+        """Leave out what cannot be better than the best, and put the rest in order and in blocks."""
+        kept = np.flatnonzero(block.bounds < self.limit)
+        kept = kept[np.argsort(block.bounds[kept], kind="stable")]
+        for start in range(0, len(kept), BLOCK):
+            part = kept[start : start + BLOCK]
+            self._push(attrs.evolve(block, rows=block.rows[part], bounds=block.bounds[part]))
+
+    def _push(self, block: Block) -> None:
+        if len(block.rows):
+            axes = len(block.on.bound.mesh.axes)
+            heapq.heappush(self.queue, (float(block.bounds[0]), axes, next(self.order), block))
+
+
+def search(
+    step: Function,
+    forward: Function,
+    meshes: Sequence[Mesh],
+    hardware: Hardware,
+    pricing: Pricing,
+    until: float,
+    objective: Objective = "time",
+    known: Iterable[tuple[Mesh, Layout]] = (),
+    progress: Progress = silent,
+) -> Found:
+    """The layout under which `step`, an undistributed program with the model's pass `forward`, takes least time or memory.
+
+    `meshes` is one, or all shapes of one number of devices, those of fewer axes first. `known`
+    layouts are tried first, so that nothing worse is found. Raises `NothingFits`.
+    """
+    space, parts = space_of(forward), parts_of(step, hardware.device)
+    searching = Search(pricing, objective, hardware.device.memory, until, progress)
+    for mesh, layout in known:
+        searching.try_out(mesh, layout)
+    bounds = (Bound(space, parts, mesh, hardware) for mesh in meshes)
+    searching.run(Branching.on(bound, len(meshes) > 1, objective).start() for bound in bounds)
+    if searching.best is None:
+        least = (searching.least_memory or 0) / 2**30
+        room = hardware.device.memory / 2**30
+        raise NothingFits(
+            f"no layout was found whose memory suffices: a device has {room:.3g} GiB, and the least needs {least:.3g} GiB"
+        )
+    _, mesh, layout = searching.best
+    bound = min(searching.bound, searching.limit)
+    return Found(mesh, attrs.evolve(layout, name="found"), searching.limit, bound, searching.evaluated)

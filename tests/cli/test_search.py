@@ -1,0 +1,63 @@
+"""`mtfc search`: what it prints, what it writes, and what it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Mtfc
+from tests.cli.test_simulate import BOX
+
+
+def test_json(mtfc: Mtfc) -> None:
+    found = mtfc("search", "model.mtf", "--devices", "4", "--target", "tpu_v2", "--format", "json").json
+    assert (found["space"], found["target"], found["devices"]) == ("rules", "tpu_v2", 4)
+    assert found["optimal"] and found["lower_bound_seconds"] == found["objective_seconds"]
+    assert all(found["objective_seconds"] <= seconds for seconds in found["baselines"].values())
+    assert found["objective_seconds"] == found["compute_seconds"] + found["communication_seconds"]
+    assert found["evaluated"] > 0 and found["search_seconds"] > 0
+    assert set(found["baselines"]) >= {"data_parallel"}
+
+
+def test_the_file_it_writes_has_the_layout_as_its_first(mtfc: Mtfc, tmp_path: Path) -> None:
+    out = str(tmp_path / "best.mtf")
+    found = mtfc("search", "model.mtf", "--devices", "4", "-o", out, "--format", "json").json
+    cost = mtfc("cost", out, "--layout", "found", "--format", "json").json["layouts"][0]
+    assert (cost["layout"], cost["mesh"]) == ("found", found["mesh"])
+    assert cost["memory_per_device"]["total"] == found["memory_per_device"]
+    assert mtfc("compile", out).status == 0
+    again = mtfc("search", out, "--devices", "4", "-o", out, "--format", "json").json
+    assert again["objective_seconds"] == found["objective_seconds"]
+    assert "found_2" in Path(out).read_text("utf-8")
+
+
+def test_a_declared_mesh_is_not_declared_again(mtfc: Mtfc, tmp_path: Path) -> None:
+    out = tmp_path / "best.mtf"
+    assert mtfc("search", "model.mtf", "--mesh", "line", "-o", str(out)).status == 0
+    assert out.read_text("utf-8").count("mesh ") == Path("model.mtf").read_text("utf-8").count("mesh ")
+
+
+def test_a_machine_of_the_file_is_the_default(mtfc: Mtfc) -> None:
+    Path("own.mtf").write_text(
+        BOX.replace("memory: 100", "memory: 1e9") + Path("model.mtf").read_text("utf-8")
+    )
+    found = mtfc("search", "own.mtf", "--format", "json").json
+    assert (found["target"], found["devices"]) == ("box", 4)
+
+
+def test_nothing_fits(mtfc: Mtfc) -> None:
+    Path("own.mtf").write_text(BOX + Path("model.mtf").read_text("utf-8"))
+    run = mtfc("search", "own.mtf")
+    assert run.status == 1
+    assert "no layout was found whose memory suffices" in run.err
+
+
+def test_a_machine_of_any_size_needs_a_number(mtfc: Mtfc) -> None:
+    run = mtfc("search", "model.mtf", "--target", "h100")
+    assert run.status == 2
+    assert "--devices N" in run.err
+
+
+def test_a_mesh_that_is_too_large(mtfc: Mtfc) -> None:
+    run = mtfc("search", "model.mtf", "--devices", "16", "--target", "p2_8xlarge")
+    assert run.status == 1
+    assert "E316" in run.err

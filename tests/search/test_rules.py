@@ -1,0 +1,108 @@
+"""The search over global layouts: its bound holds, and what it calls optimal is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.search.found import Objective, value_of
+from mtfc.compiler.search.rules.bound import Bound
+from mtfc.compiler.search.rules.parts import parts_of
+from mtfc.compiler.search.rules.search import search
+from mtfc.compiler.search.rules.space import Space, layout_of, meshes, space_of
+from mtfc.frontend.targets import named
+from tests.documents import ROOT
+from tests.generators.programs import programs
+from tests.harness import HasSource, load
+from tests.properties.campaign import FEW_EXAMPLES, holds_for
+
+SLOW_LINKS = Hardware(
+    "slow_links",
+    Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e12), 1e-7),
+    (Link("net", "switch", (), Rate.constant(1e6), 1e-6),),
+)
+"""Where what a layout sends is all that matters."""
+
+TORUS = named("tpu_v2", {})
+
+
+def layouts(space: Space, mesh: Mesh, row: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every legal row of masks."""
+    dim = len(row)
+    if dim == len(space.dims):
+        yield row
+        return
+    for mask in space.masks(dim, mesh):
+        if not any(row[other] & mask for other in space.beside[dim] if other < dim):
+            yield from layouts(space, mesh, (*row, mask))
+
+
+@holds_for(programs(), FEW_EXAMPLES)
+def test_no_layout_costs_less_than_its_bound(program: HasSource) -> None:
+    module = load(program.source)
+    for hardware in (SLOW_LINKS, TORUS):
+        _check_bounds(module.programs[0], module.layouts[0].mesh, hardware)
+
+
+def _check_bounds(program: Program, mesh: Mesh, hardware: Hardware) -> None:
+    pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"))
+    rows = np.array(list(islice(layouts(space, mesh), 20)), np.uint8).reshape(-1, len(space.dims))
+    bound = Bound(space, parts_of(pricer.undistributed(), hardware.device), mesh, hardware)
+    everything = frozenset(dim.name for dim in space.dims)
+    bounds = (bound.of_flops(rows, everything), bound.of_all(rows), bound.memory(rows, everything))
+    for row, flops, seconds, memory in zip(rows, *bounds, strict=True):
+        layout = layout_of(space, row.tolist(), mesh)
+        price = pricer(mesh, layout)
+        assert max(flops, seconds) <= price.seconds * (1 + 1e-9), layout
+        assert memory <= price.memory, layout
+
+
+def example(name: str) -> Program:
+    return load((ROOT / "examples" / f"{name}.mtf").read_text("utf-8")).programs[0]
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize(
+    ("name", "hardware"), [("two_layer", SLOW_LINKS), ("two_layer", TORUS), ("digits", TORUS)]
+)
+def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objective: Objective) -> None:
+    """All shapes of 8 devices, all legal layouts, each compiled and priced."""
+    program = example(name)
+    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    shapes = list(meshes(8, 2))
+    found = search(pricer.undistributed(), forward, shapes, hardware, pricer, monotonic() + 60, objective)
+    space = space_of(forward)
+    every = [
+        value_of(pricer(mesh, layout_of(space, list(row), mesh)), objective)
+        for mesh in shapes
+        for row in layouts(space, mesh)
+    ]
+    assert found.is_optimal
+    assert found.objective == min(every)
+    assert found.evaluated < len(every)
+
+
+def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
+    """4.9 B parameters on 512 cores: section 9 of the Mesh-TensorFlow paper chose it by hand."""
+    program = example("transformer_lm")
+    started = monotonic()
+    pricer = Pricer.of(program, TORUS)
+    shapes = list(meshes(512, 3))
+    found = search(pricer.undistributed(), program.function("forward"), shapes, TORUS, pricer, started + 60)
+    assert found.is_optimal
+    assert found.mesh.axes == (("x", 16), ("y", 32))
+    assert found.layout.rules.by_dim == {"batch": ("x",), "d_ff": ("y",), "heads": ("y",), "vocab": ("y",)}
+
+
+def test_shapes_of_a_mesh() -> None:
+    shapes = [tuple(size for _, size in mesh.axes) for mesh in meshes(12, 3)]
+    assert shapes[:5] == [(12,), (2, 6), (3, 4), (4, 3), (6, 2)]
+    assert sorted(shapes[5:]) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
