@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import compile_time, networks, peer_jax, simulation, solver, startup
+from benchmarks import compile_time, networks, peer_jax, rules, simulation, solver, startup
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -20,6 +20,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "networks": networks.figures,
     "simulation": simulation.figures,
     "jax": peer_jax.figures,
+    "rules": rules.figures,
     "solver": solver.figures,
 }
 

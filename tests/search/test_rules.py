@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from itertools import islice
 from time import monotonic
 
+import attrs
 import numpy as np
 import pytest
 
+from mtfc.backends import hlo, jax_runtime
+from mtfc.compiler.analysis.cost import charges, total
+from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pipelines import lower
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, value_of
 from mtfc.compiler.search.rules.bound import Bound
@@ -23,6 +28,7 @@ from tests.documents import ROOT
 from tests.generators.programs import programs
 from tests.harness import HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
+from tests.properties.test_jax import AS_WRITTEN
 
 SLOW_LINKS = Hardware(
     "slow_links",
@@ -106,3 +112,20 @@ def test_shapes_of_a_mesh() -> None:
     shapes = [tuple(size for _, size in mesh.axes) for mesh in meshes(12, 3)]
     assert shapes[:5] == [(12,), (2, 6), (3, 4), (4, 3), (6, 2)]
     assert sorted(shapes[5:]) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
+
+
+@pytest.mark.parametrize(("name", "hardware"), [("two_layer", SLOW_LINKS), ("digits", SLOW_LINKS)])
+def test_xla_sends_what_was_priced(name: str, hardware: Hardware) -> None:
+    """Memory that all parameters do not fit in makes the search split them."""
+    program = example(name)
+    whole = Pricer.of(program, hardware)(Mesh("one", ()), Layout("none")).memory
+    small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=whole / 4))
+    pricer = Pricer.of(program, small)
+    forward = program.function("forward")
+    found = search(pricer.undistributed(), forward, list(meshes(8, 2)), small, pricer, monotonic() + 60)
+    assert found.is_optimal
+    placed = lower(program, found.mesh, found.layout)
+    compiled = jax_runtime.lowered(placed, "step").compile(compiler_options=AS_WRITTEN)
+    sent = sum(kind["bytes_per_device"] for kind in hlo.collectives(compiled.as_text()).values())
+    priced = charges(pricer.lowered(found.mesh, found.layout), Numbers(found.mesh))
+    assert sent == total(priced).sent.bytes > 0
