@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "run": "execute a model, or train it",
     "verify": "check every layout on every backend against the undistributed program",
     "cost": "computation, communication and memory per device",
+    "explain": "which rule of a layout causes which collective",
     "search": "find the best layout for a machine",
     "simulate": "predict what a step takes on a machine",
     "calibrate": "measure this machine, as a target for simulate",

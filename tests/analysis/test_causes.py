@@ -1,0 +1,97 @@
+"""Why a layout communicates: everything that is sent is there, with rules that the layout has."""
+
+from __future__ import annotations
+
+import re
+
+from mtfc.compiler.analysis.causes import Sending, sendings
+from mtfc.compiler.analysis.cost import charges, grouped, total
+from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.pipelines import lower
+from tests.generators.programs import programs
+from tests.harness import HasSource, functions, load, lowered
+from tests.properties.campaign import holds_for
+
+
+@holds_for(programs())
+def test_everything_that_is_sent_has_a_cause(program: HasSource) -> None:
+    module = load(program.source)
+    (original,) = module.programs
+    for of, name in functions(original):
+        for layout in module.layouts:
+            _check(lower(original, layout.mesh, layout.layout, of), name)
+
+
+def _check(placed: Program, name: str) -> None:
+    assert placed.mesh is not None and placed.layout is not None
+    found = sendings(placed.function(name), placed.mesh, placed.layout)
+    costs = grouped(charges(placed.function(name), Numbers(placed.mesh)), lambda charge: charge.kind)
+    for kind, group in costs.items():
+        if kind is not None:
+            assert sum(each.bytes for each in found if each.kind == kind) == total(group).sent.bytes
+    for each in found:
+        assert each.causes or each.kind in ("permute", "all_gather", "all_to_all"), each
+        for cause in each.causes:
+            assert set(cause.rule.axes) & set(each.axes), each
+
+
+def causes(source: str, of: str = "step") -> list[Sending]:
+    placed = lowered(source, of)
+    assert placed.mesh is not None and placed.layout is not None
+    return sendings(placed.function(of), placed.mesh, placed.layout)
+
+
+def shown(found: list[Sending]) -> list[tuple[str, list[tuple[str, int | None, str]]]]:
+    return [
+        (each.kind, [(str(c.rule), c.span.line if c.span else None, c.what) for c in each.causes])
+        for each in found
+    ]
+
+
+HEAD = "dim a = 8; dim b = 16; dim c = 4; dim d = 8\nmesh grid = [rows: 2, cols: 4]\n"
+
+
+def test_a_sum_that_passes_on_is_traced_to_where_it_began() -> None:
+    source = f"""{HEAD}layout main = {{ b: cols }}
+model m(x: [a, b], y: [a, b], w: [b, c]) {{
+  p = einsum(x, w -> [a, c])
+  q = einsum(y, w -> [a, c])
+  return exp(p + q)
+}}
+"""
+    assert shown(
+        causes(
+            re.sub(r"exp\(p \+ q\)", "r", source).replace("return r", "r = exp(p + q)\n  return r"), "forward"
+        )
+    ) == [("all_reduce", [("b: cols", 5, "sums over b"), ("b: cols", 6, "sums over b")])]
+
+
+def test_stored_otherwise_than_it_is_used() -> None:
+    source = f"""{HEAD}layout main = {{ a: rows, params: {{ b: rows }}, optimizer: {{ b: rows }} }}
+model m(x: [a, b]) {{
+  param w: [b, c] = ones()
+  y = einsum(x, w -> [a, c])
+  loss = sum(square(y))
+  return loss
+}}
+train m {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}
+"""
+    found = shown(causes(source))
+    assert ("all_gather", [("params: { b: rows }", 5, "stores b in parts")]) in found
+    scatter = next(rules for kind, rules in found if kind == "reduce_scatter")
+    assert ("a: rows", 6, "sums over a") in scatter
+    assert any(rule.endswith("{ b: rows }") and what == "wants b in parts" for rule, _, what in scatter)
+
+
+def test_a_dimension_that_is_renamed() -> None:
+    source = f"""{HEAD}layout main = {{ a: rows }}
+model m(x: [a, b]) {{
+  y = x * 2.0
+  z = rename(y, a -> d)
+  return z
+}}
+"""
+    (gather,) = causes(source, "forward")
+    assert [str(cause.rule) for cause in gather.causes] == ["a: rows"]
+    assert gather.kind == "all_gather"
