@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -29,6 +30,7 @@ examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf
   mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
   mtfc search model.mtf --target p2_8xlarge --objective memory
+  mtfc search model.mtf --mesh grid --why-not "batch:rows"  what this rule would cost, and through which lines
 
 OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it.
 """
@@ -64,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", type=seconds, default=60.0, metavar="SECONDS", help="when to stop (default: 60)"
     )
+    parser.add_argument(
+        "--why-not",
+        metavar="RULES",
+        help="what the best layout with these rules takes, on the mesh that was found, and through which lines",
+    )
     parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with what was found")
     add_model(parser)
     add_format(parser)
@@ -77,7 +84,7 @@ class Request:
     pricer: Pricer
     hardware: Hardware
     meshes: tuple[Mesh, ...]
-    known: tuple[tuple[Mesh, Layout], ...]
+    others: Mapping[str, tuple[Mesh, Layout]]
     objective: Objective
     until: float
     progress: Progress
@@ -102,7 +109,7 @@ def _rules(request: Request) -> Found:
         request.pricer,
         request.until,
         request.objective,
-        request.known,
+        request.others.values(),
         request.progress,
     )
 
@@ -111,56 +118,68 @@ SPACES: Mapping[str, Space] = {"rules": Space("one rule for each dimension", _ru
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.cli.search_result import Result, inserted, json_text, report
-    from mtfc.compiler.pricing import Pricer
     from mtfc.compiler.search.found import NothingFits
+
+    try:
+        return _searched(options, sources)
+    except NothingFits as error:
+        say(f"{options.file}: {error}")
+        return ERRORS
+    finally:
+        _clear()
+
+
+def _searched(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.cli.search_result import Result, inserted, record, report
+    from mtfc.cli.why_not import forced, why_not_json, why_not_report
+    from mtfc.compiler.pricing import Pricer
 
     started = monotonic()
     file = sources.read(options.file)
+    choice = Choice(options.model, None, options.mesh, options.dims)
     selection = choose(
         sources.texts[file],
         file,
-        Choice(options.model, None, options.mesh, options.dims),
+        choice,
         every_layout=True,
         neighbour=sources.neighbour,
         skip_illegal=True,
     )
     hardware = _hardware(options, selection, sources)
     meshes = _meshes(options, selection, hardware)
-    pricer = Pricer.of(selection.program, hardware)
-    others = _others(selection, meshes[0].devices)
     request = Request(
         selection,
-        pricer,
+        Pricer.of(selection.program, hardware),
         hardware,
         meshes,
-        tuple(others.values()),
+        _others(selection, meshes[0].devices),
         options.objective,
         started + options.budget,
         _progress if sys.stderr.isatty() else _silent,
     )
-    try:
-        found = SPACES[options.space].search(request)
-    except NothingFits as error:
-        say(f"{options.file}: {error}")
-        return ERRORS
-    finally:
-        _clear()
-    seconds_taken = monotonic() - started
-    declared = tuple(case.mesh for case in selection.cases)
+    found = SPACES[options.space].search(request)
     result = Result(
         options.space,
         found,
-        selection.program.name,
-        pricer,
-        others,
-        declared,
+        selection.program,
+        request.pricer,
+        request.others,
+        tuple(case.mesh for case in selection.cases),
         options.objective,
-        seconds_taken,
+        monotonic() - started,
     )
     if options.output:
         write_text(options.output, inserted(sources.texts[file], result))
-    print(json_text(result) if options.format == "json" else report(result))
+    _clear()
+    until = monotonic() + options.budget
+    asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None
+    if options.format == "json":
+        extra = {"why_not": why_not_json(asked, result)} if asked else {}
+        print(json.dumps({**record(result), **extra}, indent=2))
+        return OK
+    print(report(result))
+    if asked:
+        print(f"\n{why_not_report(asked, result, sources)}", end="")
     return OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import attrs
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pricing import Pricer
@@ -26,7 +26,7 @@ class Result:
 
     space: str
     found: Found
-    model: str
+    program: Program
     pricer: Pricer
     others: Mapping[str, tuple[Mesh, Layout]]
     meshes: tuple[Mesh, ...]
@@ -42,11 +42,11 @@ class Result:
         return {name: self.pricer(*each) for name, each in self.others.items()}
 
 
-def json_text(result: Result) -> str:
+def record(result: Result) -> dict[str, Any]:
     """The record that language.md has, and the parts of the price. With memory as the objective its figures are in bytes."""
     found, price = result.found, result.price
     in_seconds = result.objective == "time"
-    record: dict[str, Any] = {
+    return {
         "space": result.space,
         "target": result.pricer.hardware.name,
         "devices": found.mesh.devices,
@@ -64,14 +64,13 @@ def json_text(result: Result) -> str:
         "memory_per_device": price.memory,
         "baselines": {name: each.seconds for name, each in result.prices.items()},
     }
-    return json.dumps(record, indent=2)
 
 
 def report(result: Result) -> str:
     """The layout, how good it is proven to be, and a table of what others take."""
     found, hardware = result.found, result.pricer.hardware
     shape = "x".join(str(size) for _, size in found.mesh.axes)
-    heading = f"{result.model}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
+    heading = f"{result.program.name}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, found.layout).splitlines())]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best"]]
     price = result.price

@@ -61,3 +61,22 @@ def test_a_mesh_that_is_too_large(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--devices", "16", "--target", "p2_8xlarge")
     assert run.status == 1
     assert "E316" in run.err
+
+
+def test_why_not(mtfc: Mtfc) -> None:
+    options = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--why-not", "batch: all")
+    out = mtfc(*options).out
+    assert "Why not { batch: all }: the best layout with it takes" in out
+    assert "from layout found to layout forced" in out
+    found = mtfc(*options, "--format", "json").json
+    forced = found["why_not"]
+    assert "batch: all" in forced["layout"]
+    assert forced["optimal"] and forced["objective_seconds"] >= found["objective_seconds"]
+    lines = sum(line["bytes_per_device"][1] for line in forced["difference"]["lines"])
+    assert lines == forced["difference"]["bytes_per_device"][1]
+
+
+def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
+    run = mtfc("search", "model.mtf", "--mesh", "line", "--why-not", "batch: all; io: all")
+    assert run.status == 1
+    assert "E301" in run.err

@@ -18,7 +18,7 @@ import numpy as np
 
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import (
     Found,
     NothingFits,
@@ -187,13 +187,14 @@ def search(
     objective: Objective = "time",
     known: Iterable[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
+    fixed: Rules = Rules(),  # noqa: B008
 ) -> Found:
     """The layout under which `step`, an undistributed program with the model's pass `forward`, takes least time or memory.
 
     `meshes` is one, or all shapes of one number of devices, those of fewer axes first. `known`
-    layouts are tried first, so that nothing worse is found. Raises `NothingFits`.
+    layouts are tried first, so that nothing worse is found. Rules that are `fixed` every layout has. Raises `NothingFits`.
     """
-    space, parts = space_of(forward), parts_of(step, hardware.device)
+    space, parts = space_of(forward, fixed), parts_of(step, hardware.device)
     searching = Search(pricing, objective, hardware.device.memory, until, progress)
     for mesh, layout in known:
         searching.try_out(mesh, layout)

@@ -22,19 +22,26 @@ AXES = "xyzuvw"
 
 @attrs.frozen
 class Space:
-    """The dimensions that may be split, and for each the numbers of those that some tensor has beside it."""
+    """The dimensions that may be split, and for each the numbers of those that some tensor has beside it.
+
+    fixed: rules that are not to be chosen.
+    """
 
     dims: tuple[Dim, ...]
     beside: tuple[frozenset[int], ...]
+    fixed: Rules = Rules()  # noqa: RUF009
 
     def masks(self, dim: int, mesh: Mesh) -> list[int]:
         """The sets of axes that dimension number `dim` can be split over; axes of size 1 split nothing."""
+        if self.dims[dim].name in self.fixed.by_dim:
+            axes = self.fixed.get(self.dims[dim].name)
+            return [sum(1 << mesh.names.index(axis) for axis in axes)]
         units = sum(1 << i for i, (_, size) in enumerate(mesh.axes) if size == 1)
         sets = (mask for mask in range(1 << len(mesh.axes)) if not mask & units)
         return [mask for mask in sets if self.dims[dim].size % degree(mask, mesh) == 0]
 
 
-def space_of(forward: Function) -> Space:
+def space_of(forward: Function, fixed: Rules = Rules()) -> Space:  # noqa: B008
     """The layouts of a model's forward pass; its gradients have no tensors of other dimensions."""
     tensors = {frozenset(value.type.dims) for value in values_of(forward)}
     looped = {dim_of(eqn) for eqn in walk(forward.body) if eqn.regions}
@@ -45,6 +52,7 @@ def space_of(forward: Function) -> Space:
     return Space(
         dims,
         tuple(frozenset().union(*(each for each in together if i in each)) - {i} for i in range(len(dims))),
+        fixed,
     )
 
 

@@ -1,0 +1,94 @@
+"""`mtfc search --why-not RULES`: the best layout that has these rules, and through which lines it costs more than the best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from mtfc.cli.search_result import Result
+from mtfc.cli.selection import Choice, choose
+from mtfc.cli.sources import Sources
+from mtfc.compiler.analysis.cost import LayoutCost, layout_cost
+from mtfc.compiler.analysis.difference import difference_json, difference_report
+from mtfc.compiler.analysis.step_report import seconds_text
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Layout, Rules
+from mtfc.compiler.pipelines import lower
+from mtfc.compiler.search.found import Found, Price, value_of
+from mtfc.compiler.search.rules.search import search
+from mtfc.frontend import library
+from mtfc.frontend.layout_text import rules_text
+
+
+@attrs.frozen
+class Forced:
+    """The rules that were asked for, and the best layout with them on the mesh of the best."""
+
+    rules: Rules
+    found: Found
+
+
+def forced(text: str, file: str, choice: Choice, sources: Sources, best: Result, until: float) -> Forced:
+    """Raises `CompileError` where no layout can have the rules, and `NothingFits`."""
+    mesh, program = best.found.mesh, best.program
+    shape = ";".join(f"{axis}:{size}" for axis, size in mesh.axes)
+    sources.texts.update({"<--layout>": text, "<--mesh>": shape})
+    asked = choose(
+        sources.texts[file],
+        file,
+        attrs.evolve(choice, layout=text, mesh=shape),
+        neighbour=sources.neighbour,
+    )
+    rules = asked.cases[0].layout.rules
+    pricer = best.pricer
+    found = search(
+        pricer.undistributed(),
+        program.function("forward"),
+        [mesh],
+        pricer.hardware,
+        pricer,
+        until,
+        best.objective,
+        fixed=rules,
+    )
+    return Forced(rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+
+
+def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
+    """What the rules cost, and the lines that cost more or less with them than under the best layout."""
+    price = best.pricer(each.found.mesh, each.found.layout)
+    more = value_of(price, best.objective) / value_of(best.price, best.objective) - 1
+    known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
+    lines = [
+        f"Why not {{ {rules_text(Layout('', each.rules))} }}: {known} takes {_texts(price)}, which is {more:+.1%}.",
+        "",
+    ]
+    one, other = _costs(each, best)
+    places = {charge.span.file for cost in (one, other) for charge in cost.step if charge.span}
+    return "\n".join(lines) + difference_report(one, other, sources.texts | library.texts(places))
+
+
+def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
+    """The price of the best layout with the rules, and the difference as `mtfc diff` has it."""
+    price = best.pricer(each.found.mesh, each.found.layout)
+    return {
+        "rules": rules_text(Layout("", each.rules)),
+        "layout": rules_text(each.found.layout),
+        "optimal": each.found.is_optimal,
+        "objective_seconds": price.seconds,
+        "memory_per_device": price.memory,
+        "difference": difference_json(*_costs(each, best)),
+    }
+
+
+def _texts(price: Price) -> str:
+    return f"{seconds_text(price.seconds)} and {bytes_text(price.memory)}"
+
+
+def _costs(each: Forced, best: Result) -> tuple[LayoutCost, LayoutCost]:
+    """Of the best layout, and of the best with the rules."""
+    one, other = (
+        layout_cost(lower(best.program, found.mesh, found.layout)) for found in (best.found, each.found)
+    )
+    return one, other
