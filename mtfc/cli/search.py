@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {space.summary}" for name, space in SPACES.items()) + " (default: rules)",
     )
     parser.add_argument(
+        "--storage",
+        action="store_true",
+        help="also how parameters and the optimizer's state are stored: the sections params and optimizer of a layout",
+    )
+    parser.add_argument(
         "--objective",
         choices=("time", "memory"),
         default="time",
@@ -86,6 +91,7 @@ class Request:
     meshes: tuple[Mesh, ...]
     others: Mapping[str, tuple[Mesh, Layout]]
     objective: Objective
+    storage: bool
     until: float
     progress: Progress
 
@@ -111,6 +117,7 @@ def _rules(request: Request) -> Found:
         request.objective,
         request.others.values(),
         request.progress,
+        storage=request.storage,
     )
 
 
@@ -154,6 +161,7 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
         meshes,
         _others(selection, meshes[0].devices),
         options.objective,
+        options.storage,
         started + options.budget,
         _progress if sys.stderr.isatty() else _silent,
     )

@@ -24,15 +24,14 @@ from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware, Rate
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.rules.parts import Array, Dims, Parts, Route, Work
-from mtfc.compiler.search.rules.space import Space, axes_of, degree
+from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
+from mtfc.compiler.search.rules.parts import Array, Gather, Parts, Route, Work
+from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, axes_of, degree
 
 COMBINED = 4 * 2**20
 """Arrays of more bytes than this are not combined with others into one collective."""
 
-Rows: TypeAlias = NDArray[np.uint8]
 Seconds: TypeAlias = NDArray[np.float64]
-Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
 
@@ -46,51 +45,62 @@ class Bound:
     hardware: Hardware
 
     @cached_property
-    def number(self) -> Mapping[str, int]:
-        return {dim.name: i for i, dim in enumerate(self.space.dims)}
-
-    @cached_property
     def degrees(self) -> Seconds:
         return np.array([degree(mask, self.mesh) for mask in range(1 << len(self.mesh.axes))], np.float64)
 
     @cached_property
-    def heavy(self) -> list[tuple[Dims, float]]:
-        """Seconds of FLOPs by the dimensions that they can be split over, most first."""
-        found: dict[Dims, float] = defaultdict(float)
+    def heavy(self) -> list[tuple[Columns, float]]:
+        """Seconds of FLOPs by the columns that they can be split over, most first."""
+        found: dict[Columns, float] = defaultdict(float)
         for work, times in self.parts.work.items():
-            found[work.dims.intersection(self.number)] += work.seconds * work.trips * times
+            found[self.columns(work.dims)] += work.seconds * work.trips * times
         return sorted(found.items(), key=lambda item: -item[1])
 
-    def union(self, rows: Rows, dims: Dims) -> Rows:
-        """The axes that split any of the dimensions, for each row."""
-        columns = [self.number[name] for name in dims if name in self.number]
-        found: Rows = np.bitwise_or.reduce(rows[:, columns], axis=1)
+    @cached_property
+    def held(self) -> dict[Columns, int]:
+        """Bytes in memory by the columns that they are split over; how long what is gathered stays alive is not known."""
+        found: dict[Columns, int] = defaultdict(int)
+        alive = {} if self.space.storing else self.parts.alive
+        for dims, size in (*self.parts.held.items(), *alive.items()):
+            found[self.columns(dims)] += size
         return found
 
-    def of_flops(self, rows: Rows, assigned: Dims) -> Seconds:
-        """The FLOPs alone, where only the dimensions `assigned` are decided yet: the others could be split over all axes."""
+    def columns(self, dims: Dims) -> Columns:
+        number = self.space.number
+        return frozenset(number[name] for name in dims if name in number)
+
+    def union(self, rows: Rows, columns: Columns) -> Rows:
+        """The axes in any of the columns, for each row."""
+        found: Rows = np.bitwise_or.reduce(rows[:, sorted(columns)], axis=1)
+        return found
+
+    def of_flops(self, rows: Rows, decided: Columns) -> Seconds:
+        """The FLOPs alone, where only some columns are decided yet: the others could be split over all axes."""
+        return self._split(rows, decided, self.heavy)
+
+    def memory(self, rows: Rows, decided: Columns) -> Seconds:
+        """Bytes, where only some columns are decided yet."""
+        return self._split(rows, decided, self.held.items())
+
+    def _split(self, rows: Rows, decided: Columns, parts: Iterable[tuple[Columns, float]]) -> Seconds:
         total = np.zeros(len(rows))
-        for dims, seconds in self.heavy:
-            if dims <= assigned:
-                total += (seconds / self.degrees)[self.union(rows, dims)]
-            else:
-                total += seconds / self.degrees[-1]
+        for columns, amount in parts:
+            open = not columns <= decided
+            total += amount / self.degrees[-1] if open else (amount / self.degrees)[self.union(rows, columns)]
         return total
 
-    def memory(self, rows: Rows, assigned: Dims) -> Seconds:
-        """Bytes, where only the dimensions `assigned` are decided yet."""
-        total = np.zeros(len(rows))
-        for dims, size in self.parts.held.items():
-            ours = dims.intersection(self.number)
-            total += (
-                (size / self.degrees)[self.union(rows, dims)] if ours <= assigned else size / self.degrees[-1]
-            )
-        return total
+    def of_computation(self, rows: Rows) -> Seconds:
+        """Everything but what depends on how parameters and state are stored, at the best of that."""
+        filled = rows.copy()
+        filled[:, sorted(self.space.storing)] = len(self.degrees) - 1
+        each, routes = _Rows(self, filled), [route for route in self.parts.routes if not route.in_update]
+        gathered = self.parts.gathered_bytes if self.space.storing else None
+        return each.work(self.parts.work) + each.sums(routes, gathered)
 
     def of_all(self, rows: Rows) -> Seconds:
-        """Work and sums."""
+        """Everything."""
         each = _Rows(self, rows)
-        return each.work(self.parts.work) + each.sums(self.parts.routes)
+        return each.work(self.parts.work) + each.sums(self.parts.routes) + each.gathers(self.parts.gathers)
 
     @cached_property
     def _lanes(self) -> list[list[tuple[float, float]]]:
@@ -119,21 +129,19 @@ class Bound:
         return self._tables[key]
 
     def completing(self, array: Array) -> Seconds:
-        """What completing a sum in an array takes at least, [axes that it is pending over, axes that split the array].
+        """What completing a sum over one axis takes at least, [axis, axes that split the array, the same and others].
 
-        It may be done axis by axis, or with other sums, over more axes that do not split the array: of each axis, the cheapest
-        collective that has it. Small arrays may travel with others, and add no latency.
+        It may be done with other sums, over more axes that do not split the array, when it has been cut along `others` before.
+        Small arrays may travel with others, and add no latency.
         """
         local, sets = array.bytes / self.degrees, range(len(self.degrees))
         every = np.stack([_longest(lanes, local) for lanes in self._lanes])
-        every[[[over & split != 0 for split in sets] for over in sets]] = np.inf
-        axes = [1 << i for i in range(len(self.mesh.axes))]
-        least = {axis: np.min([every[over] for over in sets if over & axis], axis=0) for axis in axes}
-        for axis in axes:
-            least[axis][np.isinf(least[axis])] = 0.0
-        nothing = np.zeros_like(local)
-        rows = [np.max([nothing, *(least[a] for a in axes if over & a)], axis=0) for over in sets]
-        return array.trips * np.stack(rows)
+        found = np.zeros((len(self.mesh.axes), len(sets), len(sets)))
+        for axis in range(len(self.mesh.axes)):
+            for split in (each for each in sets if not each >> axis & 1):
+                over = [each for each in sets if each >> axis & 1 and not each & split]
+                found[axis, split] = np.min(every[over], axis=0)
+        return array.trips * found
 
 
 def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds) -> Seconds:
@@ -145,15 +153,15 @@ def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds) -> Seconds:
 
 @attrs.frozen
 class _Sum:
-    """A route in some rows: the axes that its sum is pending over, until which stops it can be so, and where its use is split
-    over one of these axes along the same dimension, so that half an all-reduce completes it.
+    """A route in some rows: the axes that its sum is pending over, until which stops it can be so, and which axes split its use
+    along dimensions that it has itself, so that half an all-reduce completes it over these.
     """
 
     route: Route
     rows: Integers
     pending: Rows
     arrives: list[Booleans]
-    scattered: Booleans
+    scattered: Rows
 
 
 class _Rows:
@@ -161,12 +169,13 @@ class _Rows:
 
     def __init__(self, bound: Bound, rows: Rows) -> None:
         self.bound, self.rows = bound, rows
-        self._unions: dict[Dims, Rows] = {}
+        self._unions: dict[Columns, Rows] = {}
 
     def union(self, dims: Dims) -> Rows:
-        if dims not in self._unions:
-            self._unions[dims] = self.bound.union(self.rows, dims)
-        return self._unions[dims]
+        columns = self.bound.columns(dims)
+        if columns not in self._unions:
+            self._unions[columns] = self.bound.union(self.rows, columns)
+        return self._unions[columns]
 
     def work(self, parts: Mapping[Work, int]) -> Seconds:
         """All work, by the roofline at peak rates."""
@@ -182,7 +191,38 @@ class _Rows:
         least: Seconds = np.min(sizes, axis=0)
         return least
 
-    def sums(self, routes: Iterable[Route]) -> Seconds:
+    def gathers(self, gathers: Mapping[Gather, int]) -> Seconds:
+        """Each axis that what is stored is split over and its use is not: half of an all-reduce, when the others are gathered."""
+        total = np.zeros(len(self.rows))
+        for gather, times in gathers.items():
+            own, all = self.union(gather.own), self.union(gather.array.dims)
+            total += times * self._seconds(gather.array, all & ~own, own, all, all & ~own)
+        return total
+
+    def _seconds(self, array: Array, over: Rows, own: Rows, all: Rows, halved: Rows) -> Seconds:
+        """What completing an array over axes takes at least: as long as the longest of them, cut along all others, or as one of
+        them before it is cut along any.
+        """
+        table = self.bound.table(array)
+        longest = self._first(table, over, own, all, halved)
+        for axis in range(len(table)):
+            bit = 1 << axis
+            seconds = table[axis, own, (own | all) & ~np.uint8(bit)]
+            seconds = np.where(halved & bit, seconds / 2, seconds)
+            longest = np.where(over & bit, np.maximum(longest, seconds), longest)
+        return longest
+
+    def _first(self, table: Seconds, over: Rows, own: Rows, all: Rows, halved: Rows) -> Seconds:
+        """The shortest over any of the axes."""
+        shortest = np.full(len(over), np.inf)
+        for axis in range(len(table)):
+            seconds = table[axis, own, own | all & ~over]
+            shortest = np.where(over >> axis & 1, np.minimum(shortest, seconds), shortest)
+        shortest = np.where(halved & over, shortest / 2, shortest)
+        return np.where(over, shortest, 0.0)
+
+    def sums(self, routes: Iterable[Route], gathered: int | None = None) -> Seconds:
+        """All sums. With `gathered` storage is open: a gather follows half an all-reduce, of that many bytes an element."""
         sums = [each for each in map(self._sum, routes) if len(each.rows)]
         sharing: dict[Value, Seconds] = defaultdict(lambda: np.zeros(len(self.rows)))
         for each in sums:
@@ -190,27 +230,34 @@ class _Rows:
                 sharing[stop.value][each.rows] += arrives
         total = np.zeros(len(self.rows))
         for each in sums:
-            total[each.rows] += self._least_on(each, sharing)
+            again = (
+                min(1.0, gathered / each.route.item_bytes) if gathered and _is_gradient(each.route) else 0.0
+            )
+            total[each.rows] += self._least_on(each, sharing) * (1 + again)
         return total
 
     def _sum(self, route: Route) -> _Sum:
-        pending = self.union(route.reduced) & ~self.union(route.stops[0].array.dims)
+        pending = self.union(route.reduced) & ~self.union(route.stops[0].own)
         rows = np.flatnonzero(pending)
         pending, going = pending[rows], np.ones(len(rows), np.bool_)
-        arrives, scattered = [going], np.zeros(len(rows), np.bool_)
+        arrives, scattered = [going], np.zeros(len(rows), np.uint8)
         for stop in route.stops[1:]:
             free = (self.union(stop.crossed)[rows] & pending) == 0
-            scattered |= going & ~free & ((self.union(stop.moved)[rows] & pending) != 0)
+            scattered |= np.where(going & ~free, self.union(stop.moved)[rows], 0).astype(np.uint8)
             going = going & free
             arrives.append(going)
-        scattered |= going & ((self.union(route.moved)[rows] & pending) != 0)
+        scattered |= np.where(going, self.union(route.moved)[rows], 0).astype(np.uint8)
         return _Sum(route, rows, pending, arrives, scattered)
 
     def _least_on(self, sum: _Sum, sharing: Mapping[Value, Seconds]) -> Seconds:
         least = np.full(len(sum.rows), np.inf)
         for stop, arrives in zip(sum.route.stops, sum.arrives, strict=True):
-            split = self.union(stop.array.dims)[sum.rows]
-            seconds = self.bound.table(stop.array)[sum.pending, split]
+            own, all = self.union(stop.own)[sum.rows], self.union(stop.array.dims)[sum.rows]
+            seconds = self._seconds(stop.array, sum.pending, own, all, sum.scattered)
             shared = seconds / np.maximum(sharing[stop.value][sum.rows], 1)
             least = np.where(arrives, np.minimum(least, shared), least)
-        return np.where(sum.scattered, least / 2, least)
+        return least
+
+
+def _is_gradient(route: Route) -> bool:
+    return any(name.startswith(OPTIMIZER) for name in route.moved)

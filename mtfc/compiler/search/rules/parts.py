@@ -1,16 +1,19 @@
-"""What a step is made of, as far as a bound for it needs to know: work, and sums that must be completed.
+"""What a step is made of, as far as a bound for it needs to know: work, sums that must be completed, parameters to be gathered.
 
 It is read once from the undistributed program; `bound.py` says what it costs on a mesh. An equation of the program under a layout
 does at least its part of the work: what the layout rule lets be computed in parts, split over all axes of its dimensions. And a
 sum over a split dimension must be completed before it meets an equation that is not linear, or one that is split over the same
 axes itself: somewhere along a `Route` through linear equations, at the size that it has there.
+
+Under which rules a dimension is split depends on where it is met (`naming.py`): those of the computation, of parameters, or of
+the optimizer's state.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 import attrs
@@ -21,13 +24,12 @@ from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
-from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
 SINGLE = Mesh("single", ())
-
-Dims = frozenset[str]
 
 
 @attrs.frozen
@@ -54,109 +56,118 @@ class Work:
 
 @attrs.frozen
 class Stop:
-    """A place where a sum can be completed: the array there; `crossed` are the dimensions of the linear equation that leads to it
-    from the stop before, and `moved` those under which that one knows dimensions of the array before.
+    """A place where a sum can be completed: an array of the dimensions `own`, `array.dims` with those that it may have besides.
+
+    crossed: the dimensions of the linear equation that leads here from the stop before; moved: those under which that one, or
+    what needs the sum in the end, knows dimensions of the array before.
     """
 
     value: Value
     array: Array
+    own: Dims
     crossed: Dims = frozenset()
     moved: Dims = frozenset()
 
 
 @attrs.frozen
 class Route:
-    """From an equation that sums over `reduced` to where its sum is needed; `moved` as for a stop, of what needs it."""
+    """From an equation that sums over `reduced` to where its sum is needed; `moved` as for a stop, of what needs it.
+
+    in_update: whether it begins there. item_bytes: the fewest bytes of an element on the way.
+    """
 
     reduced: Dims
     stops: tuple[Stop, ...]
     moved: Dims
+    in_update: bool
+    item_bytes: int
+
+
+@attrs.frozen
+class Gather:
+    """Something that is stored as `array` says and used under the dimensions `own`."""
+
+    array: Array
+    own: Dims
 
 
 @attrs.frozen
 class Parts:
-    """held: bytes by their dimensions of what is in memory when, undistributed, most is."""
+    """gathered_bytes: the fewest bytes of an element of a parameter that is gathered.
+
+    held: bytes by their dimensions of arguments and gradients; alive: of what else there is when, undistributed, most is.
+    """
 
     work: Mapping[Work, int]
     routes: tuple[Route, ...]
+    gathers: Mapping[Gather, int]
+    gathered_bytes: int
     held: Mapping[Dims, int]
+    alive: Mapping[Dims, int]
 
 
 def parts_of(function: Function, device: Device) -> Parts:
-    """Of an undistributed function: its work, each with how often it occurs, and its sums."""
-    graph = _Graph()
+    """Of an undistributed function: its work, each with how often it occurs, its sums, and the parameters that it uses."""
+    naming = Naming.of(function)
+    graph = _Graph(naming)
     graph.function(function)
-    return Parts(Counter(_work(function, device, 1)), tuple(graph.routes()), _held(function, graph.arrays))
-
-
-def _held(function: Function, arrays: Mapping[Value, Array]) -> dict[Dims, int]:
-    """Only arguments and gradients where products have several operands; no scalars, as combine-collectives makes some later."""
-    gradients, alive, _ = held(function, SINGLE)
-    arguments = (argument.value for argument in function.arguments)
-    tensors = (
-        [value for value in alive if value.type.dims] if all(map(_is_ordered, walk(function.body))) else []
+    gathers = list(_gathers(function, naming))
+    return Parts(
+        Counter(_work(function, naming, device, 1)),
+        tuple(graph.routes()),
+        Counter(gather for gather, _ in gathers),
+        min((item for _, item in gathers), default=1),
+        _bytes(_arguments_and_gradients(function), naming),
+        _bytes(_alive(function), naming),
     )
+
+
+def _arguments_and_gradients(function: Function) -> Iterator[Value]:
+    yield from (argument.value for argument in function.arguments)
+    yield from held(function, SINGLE)[0]
+
+
+def _alive(function: Function) -> Iterator[Value]:
+    """Nothing is sure where products have several operands, nor of scalars, some of which combine-collectives makes later."""
+    if all(map(_is_ordered, walk(function.body))):
+        yield from (value for value in held(function, SINGLE)[1] if value.type.dims)
+
+
+def _bytes(values: Iterable[Value], naming: Naming) -> dict[Dims, int]:
+    """Bytes by dimensions."""
     found: dict[Dims, int] = defaultdict(int)
-    for value in (*arguments, *gradients, *tensors):
-        found[arrays[value].dims] += value.type.local_bytes(SINGLE)
+    for value in values:
+        found[naming.names[value]] += value.type.local_bytes(SINGLE)
     return found
-
-
-# Names
-
-Names = Mapping[Value, Dims]
-
-
-def names_in(function: Function) -> Names:
-    """For each value the dimensions along which it may be split: its own, and those that they are called in what is made of it.
-
-    Component-wise equations may be laid out as what uses them (the pass follow-uses), and so be split over the axes of those.
-    """
-    names: dict[Value, Dims] = {}
-    for eqn in (each for each in reversed(function.body) if not each.regions):
-        rule = OPS[eqn.op].layout_rule(eqn)
-        later = frozenset().union(*(names.get(value, frozenset()) for value in eqn.results))
-        for value in eqn.operands:
-            index = {name: rule.index.get(name, name) for name in value.type.names}
-            called = frozenset(name for name in index.values() if name is not None)
-            further = later - {name for result in eqn.results for name in result.type.names}
-            names[value] = names.get(value, frozenset()) | (called if rule.reduced else called | further)
-    every = {
-        *names,
-        *(v for eqn in function.body for v in eqn.results),
-        *(a.value for a in function.arguments),
-    }
-    return {value: names.get(value, frozenset()) | set(value.type.names) for value in every}
 
 
 # Work
 
 
-def _work(function: Function, device: Device, trips: int) -> Iterator[Work]:
+def _work(function: Function, naming: Naming, device: Device, trips: int) -> Iterator[Work]:
     """What is sure; of what unsure equations make, it is not known whether it is stored."""
-    names = names_in(function)
     sure = tuple(eqn for eqn in function.body if _is_sure(eqn))
     memory = Memory(attrs.evolve(function, body=sure), SINGLE)
     known = {*memory.makers, *(argument.value for argument in function.arguments)}
     for eqn in sure:
         if eqn.regions:
-            yield from _work(region_of(eqn), device, trips * dim_of(eqn).size)
+            yield from _work(region_of(eqn), naming, device, trips * dim_of(eqn).size)
         elif OPS[eqn.op].storage not in ("view", "made"):
-            yield _of_equation(eqn, memory, known, names, device, trips)
+            yield _of_equation(eqn, memory, known, naming, device, trips)
 
 
 def _of_equation(
-    eqn: Equation, memory: Memory, known: set[Value], names: Names, device: Device, trips: int
+    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device, trips: int
 ) -> Work:
-    written = [(_array(value, names),) for value in eqn.results if value in memory.stored]
+    written = [(_array(value, naming),) for value in eqn.results if value in memory.stored]
     views = [memory.views(value) for value in dict.fromkeys(eqn.operands)]
-    read = [tuple(_array(v, names) for v in each) if known.issuperset(each) else () for each in views]
+    read = [tuple(_array(v, naming) for v in each) if known.issuperset(each) else () for each in views]
     if OPS[eqn.op].storage == "lookup":
-        read[0] = (*read[0], _array(eqn.result, names)) if read[0] else ()
+        read[0] = (*read[0], _array(eqn.result, naming)) if read[0] else ()
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     return Work(
         seconds=OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak,
-        dims=_split(eqn, names),
+        dims=_split(eqn, naming),
         moved=tuple(each for each in (*written, *read) if each),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
@@ -176,22 +187,83 @@ def _is_ordered(eqn: Equation) -> bool:
     return eqn.op != "einsum" or len(eqn.operands) == 2
 
 
-def _split(eqn: Equation, names: Names) -> Dims:
+def _split(eqn: Equation, naming: Naming) -> Dims:
     """The dimensions of the iteration space that can be computed in parts, under whatever name."""
     rule = OPS[eqn.op].layout_rule(eqn)
     if rule.reduced:
         return _own(eqn, rule)
-    return frozenset().union(*(names[value] for value in eqn.results)) - rule.whole
+    whole = {called(eqn, name) for name in rule.whole}
+    return frozenset().union(*(naming.names[value] for value in eqn.results)) - whole
 
 
 def _own(eqn: Equation, rule: LayoutRule) -> Dims:
     """The same, under the equation's own names."""
-    kept = frozenset(dim.name for value in eqn.results for dim in value.type.dims) - rule.whole
-    return kept | {dim.name for dim in rule.reduced}
+    kept = {dim.name for value in eqn.results for dim in value.type.dims} - rule.whole
+    return frozenset(called(eqn, name) for name in (*kept, *(dim.name for dim in rule.reduced)))
 
 
-def _array(value: Value, names: Names, trips: int = 1) -> Array:
-    return Array(value.type.local_bytes(SINGLE), names[value], trips)
+def _array(value: Value, naming: Naming, trips: int = 1) -> Array:
+    return Array(value.type.local_bytes(SINGLE), naming.names[value], trips)
+
+
+# Parameters
+
+
+def _gathers(function: Function, naming: Naming) -> Iterator[tuple[Gather, int]]:
+    """What is used, or leaves, under other rules than it is stored or made under; with the bytes of an element."""
+    uses: dict[Value, list[Equation]] = defaultdict(list)
+    for eqn in walk(function.body):
+        for value in dict.fromkeys(eqn.operands):
+            uses[value].append(eqn)
+    for argument in function.arguments:
+        if argument.role == "parameter":
+            for size, item, own in _used(argument.value, uses, 1):
+                yield Gather(Array(size, naming.own[argument.value] | own), own), item
+    for output in function.outputs:
+        if output.updates is not None:
+            value = output.value
+            wanted = naming.stored[output.updates]
+            yield (
+                Gather(Array(value.type.local_bytes(SINGLE), naming.own[value] | wanted), wanted),
+                item_bytes(value),
+            )
+
+
+Used = tuple[int, int, Dims]
+"""Of a parameter where the computation uses it: bytes, those of an element, dimensions."""
+
+
+def _used(value: Value, uses: Mapping[Value, list[Equation]], trips: int) -> list[Used]:
+    """How a parameter is used, at the fewest bytes on the way: once for each loop that takes slices of it, and once outside."""
+    found, outside = [], []
+    for eqn in uses.get(value, ()):
+        if eqn.regions:
+            found += _in_loop(eqn, value, uses, trips)
+        else:
+            outside += _through(eqn, value, uses, trips)
+    size = value.type.local_bytes(SINGLE) * trips
+    own = (size, item_bytes(value))
+    return [(*min(own, each[:2]), each[2]) for each in (*found, *outside[:1])]
+
+
+def _in_loop(eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], trips: int) -> list[Used]:
+    inside = next(argument for operand, argument in pairs(eqn) if operand is value)
+    if inside.role != "sliced":
+        return []
+    return _used(inside.value, uses, trips * dim_of(eqn).size)[:1]
+
+
+def _through(eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], trips: int) -> list[Used]:
+    rule = OPS[eqn.op].layout_rule(eqn)
+    if eqn.stage == "update" or any(rule.index.get(name, name) != name for name in value.type.names):
+        return []
+    if rule is BY_NAME and len(eqn.operands) == 1:
+        return _used(eqn.result, uses, trips)
+    return [(value.type.local_bytes(SINGLE) * trips, item_bytes(value), frozenset(value.type.names))]
+
+
+def item_bytes(value: Value) -> int:
+    return ITEM_BYTES[value.type.dtype]
 
 
 # Sums
@@ -214,19 +286,21 @@ class _Graph:
     dimensions, and whether they may pass on.
     """
 
+    naming: Naming
     arrays: dict[Value, Array] = attrs.field(factory=dict)
     ways: dict[Value, list[_Way]] = attrs.field(factory=lambda: defaultdict(list))
     needed: dict[Value, Dims] = attrs.field(factory=dict)
-    sources: list[tuple[Value, Dims, bool]] = attrs.field(factory=list)
+    sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
 
     def function(self, function: Function) -> None:
         self._body(function, 1)
         for output in function.outputs:
-            self._needs(output.value, frozenset())
+            stored = self.naming.stored.get(output.updates or "", frozenset())
+            self._needs(output.value, stored - self.naming.own[output.value])
 
     def _body(self, function: Function, trips: int) -> None:
-        names = names_in(function)
-        self.arrays.update({value: _array(value, names, trips) for value in names})
+        values = [a.value for a in function.arguments] + [v for eqn in function.body for v in eqn.results]
+        self.arrays.update({value: _array(value, self.naming, trips) for value in values})
         for eqn in function.body:
             if eqn.regions:
                 self._loop(eqn, trips)
@@ -237,14 +311,14 @@ class _Graph:
         rule = OPS[eqn.op].layout_rule(eqn)
         linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
         for i, value in enumerate(eqn.operands):
-            moved = _moved(value, rule)
+            moved = iteration(eqn, rule, value) - self.naming.own[value]
             if i in linear:
                 self.ways[value].append(_Way(eqn.result, _own(eqn, rule), moved))
             else:
                 self._needs(value, moved)
         if rule.reduced:
-            reduced = frozenset(dim.name for dim in rule.reduced)
-            self.sources.append((eqn.results[0], reduced, rule.reduction == "sum"))
+            reduced = frozenset(called(eqn, dim.name) for dim in rule.reduced)
+            self.sources.append((eqn, reduced, rule.reduction == "sum"))
 
     def _needs(self, value: Value, moved: Dims) -> None:
         """Of several uses one that knows the value's dimensions under their own names counts."""
@@ -267,15 +341,21 @@ class _Graph:
     def routes(self) -> Iterator[Route]:
         """For each sum the route whose smallest array is largest: the sum must be completed on every one."""
         following = self._widest()
-        for value, reduced, may_pass in self.sources:
+        for eqn, reduced, may_pass in self.sources:
+            value = eqn.results[0]
             if value not in following:
                 continue
-            stops = [Stop(value, self.arrays[value])]
+            stops = [self._stop(_Way(value))]
             way = following[value] if may_pass else None
             while way is not None:
-                stops.append(Stop(way.to, self.arrays[way.to], way.crossed, way.moved))
+                stops.append(self._stop(way))
                 way = following[way.to]
-            yield Route(reduced, tuple(stops), self.needed.get(stops[-1].value, frozenset()))
+            moved = self.needed.get(stops[-1].value, frozenset())
+            item = min(item_bytes(stop.value) for stop in stops)
+            yield Route(reduced, tuple(stops), moved, eqn.stage == "update", item)
+
+    def _stop(self, way: _Way) -> Stop:
+        return Stop(way.to, self.arrays[way.to], self.naming.own[way.to], way.crossed, way.moved)
 
     def _widest(self) -> dict[Value, _Way | None]:
         """For each value that is needed in the end the next way there on its widest route; None where it is needed itself."""
@@ -301,9 +381,3 @@ class _Graph:
 
     def _size(self, value: Value) -> int:
         return self.arrays[value].bytes * self.arrays[value].trips
-
-
-def _moved(value: Value, rule: LayoutRule) -> Dims:
-    """Dimensions of an equation that run along dimensions of an operand with other names."""
-    named = ((name, rule.index.get(name, name)) for name in value.type.names)
-    return frozenset(iteration for name, iteration in named if iteration not in (None, name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
 from itertools import count
 from time import monotonic
 
@@ -29,9 +30,9 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.rules.bound import Booleans, Bound, Rows, Seconds
+from mtfc.compiler.search.rules.bound import Booleans, Bound, Seconds
 from mtfc.compiler.search.rules.parts import parts_of
-from mtfc.compiler.search.rules.space import layout_of, space_of
+from mtfc.compiler.search.rules.space import Columns, Rows, layout_of, space_of
 
 BLOCK = 1 << 16
 """Rows that are worked on together."""
@@ -40,20 +41,28 @@ ROUNDING = 1e-9
 """By which part a bound may be too large."""
 
 
+class Stage(IntEnum):
+    """How far the bounds of a block are worked out: of FLOPs, of all that the computation's rules decide, of everything."""
+
+    FLOPS = 0
+    COMPUTATION = 1
+    ALL = 2
+
+
 @attrs.frozen(eq=False)
 class Block:
-    """Layouts on one mesh of which the first `depth` dimensions, in the branching order, are decided; bounds ascend."""
+    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend."""
 
     on: Branching
     depth: int
     rows: Rows
     bounds: Seconds
-    is_full: bool = False
+    stage: Stage = Stage.FLOPS
 
 
 @attrs.frozen(eq=False)
 class Branching:
-    """A mesh, its bound, and the dimensions in the order in which they are decided: those of the heaviest work first.
+    """A mesh, its bound, and the columns in the order in which they are decided: those of the heaviest work first, storage last.
 
     any_shape: whether meshes of the same devices with fewer axes are searched too.
     """
@@ -65,41 +74,50 @@ class Branching:
 
     @classmethod
     def on(cls, bound: Bound, any_shape: bool, objective: Objective) -> Branching:
-        named = [name for dims, _ in bound.heavy for name in sorted(dims)]
-        order = dict.fromkeys([*(bound.number[name] for name in named), *range(len(bound.space.dims))])
-        return cls(bound, tuple(order), any_shape, objective)
+        columns = range(len(bound.space.columns))
+        heavy = dict.fromkeys([*(i for each, _ in bound.heavy for i in sorted(each)), *columns])
+        return cls(bound, tuple(sorted(heavy, key=bound.space.storing.__contains__)), any_shape, objective)
+
+    @property
+    def storage(self) -> int:
+        """The depth from which on storage is decided."""
+        return len(self.order) - len(self.bound.space.storing)
 
     def start(self) -> Block:
         rows = np.zeros((1, len(self.order)), np.uint8)
         return Block(self, 0, rows, self._partial(rows, frozenset(), self.bound.memory(rows, frozenset())))
 
-    def children(self, block: Block) -> tuple[Rows, Seconds]:
-        """All rows with one more dimension decided that may fit, and their bounds."""
-        dim = self.order[block.depth]
-        space = self.bound.space
-        others = [other for other in self.order[: block.depth] if other in space.beside[dim]]
-        taken = np.bitwise_or.reduce(block.rows[:, others], axis=1)
-        found = []
-        for mask in space.masks(dim, self.bound.mesh):
-            rows = block.rows[(taken & mask) == 0].copy()
-            rows[:, dim] = mask
-            found.append(rows)
-        rows = np.concatenate(found)
-        assigned = frozenset(space.dims[i].name for i in self.order[: block.depth + 1])
-        memory = self.bound.memory(rows, assigned)
+    def children(self, block: Block) -> Block:
+        """All rows with one more column decided that may fit."""
+        column, before = self.order[block.depth], frozenset(self.order[: block.depth])
+        rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
+        memory = self.bound.memory(rows, before | {column})
         fits = memory <= self.bound.hardware.device.memory
-        return rows[fits], self._partial(rows[fits], assigned, memory[fits])
+        bounds = self._partial(rows[fits], before | {column}, memory[fits])
+        return attrs.evolve(
+            block,
+            depth=block.depth + 1,
+            rows=rows[fits],
+            bounds=np.maximum(bounds, block.bounds[origins[fits]]),
+        )
 
-    def _partial(self, rows: Rows, assigned: frozenset[str], memory: Seconds) -> Seconds:
-        return memory if self.objective == "memory" else self.bound.of_flops(rows, assigned)
+    def _partial(self, rows: Rows, decided: Columns, memory: Seconds) -> Seconds:
+        return memory if self.objective == "memory" else self.bound.of_flops(rows, decided)
+
+    def computed(self, block: Block) -> Block:
+        """The rows of a block with all rules of the computation decided, with bounds for all of it."""
+        bounds = block.bounds
+        if self.objective == "time":
+            bounds = np.maximum(bounds, self.bound.of_computation(block.rows))
+        return attrs.evolve(block, bounds=bounds, stage=Stage.COMPUTATION)
 
     def bounded(self, block: Block) -> Block:
-        """The rows of a block with all dimensions decided, but for those that a mesh of fewer axes has too, with full bounds."""
-        rows = block.rows[_is_new(block.rows, len(self.bound.mesh.axes))] if self.any_shape else block.rows
+        """The rows of a block with everything decided, but for those that a mesh of fewer axes has too, with full bounds."""
+        new = _is_new(block.rows, len(self.bound.mesh.axes)) if self.any_shape else slice(None)
+        rows, bounds = block.rows[new], block.bounds[new]
         if self.objective == "time":
-            return Block(self, block.depth, rows, self.bound.of_all(rows), is_full=True)
-        everything = frozenset(self.bound.number)
-        return Block(self, block.depth, rows, self.bound.memory(rows, everything), is_full=True)
+            bounds = np.maximum(bounds, self.bound.of_all(rows))
+        return attrs.evolve(block, rows=rows, bounds=bounds, stage=Stage.ALL)
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
@@ -149,14 +167,17 @@ class Search:
         for block in starts:
             self._push(block)
         while self.bound < self.limit and monotonic() < self.until:
-            block = heapq.heappop(self.queue)[-1]
-            if block.is_full:
-                self._price(block)
-            elif block.depth == len(block.on.order):
-                self._sorted(block.on.bounded(block))
-            else:
-                rows, bounds = block.on.children(block)
-                self._sorted(Block(block.on, block.depth + 1, rows, bounds))
+            self._work_out(heapq.heappop(self.queue)[-1])
+
+    def _work_out(self, block: Block) -> None:
+        if block.stage == Stage.ALL:
+            self._price(block)
+        elif block.depth == len(block.on.order):
+            self._sorted(block.on.bounded(block))
+        elif block.depth == block.on.storage and block.stage == Stage.FLOPS:
+            self._sorted(block.on.computed(block))
+        else:
+            self._sorted(block.on.children(block))
 
     def _price(self, block: Block) -> None:
         """The first row of a block, whose others wait."""
@@ -188,13 +209,15 @@ def search(
     known: Iterable[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
     fixed: Rules = Rules(),  # noqa: B008
+    storage: bool = False,
 ) -> Found:
     """The layout under which `step`, an undistributed program with the model's pass `forward`, takes least time or memory.
 
     `meshes` is one, or all shapes of one number of devices, those of fewer axes first. `known`
-    layouts are tried first, so that nothing worse is found. Rules that are `fixed` every layout has. Raises `NothingFits`.
+    layouts are tried first, so that nothing worse is found. Rules that are `fixed` every layout has. With `storage` it is also
+    searched how parameters and the optimizer's state are stored. Raises `NothingFits`.
     """
-    space, parts = space_of(forward, fixed), parts_of(step, hardware.device)
+    space, parts = space_of(forward, fixed, storage), parts_of(step, hardware.device)
     searching = Search(pricing, objective, hardware.device.memory, until, progress)
     for mesh, layout in known:
         searching.try_out(mesh, layout)

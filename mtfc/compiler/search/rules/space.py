@@ -3,57 +3,145 @@
 A layout is legal if no axis splits two dimensions of one tensor and all sizes divide (Mesh-TensorFlow paper, section 5). In one
 axis's eyes a layout is a set of dimensions of which no two lie in one tensor, so a map is written as one set of axes for each
 dimension, a bit mask. Several axes split a dimension in the mesh's order, the outer ones first. What loops run along stays whole.
+
+How parameters and the optimizer's state are stored are maps of their own, a column for each dimension that parameters have:
+parameters are split as the computation splits them, and state as parameters are, over no fewer axes. Each axis that is added is
+added to one dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from mtfc.compiler.ir.core import Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
+from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS
 
 AXES = "xyzuvw"
 """Names of mesh axes, the outermost first."""
 
+Columns: TypeAlias = frozenset[int]
+
+Integers: TypeAlias = NDArray[np.int64]
+
+Rows: TypeAlias = NDArray[np.uint8]
+"""Layouts: [layout, column] is the set of axes that a dimension is split over."""
+
 
 @attrs.frozen
-class Space:
-    """The dimensions that may be split, and for each the numbers of those that some tensor has beside it.
+class Column:
+    """A dimension under one set of rules: `name` is `d`, `params.d` or `optimizer.d`.
 
-    fixed: rules that are not to be chosen.
+    base: the column whose axes it has at least. beside: those of the same rules that some tensor has beside it.
     """
 
-    dims: tuple[Dim, ...]
-    beside: tuple[frozenset[int], ...]
-    fixed: Rules = Rules()  # noqa: RUF009
+    name: str
+    dim: Dim
+    base: int | None
+    beside: Columns
 
-    def masks(self, dim: int, mesh: Mesh) -> list[int]:
-        """The sets of axes that dimension number `dim` can be split over; axes of size 1 split nothing."""
-        if self.dims[dim].name in self.fixed.by_dim:
-            axes = self.fixed.get(self.dims[dim].name)
-            return [sum(1 << mesh.names.index(axis) for axis in axes)]
+
+@attrs.frozen(slots=False)
+class Space:
+    """The columns; those of the computation come first, those of the state last. fixed: rules that are not to be chosen."""
+
+    columns: tuple[Column, ...]
+    fixed: Rules
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """Columns by name; where storage is not searched, a stored dimension is split as the computation splits it."""
+        own = {column.name: i for i, column in enumerate(self.columns)}
+        plain = [(name, i) for name, i in own.items() if self.columns[i].base is None]
+        params = {f"{PARAMS}{name}": own.get(f"{PARAMS}{name}", i) for name, i in plain}
+        state = {
+            f"{OPTIMIZER}{name}": own.get(f"{OPTIMIZER}{name}", params[f"{PARAMS}{name}"])
+            for name, _ in plain
+        }
+        return {**state, **params, **own}
+
+    @cached_property
+    def storing(self) -> Columns:
+        """The columns of storage."""
+        return frozenset(i for i, column in enumerate(self.columns) if column.base is not None)
+
+    def masks(self, column: int, mesh: Mesh) -> list[int]:
+        """The sets of axes that a column can have, or be given besides its base's; axes of size 1 split nothing."""
+        dim = self.columns[column].dim
+        if dim.name in self.fixed.by_dim and column not in self.storing:
+            return [sum(1 << mesh.names.index(axis) for axis in self.fixed.get(dim.name))]
         units = sum(1 << i for i, (_, size) in enumerate(mesh.axes) if size == 1)
         sets = (mask for mask in range(1 << len(mesh.axes)) if not mask & units)
-        return [mask for mask in sets if self.dims[dim].size % degree(mask, mesh) == 0]
+        return [mask for mask in sets if dim.size % degree(mask, mesh) == 0]
+
+    def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
+        """Each row with each set of axes that the column can have beside those that are decided; and which row each was."""
+        base, beside = self.columns[column].base, self.columns[column].beside
+        taken = _union(rows, beside & decided)
+        start = np.zeros(len(rows), np.uint8)
+        if base is not None:
+            start = rows[:, base]
+            bases = frozenset(b for i in beside if (b := self.columns[i].base) is not None)
+            taken = taken | _union(rows, bases) | start | self._added(rows, column, decided)
+        found, origins = [], []
+        for mask in self.masks(column, mesh):
+            sizes = np.array([degree(mask | each, mesh) for each in range(1 << len(mesh.axes))])
+            legal = ((taken & mask) == 0) & (self.columns[column].dim.size % sizes[start] == 0)
+            more = rows[legal].copy()
+            more[:, column] = start[legal] | mask
+            found.append(more)
+            origins.append(np.flatnonzero(legal))
+        return np.concatenate(found), np.concatenate(origins)
+
+    def _added(self, rows: Rows, column: int, decided: Columns) -> Rows:
+        """The axes that decided columns of the same rules have been given besides their bases'."""
+        kind = self.columns[column].name.partition(".")[0]
+        added = np.zeros(len(rows), np.uint8)
+        for i in decided & self.storing:
+            base = self.columns[i].base
+            if base is not None and self.columns[i].name.startswith(f"{kind}."):
+                added |= rows[:, i] & ~rows[:, base]
+        return added
 
 
-def space_of(forward: Function, fixed: Rules = Rules()) -> Space:  # noqa: B008
-    """The layouts of a model's forward pass; its gradients have no tensors of other dimensions."""
+def _union(rows: Rows, columns: Columns) -> Rows:
+    found: Rows = np.bitwise_or.reduce(rows[:, sorted(columns)], axis=1)
+    return found
+
+
+def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -> Space:  # noqa: B008
+    """The layouts of a model's forward pass; its gradients have no tensors of other dimensions. `storage`: its columns too."""
     tensors = {frozenset(value.type.dims) for value in values_of(forward)}
     looped = {dim_of(eqn) for eqn in walk(forward.body) if eqn.regions}
-    names = dict.fromkeys(dim for tensor in tensors for dim in tensor if dim.size > 1 and dim not in looped)
-    dims = tuple(sorted(names, key=lambda dim: dim.name))
-    number = {dim: i for i, dim in enumerate(dims)}
-    together = [{number[dim] for dim in tensor if dim in number} for tensor in tensors]
-    return Space(
-        dims,
-        tuple(frozenset().union(*(each for each in together if i in each)) - {i} for i in range(len(dims))),
-        fixed,
-    )
+    found = {dim for tensor in tensors for dim in tensor if dim.size > 1 and dim not in looped}
+    columns = list(_columns("", sorted(found, key=lambda dim: dim.name), tensors, {}, 0))
+    if storage:
+        parameters = {frozenset(a.value.type.dims) for a in forward.arguments if a.role == "parameter"}
+        stored = [column.dim for column in columns if any(column.dim in each for each in parameters)]
+        for kind in (PARAMS, OPTIMIZER):
+            bases = {column.dim: i for i, column in enumerate(columns)}
+            columns += _columns(kind, stored, parameters, bases, len(columns))
+    return Space(tuple(columns), fixed)
+
+
+def _columns(
+    kind: str, dims: list[Dim], tensors: Iterable[frozenset[Dim]], bases: dict[Dim, int], first: int
+) -> Iterator[Column]:
+    """A column for each dimension, numbered from `first` on; each later one of a dimension is the base of the next."""
+    number = {dim: first + i for i, dim in enumerate(dims)}
+    for dim in dims:
+        together = {other for tensor in tensors if dim in tensor for other in tensor if other in number}
+        yield Column(
+            f"{kind}{dim.name}", dim, bases.get(dim), frozenset(number[each] for each in together - {dim})
+        )
 
 
 def values_of(function: Function) -> Iterator[Value]:
@@ -91,6 +179,18 @@ def axes_of(mask: int, mesh: Mesh) -> Axes:
 
 
 def layout_of(space: Space, masks: list[int], mesh: Mesh) -> Layout:
-    """The layout that splits each dimension over its set of axes."""
-    pairs = zip(space.dims, masks, strict=True)
-    return Layout("found", Rules(tuple((dim.name, axes_of(mask, mesh)) for dim, mask in pairs if mask)))
+    """The layout of a row. What storage adds to a dimension are its innermost axes."""
+    sections: dict[str, list[tuple[str, Axes]]] = {"": [], PARAMS: [], OPTIMIZER: []}
+    for column, mask in zip(space.columns, masks, strict=True):
+        kind = column.name.removesuffix(column.dim.name)
+        if mask != (0 if column.base is None else masks[column.base]):
+            sections[kind].append((column.dim.name, _axes(space, column, mask, masks, mesh)))
+    rules, params, optimizer = (Rules(tuple(each)) for each in sections.values())
+    return Layout("found", rules, params, optimizer)
+
+
+def _axes(space: Space, column: Column, mask: int, masks: list[int], mesh: Mesh) -> Axes:
+    if column.base is None:
+        return axes_of(mask, mesh)
+    before = masks[column.base]
+    return (*_axes(space, space.columns[column.base], before, masks, mesh), *axes_of(mask & ~before, mesh))
