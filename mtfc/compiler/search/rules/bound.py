@@ -29,7 +29,7 @@ from mtfc.compiler.search.rules.parts import Array, Gather, Parts, Route, Work
 from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, axes_of, degree
 
 COMBINED = 4 * 2**20
-"""Arrays of more bytes than this are not combined with others into one collective."""
+"""Arrays of so many bytes are not combined with others into one collective."""
 
 Seconds: TypeAlias = NDArray[np.float64]
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -118,34 +118,48 @@ class Bound:
         return found
 
     @cached_property
-    def _tables(self) -> dict[tuple[int, int], Seconds]:
-        return {}
+    def _steps(self) -> dict[int, Seconds]:
+        """What one step of completing a sum takes at least, by the bytes of the whole array:
+        [axes, axes that split it, the same and those that cut it by then].
 
-    def table(self, array: Array) -> Seconds:
-        """`completing`, for each size once."""
-        key = array.bytes, array.trips
-        if key not in self._tables:
-            self._tables[key] = self.completing(array)
-        return self._tables[key]
-
-    def completing(self, array: Array) -> Seconds:
-        """What completing a sum over one axis takes at least, [axis, axes that split the array, the same and others].
-
-        It may be done with other sums, over more axes that do not split the array, when it has been cut along `others` before.
-        Small arrays may travel with others, and add no latency.
+        It may be done with other sums, over more axes that do not split the array. Small arrays may travel with others, and add
+        no latency.
         """
-        local, sets = array.bytes / self.degrees, range(len(self.degrees))
+        stops = (stop.array.bytes for route in self.parts.routes for stop in route.stops)
+        sizes = list(dict.fromkeys([*stops, *(gather.array.bytes for gather in self.parts.gathers)]))
+        local, sets = np.array(sizes)[:, None] / self.degrees, range(len(self.degrees))
         every = np.stack([_longest(lanes, local) for lanes in self._lanes])
-        found = np.zeros((len(self.mesh.axes), len(sets), len(sets)))
-        for axis in range(len(self.mesh.axes)):
-            for split in (each for each in sets if not each >> axis & 1):
-                over = [each for each in sets if each >> axis & 1 and not each & split]
-                found[axis, split] = np.min(every[over], axis=0)
-        return array.trips * found
+        found = np.zeros((len(sizes), len(sets), len(sets), len(sets)))
+        for axes in sets[1:]:
+            for split in (each for each in sets if not each & axes):
+                over = [each for each in sets if each & axes == axes and not each & split]
+                found[:, axes, split] = np.min(every[over], axis=0)
+        return dict(zip(sizes, found, strict=True))
+
+    def completing(self, bytes: int, over: Rows, own: Rows, all: Rows, halved: Rows) -> Seconds:
+        """What completing an array of so many bytes over axes takes at least, by the best of all ways to do it in steps.
+
+        Where a use is split over an axis, a step is half an all-reduce, and what follows is smaller. Before the first one the
+        array can be cut along axes of `all` that it is not pending over.
+        """
+        table, sets = self._steps[bytes], range(len(self.degrees))
+        present = [int(mask) for mask in np.unique(over)]
+        least = {0: np.zeros(len(over))}
+        for left in (each for each in sets[1:] if any(each & mask == each for mask in present)):
+            cut = own | (all & ~over) | (halved & over & ~np.uint8(left))
+            for step in (each for each in sets[1:] if each & left == each):
+                seconds = table[step, own, cut] * np.where(halved & np.uint8(step), 0.5, 1.0)
+                total = seconds + least[left & ~step]
+                least[left] = np.minimum(least[left], total) if left in least else total
+        if len(present) == 1:
+            return least[present[0]]
+        return np.stack([least[mask] for mask in present])[
+            np.searchsorted(present, over), np.arange(len(over))
+        ]
 
 
 def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds) -> Seconds:
-    alone = bytes > COMBINED
+    alone = bytes >= COMBINED
     times = [fixed * alone + bytes * each for fixed, each in lanes]
     longest: Seconds = np.max([np.zeros_like(bytes), *times], axis=0)
     return longest
@@ -196,30 +210,9 @@ class _Rows:
         total = np.zeros(len(self.rows))
         for gather, times in gathers.items():
             own, all = self.union(gather.own), self.union(gather.array.dims)
-            total += times * self._seconds(gather.array, all & ~own, own, all, all & ~own)
+            seconds = self.bound.completing(gather.array.bytes, all & ~own, own, all, all & ~own)
+            total += times * gather.array.trips * seconds
         return total
-
-    def _seconds(self, array: Array, over: Rows, own: Rows, all: Rows, halved: Rows) -> Seconds:
-        """What completing an array over axes takes at least: as long as the longest of them, cut along all others, or as one of
-        them before it is cut along any.
-        """
-        table = self.bound.table(array)
-        longest = self._first(table, over, own, all, halved)
-        for axis in range(len(table)):
-            bit = 1 << axis
-            seconds = table[axis, own, (own | all) & ~np.uint8(bit)]
-            seconds = np.where(halved & bit, seconds / 2, seconds)
-            longest = np.where(over & bit, np.maximum(longest, seconds), longest)
-        return longest
-
-    def _first(self, table: Seconds, over: Rows, own: Rows, all: Rows, halved: Rows) -> Seconds:
-        """The shortest over any of the axes."""
-        shortest = np.full(len(over), np.inf)
-        for axis in range(len(table)):
-            seconds = table[axis, own, own | all & ~over]
-            shortest = np.where(over >> axis & 1, np.minimum(shortest, seconds), shortest)
-        shortest = np.where(halved & over, shortest / 2, shortest)
-        return np.where(over, shortest, 0.0)
 
     def sums(self, routes: Iterable[Route], gathered: int | None = None) -> Seconds:
         """All sums. With `gathered` storage is open: a gather follows half an all-reduce, of that many bytes an element."""
@@ -250,11 +243,13 @@ class _Rows:
         return _Sum(route, rows, pending, arrives, scattered)
 
     def _least_on(self, sum: _Sum, sharing: Mapping[Value, Seconds]) -> Seconds:
-        least = np.full(len(sum.rows), np.inf)
+        least, known = np.full(len(sum.rows), np.inf), dict[tuple[int, Dims, Dims], Seconds]()
         for stop, arrives in zip(sum.route.stops, sum.arrives, strict=True):
-            own, all = self.union(stop.own)[sum.rows], self.union(stop.array.dims)[sum.rows]
-            seconds = self._seconds(stop.array, sum.pending, own, all, sum.scattered)
-            shared = seconds / np.maximum(sharing[stop.value][sum.rows], 1)
+            key = (stop.array.bytes, stop.own, stop.array.dims)
+            if key not in known:
+                own, all = self.union(stop.own)[sum.rows], self.union(stop.array.dims)[sum.rows]
+                known[key] = self.bound.completing(stop.array.bytes, sum.pending, own, all, sum.scattered)
+            shared = stop.array.trips * known[key] / np.maximum(sharing[stop.value][sum.rows], 1)
             least = np.where(arrives, np.minimum(least, shared), least)
         return least
 

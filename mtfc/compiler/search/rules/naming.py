@@ -33,6 +33,11 @@ def called(eqn: Equation, name: str) -> str:
     return f"{OPTIMIZER}{name}" if eqn.stage == "update" else name
 
 
+def computed(names: Dims) -> Dims:
+    """The names that forward and backward pass have."""
+    return frozenset(name for name in names if not name.startswith((PARAMS, OPTIMIZER)))
+
+
 def iteration(eqn: Equation, rule: LayoutRule, value: Value) -> Dims:
     """What an equation calls the dimensions of an operand, those aside that it needs whole."""
     names = (rule.index.get(name, name) for name in value.type.names)

@@ -27,7 +27,7 @@ from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, computed, iteration
 
 SINGLE = Mesh("single", ())
 
@@ -93,7 +93,7 @@ class Gather:
 
 @attrs.frozen
 class Parts:
-    """gathered_bytes: the fewest bytes of an element of a parameter that is gathered.
+    """gathered_bytes: the fewest bytes of an element of a parameter that is gathered, 0 where some never is.
 
     held: bytes by their dimensions of arguments and gradients; alive: of what else there is when, undistributed, most is.
     """
@@ -116,7 +116,7 @@ def parts_of(function: Function, device: Device) -> Parts:
         Counter(_work(function, naming, device, 1)),
         tuple(graph.routes()),
         Counter(gather for gather, _ in gathers),
-        min((item for _, item in gathers), default=1),
+        min((item for _, item in gathers), default=0) if _all_are_used(function) else 0,
         _bytes(_arguments_and_gradients(function), naming),
         _bytes(_alive(function), naming),
     )
@@ -211,13 +211,11 @@ def _array(value: Value, naming: Naming, trips: int = 1) -> Array:
 
 def _gathers(function: Function, naming: Naming) -> Iterator[tuple[Gather, int]]:
     """What is used, or leaves, under other rules than it is stored or made under; with the bytes of an element."""
-    uses: dict[Value, list[Equation]] = defaultdict(list)
-    for eqn in walk(function.body):
-        for value in dict.fromkeys(eqn.operands):
-            uses[value].append(eqn)
+    uses = _uses(function)
     for argument in function.arguments:
         if argument.role == "parameter":
-            for size, item, own in _used(argument.value, uses, 1):
+            for size, item, value in _used(argument.value, uses, 1):
+                own = computed(naming.names[value])
                 yield Gather(Array(size, naming.own[argument.value] | own), own), item
     for output in function.outputs:
         if output.updates is not None:
@@ -229,21 +227,46 @@ def _gathers(function: Function, naming: Naming) -> Iterator[tuple[Gather, int]]
             )
 
 
-Used = tuple[int, int, Dims]
-"""Of a parameter where the computation uses it: bytes, those of an element, dimensions."""
+Used = tuple[int, int, Value]
+"""Of a parameter where the computation uses it: bytes, those of an element, and what it is there."""
+
+
+def _all_are_used(function: Function) -> bool:
+    uses = _uses(function)
+    return all(_used(a.value, uses, 1) for a in function.arguments if a.role == "parameter")
+
+
+def _uses(function: Function) -> dict[Value, list[Equation]]:
+    uses: dict[Value, list[Equation]] = defaultdict(list)
+    for eqn in walk(function.body):
+        for value in dict.fromkeys(eqn.operands):
+            uses[value].append(eqn)
+    return uses
 
 
 def _used(value: Value, uses: Mapping[Value, list[Equation]], trips: int) -> list[Used]:
-    """How a parameter is used, at the fewest bytes on the way: once for each loop that takes slices of it, and once outside."""
-    found, outside = [], []
+    """How a parameter is used, at the fewest bytes on the way: once for each loop that takes slices of it, and once outside.
+
+    What is made of it and used outside of loops is not stored as it is.
+    """
+    loops: list[Used] = []
+    outside: list[Used] = []
     for eqn in uses.get(value, ()):
         if eqn.regions:
-            found += _in_loop(eqn, value, uses, trips)
-        else:
-            outside += _through(eqn, value, uses, trips)
-    size = value.type.local_bytes(SINGLE) * trips
-    own = (size, item_bytes(value))
-    return [(*min(own, each[:2]), each[2]) for each in (*found, *outside[:1])]
+            loops += _in_loop(eqn, value, uses, trips)
+        elif OPS[eqn.op].layout_rule(eqn) is BY_NAME and len(eqn.operands) == 1 and eqn.stage != "update":
+            only_sliced = all(user.regions for user in uses.get(eqn.result, ()))
+            (loops if only_sliced else outside).extend(_used(eqn.result, uses, trips))
+        elif eqn.stage != "update" and _is_sure(eqn) and _keeps_names(eqn, value):
+            outside.append((value.type.local_bytes(SINGLE) * trips, item_bytes(value), value))
+    size, item = value.type.local_bytes(SINGLE) * trips, item_bytes(value)
+    found = [*loops, *sorted(outside, key=lambda each: each[0])[:1]]
+    return [(min(size, bytes), min(item, each), used) for bytes, each, used in found]
+
+
+def _keeps_names(eqn: Equation, value: Value) -> bool:
+    rule = OPS[eqn.op].layout_rule(eqn)
+    return all(rule.index.get(name, name) == name for name in value.type.names)
 
 
 def _in_loop(eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], trips: int) -> list[Used]:
@@ -251,15 +274,6 @@ def _in_loop(eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], 
     if inside.role != "sliced":
         return []
     return _used(inside.value, uses, trips * dim_of(eqn).size)[:1]
-
-
-def _through(eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], trips: int) -> list[Used]:
-    rule = OPS[eqn.op].layout_rule(eqn)
-    if eqn.stage == "update" or any(rule.index.get(name, name) != name for name in value.type.names):
-        return []
-    if rule is BY_NAME and len(eqn.operands) == 1:
-        return _used(eqn.result, uses, trips)
-    return [(value.type.local_bytes(SINGLE) * trips, item_bytes(value), frozenset(value.type.names))]
 
 
 def item_bytes(value: Value) -> int:
