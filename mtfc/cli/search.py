@@ -137,6 +137,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.cli.baselines import baselines
     from mtfc.cli.search_result import Result, inserted, record, report
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
     from mtfc.compiler.pricing import Pricer
@@ -154,12 +155,13 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     )
     hardware = _hardware(options, selection, sources)
     meshes = _meshes(options, selection, hardware)
+    pricer = Pricer.of(selection.program, hardware)
     request = Request(
         selection,
-        Pricer.of(selection.program, hardware),
+        pricer,
         hardware,
         meshes,
-        _others(selection, meshes[0].devices),
+        baselines(selection, pricer, meshes[0].devices),
         options.objective,
         options.storage,
         started + options.budget,
@@ -216,21 +218,6 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
         found = tuple(meshes(devices, options.axes))
     check_room(hardware, found[0], options.target or hardware.name)
     return found
-
-
-def _others(selection: Selection, devices: int) -> dict[str, tuple[Mesh, Layout]]:
-    """What the result is compared with: the batch split over all devices, and every layout that the file declares for them."""
-    from mtfc.compiler.ir.types import Layout, Mesh, Rules
-
-    declared = {
-        case.name: (case.mesh, case.layout) for case in selection.cases if case.mesh.devices == devices
-    }
-    inputs = [a.value for a in selection.program.function("forward").arguments if a.role == "input"]
-    batch = next((dim for value in inputs for dim in value.type.dims[:1]), None)
-    if batch is None or batch.size % devices or "data_parallel" in declared:
-        return declared
-    layout = Layout("data_parallel", Rules(((batch.name, ("all",)),)))
-    return {"data_parallel": (Mesh("line", (("all", devices),)), layout), **declared}
 
 
 def _progress(doing: str, best: float | None, bound: float | None) -> None:

@@ -48,7 +48,7 @@ def test_nothing_fits(mtfc: Mtfc) -> None:
     Path("own.mtf").write_text(BOX + Path("model.mtf").read_text("utf-8"))
     run = mtfc("search", "own.mtf")
     assert run.status == 1
-    assert "no layout was found whose memory suffices" in run.err
+    assert "no layout's memory suffices" in run.err
 
 
 def test_a_machine_of_any_size_needs_a_number(mtfc: Mtfc) -> None:

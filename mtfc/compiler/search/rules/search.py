@@ -34,8 +34,14 @@ from mtfc.compiler.search.rules.bound import Booleans, Bound, Seconds
 from mtfc.compiler.search.rules.parts import parts_of
 from mtfc.compiler.search.rules.space import Columns, Rows, layout_of, space_of
 
-BLOCK = 1 << 16
+BLOCK = 1 << 12
 """Rows that are worked on together."""
+
+PROVING, DESCENDING = 0.3, 0.3
+"""Which part of the time branching has before good layouts are looked for otherwise, and which part that has."""
+
+COMPILED = 6
+"""How many layouts are compiled at the end of each descent."""
 
 ROUNDING = 1e-9
 """By which part a bound may be too large."""
@@ -92,7 +98,8 @@ class Branching:
         column, before = self.order[block.depth], frozenset(self.order[: block.depth])
         rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
         memory = self.bound.memory(rows, before | {column})
-        fits = memory <= self.bound.hardware.device.memory
+        room = self.bound.hardware.device.memory if self.objective == "time" else np.inf
+        fits = memory <= room
         bounds = self._partial(rows[fits], before | {column}, memory[fits])
         return attrs.evolve(
             block,
@@ -119,6 +126,18 @@ class Branching:
             bounds = np.maximum(bounds, self.bound.of_all(rows))
         return attrs.evolve(block, rows=rows, bounds=bounds, stage=Stage.ALL)
 
+    def neighbours(self, row: Rows) -> Rows:
+        """The row, and all rows in which one dimension is split otherwise; what is stored follows."""
+        space, columns = self.bound.space, frozenset(range(len(row)))
+        changed = [
+            space.extended(row[None], column, columns - {column}, self.bound.mesh)[0]
+            for column in columns - space.storing
+        ]
+        rows = np.unique(np.concatenate(changed), axis=0)
+        for column in sorted(space.storing):
+            rows[:, column] = rows[:, space.columns[column].base]
+        return rows[self.bound.memory(rows, columns) <= self.bound.hardware.device.memory]
+
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
 
@@ -141,7 +160,7 @@ class Search:
     best: tuple[Price, Mesh, Layout] | None = None
     least_memory: int | None = None
     evaluated: int = 0
-    queue: list[tuple[float, int, int, Block]] = attrs.field(factory=list)
+    queue: list[tuple[float, int, int, int, Block]] = attrs.field(factory=list)
     order: Iterator[int] = attrs.field(factory=count)
 
     def try_out(self, mesh: Mesh, layout: Layout) -> None:
@@ -163,11 +182,35 @@ class Search:
         """What no layout is below that was not priced yet."""
         return self.queue[0][0] * (1 - ROUNDING) if self.queue else float("inf")
 
-    def run(self, starts: Iterable[Block]) -> None:
-        for block in starts:
-            self._push(block)
-        while self.bound < self.limit and monotonic() < self.until:
+    def run(self, branchings: Sequence[Branching]) -> None:
+        """Where there is no proof in a part of the time, look for good layouts first, which leave less to be looked at."""
+        for on in branchings:
+            self._push(on.start())
+        started = monotonic()
+        self._branch(started + PROVING * (self.until - started))
+        if self.bound < self.limit and self.objective == "time":
+            until = monotonic() + DESCENDING * (self.until - started)
+            for on in branchings:
+                self._descend(on, until)
+        self._branch(self.until)
+
+    def _branch(self, until: float) -> None:
+        while self.bound < self.limit and monotonic() < until:
             self._work_out(heapq.heappop(self.queue)[-1])
+
+    def _descend(self, on: Branching, until: float) -> None:
+        """From nothing split to a layout whose bound no change of one dimension improves; it and the next best are compiled."""
+        row, best = np.zeros(len(on.order), np.uint8), float("inf")
+        while monotonic() < until:
+            rows = on.neighbours(row)
+            bounds = on.bound.of_all(rows)
+            ranked = np.argsort(bounds)[:COMPILED]
+            if not len(rows) or bounds[ranked[0]] >= best:
+                break
+            row, best = rows[ranked[0]], float(bounds[ranked[0]])
+        for each in ranked if best < self.limit else ():
+            if monotonic() < until and bounds[each] < self.limit:
+                self.try_out(on.bound.mesh, on.layout(rows[each]))
 
     def _work_out(self, block: Block) -> None:
         if block.stage == Stage.ALL:
@@ -195,7 +238,19 @@ class Search:
     def _push(self, block: Block) -> None:
         if len(block.rows):
             axes = len(block.on.bound.mesh.axes)
-            heapq.heappush(self.queue, (float(block.bounds[0]), axes, next(self.order), block))
+            entry = (float(block.bounds[0]), -block.depth, axes, next(self.order), block)
+            heapq.heappush(self.queue, entry)
+
+    def nothing_fits(self) -> NothingFits:
+        found = "no layout was found whose memory suffices" if self.queue else "no layout's memory suffices"
+        least = (
+            f", and the least that was seen is {self.least_memory / 2**30:.3g} GiB"
+            if self.least_memory
+            else ""
+        )
+        return NothingFits(
+            f"{found}: a device has {self.room / 2**30:.3g} GiB{least}; --storage may need less"
+        )
 
 
 def search(
@@ -218,17 +273,14 @@ def search(
     searched how parameters and the optimizer's state are stored. Raises `NothingFits`.
     """
     space, parts = space_of(forward, fixed, storage), parts_of(step, hardware.device)
-    searching = Search(pricing, objective, hardware.device.memory, until, progress)
+    room = hardware.device.memory if objective == "time" else float("inf")
+    searching = Search(pricing, objective, room, until, progress)
     for mesh, layout in known:
         searching.try_out(mesh, layout)
     bounds = (Bound(space, parts, mesh, hardware) for mesh in meshes)
-    searching.run(Branching.on(bound, len(meshes) > 1, objective).start() for bound in bounds)
+    searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds])
     if searching.best is None:
-        least = (searching.least_memory or 0) / 2**30
-        room = hardware.device.memory / 2**30
-        raise NothingFits(
-            f"no layout was found whose memory suffices: a device has {room:.3g} GiB, and the least needs {least:.3g} GiB"
-        )
+        raise searching.nothing_fits()
     _, mesh, layout = searching.best
     bound = min(searching.bound, searching.limit)
     return Found(mesh, attrs.evolve(layout, name="found"), searching.limit, bound, searching.evaluated)

@@ -1,0 +1,58 @@
+"""What `mtfc search` compares its result with: the two layouts that everyone knows, and every one that the file declares."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import attrs
+
+from mtfc.cli.selection import Selection
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
+from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.search.rules.search import search
+
+Baselines = dict[str, tuple[Mesh, Layout]]
+
+SECONDS = 1.0
+"""How long the best of the model-parallel layouts is looked for."""
+
+
+def baselines(selection: Selection, pricer: Pricer, devices: int) -> Baselines:
+    """Layouts for so many devices by name; where the file has one called `data_parallel` or `model_parallel`, that is it.
+
+    Data-parallel: the first dimension of the inputs over all devices. Model-parallel: the best that leaves the dimensions of
+    the inputs whole.
+    """
+    declared = {
+        case.name: (case.mesh, case.layout) for case in selection.cases if case.mesh.devices == devices
+    }
+    if devices == 1:
+        return declared
+    line = Mesh("line", (("all", devices),))
+    inputs = [a.value.type for a in selection.program.function("forward").arguments if a.role == "input"]
+    batch = next((dim for type in inputs for dim in type.dims[:1]), None)
+    known: Baselines = {}
+    if batch is not None and batch.size % devices == 0:
+        known["data_parallel"] = (line, Layout("data_parallel", Rules(((batch.name, ("all",)),))))
+    if "model_parallel" not in declared:
+        whole = {dim for type in inputs for dim in type.dims}
+        known |= _model_parallel(selection, pricer, line, whole)
+    return {**known, **declared}
+
+
+def _model_parallel(selection: Selection, pricer: Pricer, line: Mesh, whole: set[Dim]) -> Baselines:
+    """The best that is found in a second, whatever memory it takes; none where nothing else can be split."""
+    device = attrs.evolve(pricer.hardware.device, memory=float("inf"))
+    found = search(
+        pricer.undistributed(),
+        selection.program.function("forward"),
+        [line],
+        attrs.evolve(pricer.hardware, device=device),
+        pricer,
+        monotonic() + SECONDS,
+        known=[(line, Layout("none"))],
+        fixed=Rules(tuple((dim.name, ()) for dim in whole)),
+    )
+    if not found.layout.rules.axes:
+        return {}
+    return {"model_parallel": (line, attrs.evolve(found.layout, name="model_parallel"))}
