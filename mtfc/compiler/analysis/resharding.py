@@ -9,7 +9,7 @@ The graph depends on the number of axes, not of processors.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations, count, permutations
 
@@ -61,23 +61,30 @@ def _subsets(axes: Axes) -> Iterator[Axes]:
         yield from combinations(axes, size)
 
 
-def _appends(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[tuple[int, Axes]]:
-    """(dimension, axes) that the target wants there and the dimension does not have yet."""
-    for i, wanted in enumerate(target.splits):
-        for run in _runs(wanted):
+Runs = Sequence[Sequence[Axes]]
+"""For each dimension, the runs of axes that a step may add."""
+
+
+def wanted_runs(target: TensorType) -> list[list[Axes]]:
+    return [list(_runs(axes)) for axes in target.splits]
+
+
+def _appends(type: TensorType, wanted: Runs, mesh: Mesh) -> Iterator[tuple[int, Axes]]:
+    """(dimension, axes) that are wanted there and the dimension does not have yet."""
+    for i, runs in enumerate(wanted):
+        for run in runs:
             if not set(run) & set(type.splits[i]) and _divides(type, i, (*type.splits[i], *run), mesh):
                 yield i, run
 
 
-def _reductions(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
-    kept = target.pending if type.reduction == target.reduction else ()
+def _reductions(type: TensorType, kept: Axes, wanted: Runs, mesh: Mesh) -> Iterator[Step]:
     removable = tuple(axis for axis in type.pending if axis not in kept)
     for axes in _subsets(removable):
         left = tuple(axis for axis in type.pending if axis not in axes)
         yield Step("all_reduce", (("axes", axes),), type, _with_split(type, {}, left))
     if type.reduction != "sum":
         return
-    for i, run in _appends(type, target, mesh):
+    for i, run in _appends(type, wanted, mesh):
         if set(run) <= set(removable):
             left = tuple(axis for axis in type.pending if axis not in run)
             after = _with_split(type, {i: (*type.splits[i], *run)}, left)
@@ -91,16 +98,16 @@ def _gathers(type: TensorType) -> Iterator[Step]:
             yield Step("all_gather", (("dim", type.dims[i]), ("axes", axes[start:])), type, after)
 
 
-def _slices(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
+def _slices(type: TensorType, wanted: Runs, mesh: Mesh) -> Iterator[Step]:
     used = {*type.split_axes, *type.pending}
-    for i, run in _appends(type, target, mesh):
+    for i, run in _appends(type, wanted, mesh):
         if not set(run) & used:
             after = _with_split(type, {i: (*type.splits[i], *run)})
             yield Step("local_slice", (("dim", type.dims[i]), ("axes", run)), type, after)
 
 
-def _all_to_alls(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
-    for j, run in _appends(type, target, mesh):
+def _all_to_alls(type: TensorType, wanted: Runs, mesh: Mesh) -> Iterator[Step]:
+    for j, run in _appends(type, wanted, mesh):
         for i, axes in enumerate(type.splits):
             if i != j and axes[len(axes) - len(run) :] == run:
                 splits = {i: axes[: len(axes) - len(run)], j: (*type.splits[j], *run)}
@@ -124,12 +131,23 @@ def _unreductions(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[
 
 
 def _steps(type: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Step]:
+    wanted, kept = wanted_runs(target), target.pending if type.reduction == target.reduction else ()
     yield from _unreductions(type, target, mesh)
-    yield from _slices(type, target, mesh)
-    yield from _reductions(type, target, mesh)
-    yield from _all_to_alls(type, target, mesh)
+    yield from _chosen(type, kept, wanted, mesh)
+
+
+def _chosen(type: TensorType, kept: Axes, wanted: Runs, mesh: Mesh) -> Iterator[Step]:
+    yield from _slices(type, wanted, mesh)
+    yield from _reductions(type, kept, wanted, mesh)
+    yield from _all_to_alls(type, wanted, mesh)
     yield from _permutes(type)
     yield from _gathers(type)
+
+
+def steps_from(type: TensorType, mesh: Mesh) -> Iterator[Step]:
+    """Every single collective that some target may ask for."""
+    runs = [axes for size in range(1, len(mesh.axes) + 1) for axes in permutations(mesh.names, size)]
+    return _chosen(type, (), [runs] * len(type.dims), mesh)
 
 
 @lru_cache(maxsize=4096)

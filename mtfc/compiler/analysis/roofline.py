@@ -47,9 +47,14 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if _storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
     size = memory.moved(eqn)
+    return Work(flops, size, kernel_seconds(eqn, flops, size, memory.is_stored(eqn), device))
+
+
+def kernel_seconds(eqn: Equation, flops: int, size: int, is_stored: bool, device: Device) -> float:
+    """Seconds of so many FLOPs on so many bytes."""
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     seconds = max(flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size))
-    return Work(flops, size, seconds + (device.overhead if memory.is_stored(eqn) else 0.0))
+    return seconds + (device.overhead if is_stored else 0.0)
 
 
 def _storage(eqn: Equation) -> Storage:

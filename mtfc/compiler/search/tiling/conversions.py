@@ -1,0 +1,148 @@
+"""What it costs to bring a tensor from any placement to any other: all pairs at once.
+
+The compiler takes the chain of collectives that sends the fewest bytes, and of equally many the shortest (`resharding.py`). Here
+the same chains are found for all placements of a tensor together (Bellman and Ford's algorithm, target by target), with what each costs by another
+measure: seconds, say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import permutations, product
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mtfc.compiler.analysis.resharding import Step, steps_from, wanted_runs, wire_bytes
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+
+Numbers: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.intp]
+
+Price = Callable[[Step], float]
+"""What one collective costs."""
+
+ONE_STEP = 2.0**-10
+"""What a step more weighs, beside bytes."""
+
+
+def seconds_on(topology: Topology) -> Price:
+    """Seconds of a collective by itself."""
+
+    def price(step: Step) -> float:
+        lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
+        return max(lanes.values(), default=0.0)
+
+    return lambda step: 0.0 if step.op == "local_slice" else price(step)
+
+
+def bytes_sent(mesh: Mesh) -> Price:
+    """Bytes that all processors together send, which is what SoyBean minimizes (section 4.2)."""
+    return lambda step: wire_bytes(step.op, step.axes, step.before, mesh) * mesh.devices
+
+
+@attrs.frozen(eq=False)
+class Placements:
+    """Every placement of one tensor, by number, and what it costs from one to another. [placements, placements]"""
+
+    types: tuple[TensorType, ...]
+    numbers: Mapping[TensorType, int]
+    costs: Numbers
+
+    def indices(self, types: Iterable[TensorType]) -> Indices:
+        return np.array([self.numbers[type] for type in types], np.intp)
+
+
+class Conversions:
+    """The placements of tensors on one mesh: those of tensors that look alike are found once."""
+
+    def __init__(self, mesh: Mesh, price: Price) -> None:
+        self.mesh, self.price = mesh, price
+        self._found: dict[tuple[str, tuple[Dim, ...], str], Placements] = {}
+
+    def of(self, type: TensorType, reduction: str = "sum") -> Placements:
+        """The placements of a tensor of this global type, in which a reduction of this kind may be pending."""
+        key = (type.dtype, type.dims, reduction)
+        if key not in self._found:
+            types = tuple(placements(type, self.mesh, reduction))
+            numbers = {each: i for i, each in enumerate(types)}
+            steps = [step for each in types for step in steps_from(each, self.mesh)]
+            graph = _Graph.of(steps, numbers, self.mesh, self.price)
+            columns = [graph.costs_to(target) for target in types]
+            self._found[key] = Placements(types, numbers, np.stack(columns, axis=1))
+        return self._found[key]
+
+
+@attrs.frozen(eq=False)
+class _Graph:
+    """Single collectives between placements, as parallel arrays; `length` orders chains as the compiler does."""
+
+    steps: Sequence[Step]
+    numbers: Mapping[TensorType, int]
+    before: Indices
+    after: Indices
+    length: Numbers
+    cost: Numbers
+
+    @classmethod
+    def of(
+        cls, steps: Sequence[Step], numbers: Mapping[TensorType, int], mesh: Mesh, price: Price
+    ) -> _Graph:
+        return cls(
+            steps,
+            numbers,
+            np.array([numbers[step.before] for step in steps], np.intp),
+            np.array([numbers[step.after] for step in steps], np.intp),
+            np.array([wire_bytes(step.op, step.axes, step.before, mesh) + ONE_STEP for step in steps]),
+            np.array([price(step) for step in steps]),
+        )
+
+    def costs_to(self, target: TensorType) -> Numbers:
+        """From every placement, by chains of the steps that the compiler takes to the target; infinite where there are none."""
+        runs = {(dim, run) for dim, runs in zip(target.dims, wanted_runs(target), strict=True) for run in runs}
+        used = np.array([_serves(step, target, runs) for step in self.steps], bool)
+        before, after = self.before[used], self.after[used]
+        length, cost = self.length[used], self.cost[used]
+        best = np.full(len(self.numbers), np.inf)
+        costs = best.copy()
+        best[self.numbers[target]] = costs[self.numbers[target]] = 0.0
+        while True:
+            through = length + best[after]
+            order = np.lexsort((through, before))
+            first = order[np.diff(before[order], prepend=-1) > 0]
+            first = first[through[first] < best[before[first]]]
+            if not len(first):
+                return costs
+            best[before[first]] = through[first]
+            costs[before[first]] = cost[first] + costs[after[first]]
+
+
+def _serves(step: Step, target: TensorType, runs: Container[tuple[Attr, Axes]]) -> bool:
+    """Whether the compiler looks at a step on the way to the target: see `resharding.py`."""
+    if len(step.after.pending) < len(step.before.pending) and not set(target.pending) <= set(step.after.pending):
+        return False
+    attributes = dict(step.attrs)
+    added = attributes.get("target", attributes.get("dim"))
+    return step.op in ("all_reduce", "all_gather", "permute") or (added, step.axes) in runs
+
+
+def placements(type: TensorType, mesh: Mesh, reduction: str = "sum") -> Iterator[TensorType]:
+    """Every way to place a tensor: each axis splits one of its dimensions, or a reduction is pending over it, or neither."""
+    axes = tuple(axis for axis, size in mesh.axes if size > 1)
+    for roles in product((None, "pending", *type.names), repeat=len(axes)):
+        pending = tuple(axis for axis, role in zip(axes, roles, strict=True) if role == "pending")
+        for splits in orders(tuple(zip(axes, roles, strict=True)), type.names):
+            if all(dim.size % mesh.size(splits.get(dim.name, ())) == 0 for dim in type.dims):
+                yield type.split_by(splits, pending, reduction)
+
+
+def orders(roles: tuple[tuple[str, str | None], ...], dims: tuple[str, ...]) -> Iterator[dict[str, Axes]]:
+    """The splits of dimensions in which each axis has its role: several where two axes split one dimension."""
+    groups = {dim: tuple(axis for axis, role in roles if role == dim) for dim in dims}
+    split = {dim: group for dim, group in groups.items() if group}
+    for choice in product(*(permutations(group) for group in split.values())):
+        yield dict(zip(split, choice, strict=True))

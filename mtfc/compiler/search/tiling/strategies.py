@@ -1,0 +1,97 @@
+"""The strategies of an equation: how each mesh axis serves it.
+
+An axis splits one dimension of the iteration space; or a sum that arrives pending over it passes through, where the equation is
+linear; or it is not used, and all processors along it do the same. Splitting a dimension that the equation reduces away is
+SoyBean's third aligned form, which leaves a sum pending (arXiv:1805.04170, section 4.2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.place import operand_type, result_types
+from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.search.tiling.conversions import orders
+
+Group = tuple[int, ...]
+
+
+@attrs.frozen
+class Strategy:
+    """A layout of the iteration space, and the operands through which sums pass that are pending over further axes."""
+
+    layout: Mapping[str, Axes]
+    passing: tuple[tuple[str, Group], ...] = ()
+
+    @property
+    def passed(self) -> Axes:
+        return tuple(axis for axis, _ in self.passing)
+
+    def operand_type(self, rule: LayoutRule, eqn: Equation, operand: int) -> TensorType:
+        """How operand number `operand` must be placed. `eqn` has this strategy's layout."""
+        pending = tuple(axis for axis, group in self.passing if operand in group)
+        return operand_type(rule, eqn, operand, pending)
+
+    def made(self, rule: LayoutRule, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+        """How the results are placed."""
+        return result_types(eqn, rule, self.passed, mesh)
+
+
+def strategies(
+    eqn: Equation, mesh: Mesh, splittable: Collection[str], pending: Collection[int], redundant: bool = True
+) -> Iterator[Strategy]:
+    """All strategies that are legal for an equation.
+
+    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Unless `redundant`, each axis is
+    used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5).
+    """
+    rule = OPS[eqn.op].layout_rule(eqn)
+    dims = [dim for dim in _space(eqn, rule) if dim.name in splittable]
+    groups = [group for group in OPS[eqn.op].linear(eqn) if set(group) <= set(pending)]
+    if any(value.type.dtype not in FLOATS for value in eqn.results):
+        groups = []
+    axes = tuple(axis for axis, size in mesh.axes if size > 1)
+    roles = [_roles(eqn, rule, dims, axis, mesh) for axis in axes]
+    for choice in product(*((*each, *groups, None) for each in roles)):
+        chosen = tuple(zip(axes, choice, strict=True))
+        passing = tuple((axis, role) for axis, role in chosen if isinstance(role, tuple))
+        named = tuple((axis, role) for axis, role in chosen if isinstance(role, str))
+        if not redundant and any(role is None and useful for role, useful in zip(choice, roles, strict=True)):
+            continue
+        for layout in orders(named, tuple(dim.name for dim in dims)):
+            if _divides(eqn, rule, dims, layout, mesh):
+                yield Strategy(layout, passing)
+
+
+def _space(eqn: Equation, rule: LayoutRule) -> list[Dim]:
+    """The dimensions of the iteration space."""
+    return list(dict.fromkeys((*(dim for v in eqn.results for dim in v.type.dims), *rule.reduced)))
+
+
+def _roles(
+    eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh: Mesh
+) -> list[str]:
+    """The dimensions that an axis can split, alone."""
+    return [dim.name for dim in dims if _divides(eqn, rule, dims, {dim.name: (axis,)}, mesh)]
+
+
+def _divides(
+    eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], layout: Mapping[str, Axes], mesh: Mesh
+) -> bool:
+    """Whether the op can be computed in these parts, and results and operands divide evenly."""
+    reduced = {dim.name for dim in rule.reduced}
+    for dim in dims:
+        axes = layout.get(dim.name, ())
+        if dim.size % mesh.size(axes) or (dim.name not in reduced and not rule.allows(dim, axes, mesh)):
+            return False
+    return all(
+        dim.size % mesh.size(rule.operand_axes(dim.name, layout)) == 0
+        for value in eqn.operands
+        for dim in value.type.dims
+    )

@@ -1,0 +1,77 @@
+"""How long an equation takes under a strategy: by the roofline, as `analysis/roofline.py` has it for programs that are placed.
+
+Which values are in memory is taken from the program before it is placed; what a reshard in between adds to that is left out.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.analysis.roofline import Memory, kernel_seconds
+from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.place import operand_type
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.search.tiling.strategies import Strategy
+
+
+class Roofline:
+    """The seconds of one function's equations, those in loops too."""
+
+    def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
+        self.mesh, self.device = mesh, device
+        self.memories: dict[Value, Memory] = {}
+        self._add(function)
+
+    def _add(self, function: Function) -> None:
+        """The memory that each result of its equations is in."""
+        memory = Memory(function, self.mesh)
+        self.memories |= dict.fromkeys(memory.makers, memory)
+        for eqn in function.body:
+            for region in eqn.regions:
+                self._add(region)
+
+    def seconds(self, eqn: Equation, strategy: Strategy) -> float:
+        """Of one execution; the equation has the strategy's layout."""
+        if OPS[eqn.op].storage in ("view", "made"):
+            return 0.0
+        flops = OPS[eqn.op].flops(self._placed(eqn, strategy), Numbers(self.mesh))
+        is_stored = self.memories[eqn.results[0]].is_stored(eqn)
+        return kernel_seconds(eqn, flops, self._moved(eqn, strategy), is_stored, self.device)
+
+    def _placed(self, eqn: Equation, strategy: Strategy) -> Equation:
+        """FLOP rules look at the types of operands and results."""
+        rule = OPS[eqn.op].layout_rule(eqn)
+        operands = (strategy.operand_type(rule, eqn, i) for i in range(len(eqn.operands)))
+        made = strategy.made(rule, eqn, self.mesh)
+        return attrs.evolve(
+            eqn,
+            operands=tuple(Value(v.name, type) for v, type in zip(eqn.operands, operands, strict=True)),
+            results=tuple(Value(v.name, type) for v, type in zip(eqn.results, made, strict=True)),
+        )
+
+    def _moved(self, eqn: Equation, strategy: Strategy) -> int:
+        """Bytes that it reads and writes."""
+        rule, memory = OPS[eqn.op].layout_rule(eqn), self.memories[eqn.results[0]]
+        made = strategy.made(rule, eqn, self.mesh)
+        pairs = zip(eqn.results, made, strict=True)
+        written = sum(type.local_bytes(self.mesh) for value, type in pairs if value in memory.stored)
+        needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
+        read = [self._read(memory, value, type) for value, type in needed.items()]
+        if OPS[eqn.op].storage == "lookup":
+            read[0] = min(read[0], made[0].local_bytes(self.mesh))
+        return written + sum(read)
+
+    def _read(self, memory: Memory, value: Value, type: TensorType) -> int:
+        """Bytes that come from memory where a value is read that is placed so, or what it is a view of."""
+        sizes = []
+        for view in memory.views(value):
+            sizes.append(type.local_bytes(self.mesh))
+            maker = memory.makers.get(view)
+            if maker is not None and OPS[maker.op].storage == "view":
+                rule = OPS[maker.op].layout_rule(maker)
+                type = operand_type(rule, attrs.evolve(maker, layout=shown_layout(type)), 0)
+        return min(sizes, default=0)
