@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.search.solver.network import Network
-from mtfc.compiler.search.solver.problem import Integers
+from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +46,8 @@ class Arrays(NamedTuple):
     bytes: Floats
     free: Floats
     """What memory there is in each row. [rows]"""
+    impossible: int
+    """What stands for FORBIDDEN here: more than any possible choice costs, and little enough that sums of it fit."""
 
     @property
     def size(self) -> int:
@@ -78,13 +80,14 @@ def pack(network: Network) -> Arrays:
     place = {node: index for index, node in enumerate(nodes)}
     ends = [(node, other) for node in nodes for other in sorted(network.tables[node])]
     number = {end: arc for arc, end in enumerate(ends)}
-    tables = [network.tables[node][other] for node, other in ends]
+    impossible = _impossible(network)
+    tables = [np.minimum(network.tables[node][other], impossible) for node, other in ends]
     items = [item for node in nodes for item in network.items[node]]
     pair_cost = _joined([table.ravel() for table in tables])
     return Arrays(
         nodes=np.array(nodes, np.int64),
         first=_starts([len(network.costs[node]) for node in nodes]),
-        cost=_joined([network.costs[node] for node in nodes]),
+        cost=_joined([np.minimum(network.costs[node], impossible) for node in nodes]),
         arcs=_starts([len(network.tables[node]) for node in nodes]),
         head=np.array([place[other] for _, other in ends], np.int64),
         back=np.array([number[other, node] for node, other in ends], np.int64),
@@ -98,7 +101,16 @@ def pack(network: Network) -> Arrays:
         usage=_starts([len(item.usage) for item in items])[:-1],
         bytes=_joined([item.usage for item in items]).astype(np.float64),
         free=network.free.astype(np.float64),
+        impossible=impossible,
     )
+
+
+def _impossible(network: Network) -> int:
+    """One more than if each node and edge cost the most that it can."""
+    costs = [network.costs[node] for node in network.nodes]
+    tables = [table for node in network.nodes for other, table in network.tables[node].items() if other > node]
+    most = sum(int(each.max(initial=0, where=each < FORBIDDEN)) for each in (*costs, *tables))
+    return min(most + 1, FORBIDDEN)
 
 
 def _starts(lengths: list[int]) -> Integers:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mtfc.compiler.search.solver import kernels, tree_moves
 from mtfc.compiler.search.solver.arrays import Arrays, Floats
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.problem import Integers
 
 TREE = 200
 """Nodes of a tree at most."""
@@ -24,7 +24,7 @@ class Incumbent:
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
         self.choices: Integers | None = None
-        self.cost = FORBIDDEN
+        self.cost = arrays.impossible
         self._tree = tree_moves.room(arrays, TREE, seed=1)
         self._turn = 0
 

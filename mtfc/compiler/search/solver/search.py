@@ -92,7 +92,7 @@ class Search:
 
     @property
     def cost(self) -> int:
-        """Of the best choice, FORBIDDEN or more if none is known."""
+        """Of the best choice; if none is known, more than any would cost."""
         return self.network.constant + self.incumbent.cost
 
     def _is_proven(self) -> bool:

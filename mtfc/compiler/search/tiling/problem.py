@@ -8,7 +8,7 @@ from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem, Ra
 from mtfc.compiler.search.tiling.conversions import Numbers
 from mtfc.compiler.search.tiling.network import Network
 
-PICOSECONDS = 1e12
+PICOSECONDS = 1e9
 
 
 def to_problem(network: Network, unit: float, limit: float | None, name: str) -> Problem:
