@@ -67,11 +67,10 @@ class Roofline:
 
     def _read(self, memory: Memory, value: Value, type: TensorType) -> int:
         """Bytes that come from memory where a value is read that is placed so, or what it is a view of."""
-        sizes = []
-        for view in memory.views(value):
-            sizes.append(type.local_bytes(self.mesh))
-            maker = memory.makers.get(view)
-            if maker is not None and OPS[maker.op].storage == "view":
-                rule = OPS[maker.op].layout_rule(maker)
-                type = operand_type(rule, attrs.evolve(maker, layout=shown_layout(type)), 0)
-        return min(sizes, default=0)
+        views = memory.views(value)
+        size = type.local_bytes(self.mesh) if views else 0
+        for view in views[1:]:
+            maker = memory.makers[value]
+            type = operand_type(OPS[maker.op].layout_rule(maker), attrs.evolve(maker, layout=shown_layout(type)), 0)
+            size, value = min(size, type.local_bytes(self.mesh)), view
+        return size
