@@ -1,7 +1,7 @@
 """assign-layouts: give every equation the layout of its iteration space, and every argument and output a placement.
 
 The computation layout is restricted to the dimensions of each equation (Mesh-TensorFlow paper, section 5). On top of that:
-values with a `value` rule take that one; equations of the update run in the layout in which the optimizer state is stored, so
+values with a `value` rule take that one, and so do equations that one names; equations of the update run in the layout in which the optimizer state is stored, so
 that a gradient is scattered before and a parameter gathered after them; what a loop slices stays as it is stored, so that it is
 gathered one slice at a time; dimensions that an op needs whole stay so; and where
 two dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.equation_names import placeable_names
 from mtfc.compiler.analysis.resharding import plan
 from mtfc.compiler.analysis.ruling import Ruling
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
@@ -43,7 +44,7 @@ class AssignLayouts(Pass):
     def run(self, program: Program) -> Program:
         mesh, layout = program.mesh or Mesh("single", ()), program.layout or Layout("undistributed")
         placed = attrs.evolve(program, mesh=mesh, layout=layout)
-        return placed.map_functions(lambda function: Assignment(mesh, layout).function(function))
+        return placed.map_functions(lambda function: Assignment(mesh, layout, function).function(function))
 
 
 def only_sliced(function: Function) -> set[Value]:
@@ -60,8 +61,8 @@ def only_sliced(function: Function) -> set[Value]:
 class Assignment:
     """Assigns layouts to one function, in order of definition."""
 
-    def __init__(self, mesh: Mesh, layout: Layout) -> None:
-        self.mesh, self.ruling = mesh, Ruling(mesh, layout)
+    def __init__(self, mesh: Mesh, layout: Layout, function: Function) -> None:
+        self.mesh, self.ruling = mesh, Ruling(mesh, layout, placeable_names(function))
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()
 
@@ -70,8 +71,8 @@ class Assignment:
         arguments = tuple(self._argument(argument) for argument in function.arguments)
         self.sliced |= only_sliced(function)
         body = tuple(self._loop(eqn) if eqn.regions else self._equation(eqn) for eqn in function.body)
-        roles = {argument.value.name: argument.role for argument in arguments}
-        outputs = tuple(self._output(output, roles) for output in function.outputs)
+        replaced = {argument.value.name: argument for argument in function.arguments}
+        outputs = tuple(self._output(output, replaced) for output in function.outputs)
         return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
 
     def _restrict(self, type: TensorType, rules: Rules) -> dict[str, Axes]:
@@ -81,16 +82,18 @@ class Assignment:
         type = argument.value.type
         layout = argument.layout
         if layout is None:
-            layout = self._restrict(type, self.ruling.stored(argument.role, argument.value.name))
+            layout = self._restrict(type, self.ruling.stored(argument))
         layout = self._legal(type, layout) if argument.role in ROLES else layout
         self.placed[argument.value] = type.split_by(layout)
         return attrs.evolve(argument, layout=layout)
 
-    def _output(self, output: Output, roles: Mapping[str, str]) -> Output:
-        """An update is stored like what it replaces; any other result leaves as it was computed."""
-        if output.updates is None:
-            return attrs.evolve(output, layout=shown_layout(self.placed[output.value]))
-        rules = self.ruling.stored(roles[output.updates], output.updates)
+    def _output(self, output: Output, arguments: Mapping[str, Argument]) -> Output:
+        """An update is stored like what it replaces; any other result leaves as it was computed, but that a rule names it."""
+        rules = self.ruling.own(output)
+        if rules is None:
+            if output.updates is None:
+                return attrs.evolve(output, layout=shown_layout(self.placed[output.value]))
+            rules = self.ruling.stored(arguments[output.updates])
         layout = self._restrict(output.value.type, rules)
         return attrs.evolve(output, layout=self._legal(output.value.type, layout))
 
@@ -110,7 +113,8 @@ class Assignment:
 
     def _equation(self, eqn: Equation) -> Equation:
         rule = OPS[eqn.op].layout_rule(eqn)
-        if rule is BY_NAME and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results):
+        follows = rule is BY_NAME and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results)
+        if follows and self.ruling.own(eqn) is None:
             layout = shown_layout(self.placed[eqn.operands[0]])
         else:
             layout = self._injective(eqn, rule, self._wanted(eqn, rule))

@@ -18,9 +18,10 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
 from mtfc.compiler.analysis.placement import wanted_type
 from mtfc.compiler.analysis.resharding import plan
-from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS
@@ -36,8 +37,19 @@ class FollowUses(Pass):
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
-        fixed = set(program.layout.value_rules) if program.layout else set()
-        return program.map_functions(lambda function: Following(mesh, fixed).function(function))
+        named = set(program.layout.value_rules) if program.layout else set()
+        return program.map_functions(
+            lambda function: Following(mesh, fixed(function, named)).function(function)
+        )
+
+
+def fixed(function: Function, named: set[str]) -> set[Placeable]:
+    """What stays where a `value` rule puts it."""
+    if not named:
+        return set()
+    names = placeable_names(function)
+    paths = {eqn for eqn in walk(function.body) if eqn.path in named}
+    return paths.union(each for each, name in names.items() if name in named)
 
 
 def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
@@ -54,7 +66,7 @@ def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
 class Following:
     """Moves the layouts of one function's equations towards their uses."""
 
-    def __init__(self, mesh: Mesh, fixed: set[str]) -> None:
+    def __init__(self, mesh: Mesh, fixed: set[Placeable]) -> None:
         self.mesh, self.fixed = mesh, fixed
         self.placed: dict[Value, TensorType] = {}
         self.pending: dict[Value, set[str]] = {}  # axes over which a sum may be pending
@@ -76,7 +88,7 @@ class Following:
     def _loop(self, eqn: Equation, uses: Mapping[Value, list[tuple[Equation, int]]]) -> Equation:
         region = region_of(eqn)
         outputs = tuple(
-            output if output.updates else self._yielded(output, dim_of(eqn), uses.get(result, []))
+            output if output.updates or output in self.fixed else self._yielded(output, dim_of(eqn), uses.get(result, []))
             for result, output in zip(eqn.results, region.outputs, strict=True)
         )
         inside = Following(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
@@ -125,7 +137,7 @@ class Following:
         if (
             not eqn.operands
             or len(eqn.results) > 1
-            or eqn.path in self.fixed
+            or eqn in self.fixed
             or opdef.layout_rule(eqn).reduced
         ):
             return False

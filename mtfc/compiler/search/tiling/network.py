@@ -60,10 +60,14 @@ class Edge:
 
 @attrs.frozen(eq=False)
 class Network:
-    """The choices that a function leaves."""
+    """The choices that a function leaves.
+
+    free: equations that make something of nothing, with a node that needs it and how each of its options does; it follows that.
+    """
 
     nodes: Sequence[Node]
     edges: Sequence[Edge]
+    free: Mapping[Equation, tuple[int, Sequence[TensorType]]]
 
 
 @attrs.frozen(eq=False)
@@ -109,6 +113,8 @@ class NetworkBuilder:
     pending: set[Value] = attrs.field(factory=set)
     sources: dict[Value, _Source] = attrs.field(factory=dict)
     uses: dict[Value, list[_Use]] = attrs.field(factory=dict)
+    makers: dict[Value, Equation] = attrs.field(factory=dict)
+    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
     clock: int = 0
 
     def network(self, function: Function) -> Network:
@@ -121,7 +127,7 @@ class NetworkBuilder:
         for output in function.outputs:
             self._given(output, ports)
         self._connect(function, 1)
-        return Network(tuple(self.nodes), tuple(self.edges))
+        return Network(tuple(self.nodes), tuple(self.edges), self.free)
 
     # Nodes and edges
 
@@ -169,7 +175,9 @@ class NetworkBuilder:
             self.clock += 1
             if eqn.regions:
                 self._loop(eqn, times)
-            elif not is_free(eqn):
+            elif is_free(eqn):
+                self.makers[eqn.result] = eqn
+            else:
                 self._equation(eqn, times, replaced)
 
     def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
@@ -186,14 +194,16 @@ class NetworkBuilder:
         costs = [self.work(own, each) for each, own in zip(options, placed, strict=True)]
         self.nodes[node].costs = np.array(costs, np.float64) * times
         for i, value in enumerate(eqn.operands):
-            if value in self.sources:
-                types = [each.operand_type(rule, own, i) for each, own in zip(options, placed, strict=True)]
-                self._uses(eqn, value, node, types)
+            types = [each.operand_type(rule, own, i) for each, own in zip(options, placed, strict=True)]
+            self._uses(eqn, value, node, types)
         for i, value in enumerate(eqn.results):
             self._comes_from(value, node, [types[i] for types in made], rule.reduction)
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
         """A result may be written over an operand."""
+        if value in self.makers:
+            self.free.setdefault(self.makers[value], (node, types))
+            return
         needed = self.sources[value].placements.indices(types)
         known = self.uses.setdefault(value, [])
         if not any(use.node == node and np.array_equal(use.needed, needed) for use in known):
@@ -247,10 +257,12 @@ class NetworkBuilder:
 
     def _sliced(self, operand: Value, port: int, times: int) -> None:
         """Each slice stays as the stack is placed, whose own dimension becomes whole."""
-        if operand not in self.sources:
-            return
-        source, types = self.sources[operand], self._types(port)
+        types = self._types(port)
         stacks = [operand.type.split_by(shown_layout(type)) for type in types]
+        if operand in self.makers:
+            self.free.setdefault(self.makers[operand], (port, stacks))
+            return
+        source = self.sources[operand]
         needed = source.placements.indices(stacks)
         costs = source.placements.costs[np.ix_(source.made, needed)] * times
         kept = [_splits(source.placements.types[i], types[0].names) for i in source.made]

@@ -1,0 +1,88 @@
+"""The best tiling of a program: a layout for each equation, with a proof of how good it is.
+
+The program goes to the solver as a network of choices. First memory is left aside: that is much easier, and what is found is the best
+with memory, too, if it fits. The layout that comes out has no rules but those that name one equation, argument or loop's value each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from time import monotonic
+
+import attrs
+
+from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Argument, Equation, Function
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.compiler.search.solver.problem import Choices, Problem
+from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
+from mtfc.compiler.search.tiling.conversions import Conversions, seconds_on
+from mtfc.compiler.search.tiling.network import Network, NetworkBuilder
+from mtfc.compiler.search.tiling.problem import to_problem
+from mtfc.compiler.search.tiling.strategies import Strategy
+from mtfc.compiler.search.tiling.work import Roofline
+
+RELAXED = 0.6
+"""The part of the time that may go without memory."""
+
+
+@attrs.frozen(eq=False)
+class Tiling:
+    """A choice for each node of a network, and what it costs at least in the network's unit, and at most: seconds, or bytes sent."""
+
+    layout: Layout
+    cost: float
+    lower_bound: float
+
+    @property
+    def gap(self) -> float:
+        return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
+
+
+def timed_network(
+    function: Function, topology: Topology, device: Device, splittable: Collection[str]
+) -> Network:
+    """The choices of a global function, priced in seconds of one processor, nothing overlapping.
+
+    `splittable` are the dimensions that a layout can name.
+    """
+    mesh = topology.mesh
+    conversions = Conversions(mesh, seconds_on(topology))
+    work = Roofline(function, mesh, device)
+    return NetworkBuilder(mesh, conversions, splittable, work.seconds).network(function)
+
+
+def best(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
+    """The best choices found before `deadline`, a time of `time.monotonic`. Raises `Infeasible` and `NotFound` as `solve` does."""
+    started = monotonic()
+    relaxed = attrs.evolve(problem, limit=None)
+    try:
+        found = solve(relaxed, started + RELAXED * (deadline - started), progress)
+    except NotFound:
+        return solve(problem, deadline, progress)
+    if problem.is_feasible(found.choices):
+        return found
+    fitting = solve(problem, deadline, progress)
+    bound = max(found.lower_bound, fitting.lower_bound)
+    return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
+
+
+def tiling(function: Function, network: Network, choices: Choices, mesh: Mesh, name: str) -> Layout:
+    """The layout that the choices mean."""
+    names = placeable_names(function)
+    rules = {names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names}
+    order = [name for name in names.values() if name in rules]
+    return Layout(name, values=tuple((name, rules[name]) for name in order))
+
+
+def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Collection[tuple[str, Axes]]]]:
+    for node, choice in zip(network.nodes, choices, strict=True):
+        option = node.options[choice]
+        layout = option.layout if isinstance(option, Strategy) else shown_layout(option)
+        if node.owner is not None:
+            yield node.owner, layout.items()
+    for eqn, (number, types) in network.free.items():
+        yield eqn, shown_layout(types[choices[number]]).items()
