@@ -28,6 +28,7 @@ FLOORS = [
     ("mtfc.frontend", 4),
     ("mtfc.backends", 4),
     ("mtfc.compiler.pipelines", 5),
+    ("mtfc.compiler.placeable", 5),
     ("mtfc.cli", 6),
     ("mtfc", 6),
 ]

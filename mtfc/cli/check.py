@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import ERRORS, OK
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.sources import Sources, known_as
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.core import Program
+    from mtfc.compiler.ir.types import Layout, Mesh
+    from mtfc.frontend.facts import Tensor
 
 EXAMPLES = """\
 examples:
@@ -44,7 +51,15 @@ def _diagnostics(options: argparse.Namespace, sources: Sources) -> list[Diagnost
     except CompileError as error:
         return list(error.diagnostics)
     text, neighbour = sources.texts[file], sources.neighbour
-    return list(check(text, file, options.dims, options.model, options.layout, options.mesh, neighbour))
+    given = options.dims, options.model, options.layout, options.mesh
+    return list(check(text, file, *given, neighbour, _placeable))
+
+
+def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
+    """The passes are needed only where a layout names what no line of the file does."""
+    from mtfc.compiler.placeable import placeable
+
+    return placeable(program, mesh, layout)
 
 
 def _count(diagnostics: list[Diagnostic], severity: str) -> int:

@@ -15,6 +15,7 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
+from mtfc.compiler.placeable import placeable
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts import chosen_layouts, parse_mesh
 from mtfc.frontend.legality import check_layout
@@ -106,7 +107,7 @@ def choose(
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
     """Raise `CompileError` unless the program can be placed under each of the layouts."""
     for each in declared:
-        diagnostics.extend(check_layout(program, each))
+        diagnostics.extend(check_layout(program, each, placeable))
     diagnostics.raise_if_errors()
 
 

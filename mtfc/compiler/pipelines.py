@@ -54,14 +54,15 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
     return (MixedPrecision(), Differentiate(of), Simplify(), Cse(), Dce())
 
 
+def preparation() -> tuple[Pass, ...]:
+    """The last changes to a global program: the equations that it then has get layouts."""
+    return (DistributePositions(), BinarizeEinsum(), Simplify(), Cse(), Dce())
+
+
 def partitioning() -> tuple[Pass, ...]:
     """From a global program to one processor's program with explicit collectives."""
     return (
-        DistributePositions(),
-        BinarizeEinsum(),
-        Simplify(),
-        Cse(),
-        Dce(),
+        *preparation(),
         AssignLayouts(),
         FollowUses(),
         InsertReshards(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layouts import chosen_layouts
-from mtfc.frontend.legality import check_layouts
+from mtfc.frontend.legality import Placeable, check_layouts, no_names
 from mtfc.frontend.modules import Neighbour, no_neighbour
 from mtfc.frontend.parser import parse
 
@@ -20,10 +20,11 @@ def check(
     layout: str | None = None,
     mesh: str | None = None,
     neighbour: Neighbour = no_neighbour,
+    placeable: Placeable = no_names,
 ) -> Diagnostics:
     """All diagnostics of the file `file` with this text; the options are those of the command.
 
-    `neighbour` reads the files beside it that it imports.
+    `neighbour` reads the files beside it that it imports; `placeable` knows what layouts can name beside the user's values.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour)
@@ -32,7 +33,7 @@ def check(
     except CompileError as error:
         diagnostics.extend(error.diagnostics)
         return diagnostics
-    found = check_layouts(module.programs, layouts)
+    found = check_layouts(module.programs, layouts, no_names if diagnostics.errors else placeable)
     if diagnostics.errors:  # what a value or equation that is missing would cause
         found = [each for each in found if each.severity == "error" and each.code != "E305"]
     diagnostics.extend(found)

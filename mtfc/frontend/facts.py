@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import attrs
@@ -63,11 +63,22 @@ class Undistributed:
         return type.size
 
 
+Named = Callable[[], Mapping[str, Tensor]]
+"""Everything that the compiler has a name for, the equations of the step for example: as tensors with the dimensions that each has.
+Finding it takes a while.
+"""
+
+
+def nothing() -> Mapping[str, Tensor]:
+    return {}
+
+
 @attrs.frozen(slots=False)
 class Facts:
-    """Of `forward`."""
+    """Of `forward`; `named` has what else a layout can name."""
 
     program: Program
+    named: Named = nothing
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -102,6 +113,17 @@ class Facts:
             if tensor.path:
                 found.setdefault(tensor.path, []).append(tensor)
         return found
+
+    @cached_property
+    def placeable(self) -> Mapping[str, Tensor]:
+        """What the compiler has named."""
+        return self.named()
+
+    def of_path(self, path: str) -> list[Tensor]:
+        """What a `value` rule with this path is for: the user's values, or else what the compiler has named so."""
+        if path in self.by_path:
+            return self.by_path[path]
+        return [self.placeable[path]] if path in self.placeable else []
 
     @cached_property
     def neighbours(self) -> dict[str, set[str]]:

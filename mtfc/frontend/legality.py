@@ -6,21 +6,34 @@ reported once, at the rule, with the first value that it is broken for. What is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.types import Dim, Layout, Mesh
 from mtfc.frontend.efficiency import check_efficiency
 from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 
 
-def check_layouts(programs: Iterable[Program], layouts: Iterable[DeclaredLayout]) -> list[Diagnostic]:
+Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
+"""What a layout can name in the program as the compiler places it: see `Facts`."""
+
+
+def no_names(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
+    """Nothing but what the user has named."""
+    return {}
+
+
+def check_layouts(
+    programs: Iterable[Program], layouts: Iterable[DeclaredLayout], placeable: Placeable = no_names
+) -> list[Diagnostic]:
     """Everything that is wrong or wasteful about layouts for the models of one file."""
-    facts = [Facts(program) for program in programs]
+    programs = tuple(programs)
+    shared = [Facts(program) for program in programs]
     found: list[Diagnostic] = []
     for declared in layouts:
+        facts = [_facts(program, declared, placeable) for program in programs] if declared.values else shared
         found += _unknown_paths(facts, declared)
         found += _absent_dims(facts, declared)
         for each in facts:
@@ -28,9 +41,15 @@ def check_layouts(programs: Iterable[Program], layouts: Iterable[DeclaredLayout]
     return found
 
 
-def check_layout(program: Program, declared: DeclaredLayout) -> list[Diagnostic]:
+def _facts(program: Program, declared: DeclaredLayout, placeable: Placeable) -> Facts:
+    return Facts(program, lambda: placeable(program, declared.mesh, declared.layout))
+
+
+def check_layout(
+    program: Program, declared: DeclaredLayout, placeable: Placeable = no_names
+) -> list[Diagnostic]:
     """What is wrong or wasteful about one layout for one model."""
-    facts = Facts(program)
+    facts = _facts(program, declared, placeable)
     return [*_absent_dims([facts], declared), *_check(facts, declared)]
 
 
@@ -39,7 +58,8 @@ def _check(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
     for section, shapes, suffix in _applications(facts, declared):
         yield from _not_injective(section, shapes, suffix, declared, reported)
         yield from _indivisible(section, shapes, declared, reported)
-    yield from check_efficiency(facts, declared)
+    if all(path in facts.by_path for path in declared.values):
+        yield from check_efficiency(facts, declared)
 
 
 def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
@@ -51,7 +71,7 @@ def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Sect
     yield declared.params, parameters, " where parameters are stored"
     yield declared.optimizer, parameters, " where optimizer state is stored"
     for path, section in own.items():
-        yield section, by_shape(facts.by_path.get(path, ())), ""
+        yield section, by_shape(facts.of_path(path)), ""
 
 
 # E301
@@ -155,10 +175,9 @@ def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator
     """E305: rules for values that no model has."""
     if not declared.values or not facts:
         return
-    known = {path for each in facts for path in each.by_path}
     for path, node in declared.paths.items():
-        if path not in known:
-            near = nearest(path, known)
+        if not any(each.of_path(path) for each in facts):
+            near = nearest(path, {name for each in facts for name in (*each.by_path, *each.placeable)})
             help = f"did you mean `{near}`?" if near else None
             yield Diagnostic("E305", f"no model has a value `{path}`", node.span, help=help)
 
@@ -166,7 +185,7 @@ def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator
 def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
     """E306: rules for dimensions that no value of the name has, in any model."""
     for path, section in declared.values.items():
-        named = [tensor for each in facts for tensor in each.by_path.get(path, ())]
+        named = [tensor for each in facts for tensor in each.of_path(path)]
         for rule in section.values():
             if named and not any(rule.dim in tensor.type.names for tensor in named):
                 labels = [Label(t.place, f"`{path}` is {t.type}") for t in named if t.place]

@@ -146,7 +146,8 @@ def _chosen(type: TensorType, kept: Axes, wanted: Runs, mesh: Mesh) -> Iterator[
 
 def steps_from(type: TensorType, mesh: Mesh) -> Iterator[Step]:
     """Every single collective that some target may ask for."""
-    runs = [axes for size in range(1, len(mesh.axes) + 1) for axes in permutations(mesh.names, size)]
+    used = [axis for axis, size in mesh.axes if size > 1]
+    runs = [axes for size in range(1, len(used) + 1) for axes in permutations(used, size)]
     return _chosen(type, (), [runs] * len(type.dims), mesh)
 
 

@@ -65,6 +65,7 @@ class Network:
     free: equations that make something of nothing, with a node that needs it and how each of its options does; it follows that.
     """
 
+    function: Function
     nodes: Sequence[Node]
     edges: Sequence[Edge]
     free: Mapping[Equation, tuple[int, Sequence[TensorType]]]
@@ -127,7 +128,7 @@ class NetworkBuilder:
         for output in function.outputs:
             self._given(output, ports)
         self._connect(function, 1)
-        return Network(tuple(self.nodes), tuple(self.edges), self.free)
+        return Network(function, tuple(self.nodes), tuple(self.edges), self.free)
 
     # Nodes and edges
 

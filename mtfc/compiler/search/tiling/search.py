@@ -70,9 +70,9 @@ def best(problem: Problem, deadline: float, progress: Progress = silent) -> Solu
     return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
 
 
-def tiling(function: Function, network: Network, choices: Choices, mesh: Mesh, name: str) -> Layout:
+def tiling(network: Network, choices: Choices, name: str) -> Layout:
     """The layout that the choices mean."""
-    names = placeable_names(function)
+    names = placeable_names(network.function)
     rules = {names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names}
     order = [name for name in names.values() if name in rules]
     return Layout(name, values=tuple((name, rules[name]) for name in order))
