@@ -7,7 +7,7 @@ measure: seconds, say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
 from typing import TypeAlias
 
@@ -79,32 +79,48 @@ class Conversions:
 
 @attrs.frozen(eq=False)
 class _Graph:
-    """Single collectives between placements, as parallel arrays; `length` orders chains as the compiler does."""
+    """Single collectives between placements, as parallel arrays. [steps]
 
-    steps: Sequence[Step]
+    length: by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a dimension, the last
+    one where it adds none. completed: the axes over which it completes a reduction, as bits.
+    """
+
+    mesh: Mesh
     numbers: Mapping[TensorType, int]
+    runs: Mapping[tuple[Attr, Axes], int]
     before: Indices
     after: Indices
     length: Numbers
     cost: Numbers
+    added: Indices
+    completed: Indices
 
     @classmethod
     def of(
         cls, steps: Sequence[Step], numbers: Mapping[TensorType, int], mesh: Mesh, price: Price
     ) -> _Graph:
+        runs: dict[tuple[Attr, Axes], int] = {}
+        added = [runs.setdefault(run, len(runs)) if (run := _added(step)) else -1 for step in steps]
+        completed = [set(step.before.pending) - set(step.after.pending) for step in steps]
         return cls(
-            steps,
+            mesh,
             numbers,
+            runs,
             np.array([numbers[step.before] for step in steps], np.intp),
             np.array([numbers[step.after] for step in steps], np.intp),
             np.array([wire_bytes(step.op, step.axes, step.before, mesh) + ONE_STEP for step in steps]),
             np.array([price(step) for step in steps]),
+            np.array(added, np.intp),
+            np.array([_bits(mesh, axes) for axes in completed], np.intp),
         )
 
     def costs_to(self, target: TensorType) -> Numbers:
         """From every placement, by chains of the steps that the compiler takes to the target; infinite where there are none."""
-        runs = {(dim, run) for dim, runs in zip(target.dims, wanted_runs(target), strict=True) for run in runs}
-        used = np.array([_serves(step, target, runs) for step in self.steps], bool)
+        wanted = np.zeros(len(self.runs) + 1, bool)
+        wanted[-1] = True
+        for dim, runs in zip(target.dims, wanted_runs(target), strict=True):
+            wanted[[self.runs[dim, run] for run in runs if (dim, run) in self.runs]] = True
+        used = wanted[self.added] & (self.completed & _bits(self.mesh, target.pending) == 0)
         before, after = self.before[used], self.after[used]
         length, cost = self.length[used], self.cost[used]
         best = np.full(len(self.numbers), np.inf)
@@ -121,13 +137,15 @@ class _Graph:
             costs[before[first]] = cost[first] + costs[after[first]]
 
 
-def _serves(step: Step, target: TensorType, runs: Container[tuple[Attr, Axes]]) -> bool:
-    """Whether the compiler looks at a step on the way to the target: see `resharding.py`."""
-    if len(step.after.pending) < len(step.before.pending) and not set(target.pending) <= set(step.after.pending):
-        return False
+def _added(step: Step) -> tuple[Attr, Axes] | None:
+    """The dimension that a step adds axes to, and those."""
     attributes = dict(step.attrs)
-    added = attributes.get("target", attributes.get("dim"))
-    return step.op in ("all_reduce", "all_gather", "permute") or (added, step.axes) in runs
+    where = {"local_slice": "dim", "reduce_scatter": "dim", "all_to_all": "target"}.get(step.op)
+    return (attributes[where], step.axes) if where else None
+
+
+def _bits(mesh: Mesh, axes: Iterable[str]) -> int:
+    return sum(1 << mesh.names.index(axis) for axis in axes)
 
 
 def placements(type: TensorType, mesh: Mesh, reduction: str = "sum") -> Iterator[TensorType]:

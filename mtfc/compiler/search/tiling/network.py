@@ -36,17 +36,19 @@ KEPT_FOREVER = 1 << 40
 
 @attrs.define(eq=False)
 class Node:
-    """A choice: strategies of an equation, placements of a port, or of a version, which has no owner.
+    """A choice: strategies of an equation, placements of a port, or of a version, whose owner is the value.
 
-    costs: of each option, all executions together. held: bytes of each option while [birth, death).
+    costs: of each option, all executions together. held: bytes of each option while [birth, death). shared: so many options, the
+    first ones, are no copies: the value stays as it was made.
     """
 
-    owner: Owner | None
+    owner: Owner | Value
     options: Sequence[Strategy | TensorType]
     costs: Numbers
     held: Numbers
     birth: int
     death: int
+    shared: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -101,14 +103,15 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class NetworkBuilder:
     """Builds the network of one function.
 
-    splittable: dimensions that a layout can name. redundant: whether processors may do the same, see `strategies`.
+    splittable: dimensions that a layout can name. published: with the restrictions of SoyBean's paper, that no two processors do the
+    same where that can be helped, and that no sum is passed on that is pending.
     """
 
     mesh: Mesh
     conversions: Conversions
     splittable: Collection[str]
     work: Work
-    redundant: bool = True
+    published: bool = False
     nodes: list[Node] = attrs.field(factory=list)
     edges: list[Edge] = attrs.field(factory=list)
     pending: set[Value] = attrs.field(factory=set)
@@ -119,7 +122,7 @@ class NetworkBuilder:
     clock: int = 0
 
     def network(self, function: Function) -> Network:
-        self.pending = may_be_pending(function)
+        self.pending = set() if self.published else may_be_pending(function)
         ports = {
             argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
             for argument in function.arguments
@@ -132,7 +135,7 @@ class NetworkBuilder:
 
     # Nodes and edges
 
-    def _node(self, owner: Owner | None, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
+    def _node(self, owner: Owner | Value, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
         self.nodes.append(Node(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
         return len(self.nodes) - 1
 
@@ -185,7 +188,7 @@ class NetworkBuilder:
         """What replaces an argument is written over it, and holds nothing."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
-        options = list(strategies(eqn, self.mesh, self.splittable, pending, self.redundant))
+        options = list(strategies(eqn, self.mesh, self.splittable, pending, not self.published))
         placed = [attrs.evolve(eqn, layout=each.layout) for each in options]
         made = [each.made(rule, own, self.mesh) for each, own in zip(options, placed, strict=True)]
         held = np.zeros(len(options))
@@ -243,7 +246,7 @@ class NetworkBuilder:
     def _invariant(self, operand: Value, port: int, times: int) -> None:
         """It is the operand itself, or a copy that is placed otherwise, and is held beside it."""
         node, types = self.nodes[port], self._types(port)
-        node.options = (*types, *types)
+        node.options, node.shared = (*types, *types), len(types)
         node.costs = np.zeros(2 * len(types))
         node.held = np.concatenate([np.zeros(len(types)), node.held])
         argument = node.owner
@@ -321,13 +324,13 @@ class NetworkBuilder:
             uses = self.uses.get(value, [])
             source = self.sources[value] if uses else None
             if source is not None and len(uses) > 1:
-                source = self._version(source, uses, times)
+                source = self._version(value, source, uses, times)
             for use in uses:
                 assert source is not None
                 costs = source.placements.costs[np.ix_(source.made, use.needed)]
                 self._edge(source.node, use.node, costs * times)
 
-    def _version(self, source: _Source, uses: Sequence[_Use], times: int) -> _Source:
+    def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> _Source:
         """The value as it is made, or a copy in a placement that at least two uses may need."""
         needs = Counter(i for use in uses for i in np.unique(use.needed).tolist())
         copies = np.array([i for i, count in needs.items() if count > 1], np.intp)
@@ -337,7 +340,8 @@ class NetworkBuilder:
         same = np.unique(source.made)
         options = [places.types[i] for i in (*same, *copies)]
         held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
-        number = self._node(None, options, held)
+        number = self._node(value, options, held)
+        self.nodes[number].shared = len(same)
         self.nodes[number].birth, self.nodes[number].death = origin.birth, origin.death
         kept = np.where(source.made[:, None] == same, 0.0, np.inf)
         moved = places.costs[np.ix_(source.made, copies)] * times

@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device
-from mtfc.compiler.ir.core import Argument, Equation, Function
+from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
 from mtfc.compiler.search.solver.problem import Choices, Problem
@@ -82,7 +82,7 @@ def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Col
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         layout = option.layout if isinstance(option, Strategy) else shown_layout(option)
-        if node.owner is not None:
+        if not isinstance(node.owner, Value):
             yield node.owner, layout.items()
     for eqn, (number, types) in network.free.items():
         yield eqn, shown_layout(types[choices[number]]).items()
