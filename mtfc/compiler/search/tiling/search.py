@@ -6,7 +6,7 @@ with memory, too, if it fits. The layout that comes out has no rules but those t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from time import monotonic
 
 import attrs
@@ -16,12 +16,12 @@ from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import Axes, Layout, Rules
 from mtfc.compiler.search.solver.problem import Choices, Problem
 from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
 from mtfc.compiler.search.tiling.conversions import Conversions, seconds_on
 from mtfc.compiler.search.tiling.network import Network, NetworkBuilder
-from mtfc.compiler.search.tiling.problem import to_problem
+from mtfc.compiler.search.tiling.problem import to_problem, unit_of
 from mtfc.compiler.search.tiling.strategies import Strategy
 from mtfc.compiler.search.tiling.work import Roofline
 
@@ -31,11 +31,15 @@ RELAXED = 0.6
 
 @attrs.frozen(eq=False)
 class Tiling:
-    """A choice for each node of a network, and what it costs at least in the network's unit, and at most: seconds, or bytes sent."""
+    """A layout, what it costs and what every tiling costs at least, in the network's measure: seconds, or bytes sent.
+
+    memory: bytes that the solver thinks one processor holds at most.
+    """
 
     layout: Layout
     cost: float
     lower_bound: float
+    memory: int
 
     @property
     def gap(self) -> float:
@@ -45,18 +49,31 @@ class Tiling:
 def timed_network(
     function: Function, topology: Topology, device: Device, splittable: Collection[str]
 ) -> Network:
-    """The choices of a global function, priced in seconds of one processor, nothing overlapping.
+    """The choices that a global function leaves on a mesh, priced in seconds of one processor, nothing overlapping.
 
-    `splittable` are the dimensions that a layout can name.
+    `splittable` are the dimensions that a layout can name: those that the program has before it is differentiated.
     """
-    mesh = topology.mesh
-    conversions = Conversions(mesh, seconds_on(topology))
-    work = Roofline(function, mesh, device)
-    return NetworkBuilder(mesh, conversions, splittable, work.seconds).network(function)
+    conversions = Conversions(topology.mesh, seconds_on(topology))
+    work = Roofline(function, topology.mesh, device)
+    return NetworkBuilder(topology.mesh, conversions, splittable, work.seconds).network(function)
 
 
-def best(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
-    """The best choices found before `deadline`, a time of `time.monotonic`. Raises `Infeasible` and `NotFound` as `solve` does."""
+def best_tiling(
+    network: Network, memory: float | None, deadline: float, progress: Progress = silent
+) -> Tiling:
+    """The best tiling that is found before `deadline`, a time of `time.monotonic`, and needs no more than `memory` bytes.
+
+    Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found.
+    """
+    unit = unit_of(network)
+    problem = to_problem(network, unit, memory, network.function.name)
+    found = solve_with_memory(problem, deadline, progress)
+    layout = tiling(network, found.choices, "tiling")
+    return Tiling(layout, found.cost / unit, found.lower_bound / unit, problem.peak(found.choices))
+
+
+def solve_with_memory(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
+    """`solve`, first without the limit on memory: a bound for that is one with it, and often what is found fits."""
     started = monotonic()
     relaxed = attrs.evolve(problem, limit=None)
     try:
@@ -74,11 +91,10 @@ def tiling(network: Network, choices: Choices, name: str) -> Layout:
     """The layout that the choices mean."""
     names = placeable_names(network.function)
     rules = {names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names}
-    order = [name for name in names.values() if name in rules]
-    return Layout(name, values=tuple((name, rules[name]) for name in order))
+    return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
 
 
-def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Collection[tuple[str, Axes]]]]:
+def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         layout = option.layout if isinstance(option, Strategy) else shown_layout(option)
