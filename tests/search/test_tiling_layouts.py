@@ -4,46 +4,28 @@ from __future__ import annotations
 
 from random import Random
 
-import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.analysis.equation_names import placeable_names
-from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verify import verify
 from mtfc.compiler.pipelines import default_pipeline, lower, run
-from mtfc.compiler.placeable import placeable, prepared
-from mtfc.compiler.search.tiling.conversions import Conversions, bytes_sent
-from mtfc.compiler.search.tiling.network import Network, NetworkBuilder
 from mtfc.compiler.search.tiling.search import tiling
 from mtfc.compiler.search.tiling.strategies import Strategy
-from mtfc.frontend.check import check
-from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_text import layout_text
-from mtfc.frontend.parser import parse
 from tests.generators.programs import Generated, programs
-from tests.harness import FILE, call, differentiated, exact_data, numpy_module, tolerance
-
-
-def loaded(source: str) -> Module:
-    check(source, FILE, placeable=placeable).raise_if_errors()
-    return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
-
-
-def network_of(program: Program, mesh: Mesh) -> Network:
-    conversions = Conversions(mesh, bytes_sent(mesh))
-    builder = NetworkBuilder(mesh, conversions, set(program.dims), lambda eqn, strategy: 0.0)
-    return builder.network(prepared(program))
+from tests.harness import call, differentiated, exact_data, numpy_module, tolerance
+from tests.search.tilings import loaded, network_of, on
 
 
 def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
     """The program when every equation has its layout."""
     passes = default_pipeline()
     stop = next(i for i, each in enumerate(passes) if each.name == "insert-reshards")
-    return run(attrs.evolve(program, mesh=mesh, layout=layout), passes[:stop])
+    return run(on(mesh, program, layout), passes[:stop])
 
 
 @given(programs(), st.integers(0, 2**16))

@@ -8,7 +8,6 @@ So a layer that is repeated is one part of the network, however often it runs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import attrs
@@ -322,31 +321,36 @@ class NetworkBuilder:
         values += [value for eqn in function.body for value in eqn.results]
         for value in values:
             uses = self.uses.get(value, [])
-            source = self.sources[value] if uses else None
-            if source is not None and len(uses) > 1:
-                source = self._version(value, source, uses, times)
-            for use in uses:
-                assert source is not None
-                costs = source.placements.costs[np.ix_(source.made, use.needed)]
-                self._edge(source.node, use.node, costs * times)
+            if len(uses) > 1:
+                self._version(value, self.sources[value], uses, times)
+            elif uses:
+                self._needs(self.sources[value], uses[0], times)
 
-    def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> _Source:
-        """The value as it is made, or a copy in a placement that at least two uses may need."""
-        needs = Counter(i for use in uses for i in np.unique(use.needed).tolist())
-        copies = np.array([i for i, count in needs.items() if count > 1], np.intp)
-        if not len(copies):
-            return source
+    def _needs(self, source: _Source, use: _Use, times: int) -> None:
+        costs = source.placements.costs[np.ix_(source.made, use.needed)]
+        self._edge(source.node, use.node, costs * times)
+
+    def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> None:
+        """The value as it is made, or a copy as its first use needs it: that is there when the compiler comes to the others."""
+        first, *others = uses
+        needs = {int(i) for use in others for i in use.needed}
+        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
         places, origin = source.placements, self.nodes[source.node]
         same = np.unique(source.made)
         options = [places.types[i] for i in (*same, *copies)]
         held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
         number = self._node(value, options, held)
-        self.nodes[number].shared = len(same)
-        self.nodes[number].birth, self.nodes[number].death = origin.birth, origin.death
+        node = self.nodes[number]
+        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
         kept = np.where(source.made[:, None] == same, 0.0, np.inf)
         moved = places.costs[np.ix_(source.made, copies)] * times
         self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        return _Source(number, places, np.concatenate([same, copies]))
+        given = places.costs[np.ix_(same, first.needed)] * times
+        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
+        self._edge(number, first.node, np.concatenate([given, taken]))
+        version = _Source(number, places, np.concatenate([same, copies]))
+        for use in others:
+            self._needs(version, use, times)
 
 
 ENTER = {

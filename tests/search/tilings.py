@@ -1,0 +1,75 @@
+"""What tests of tilings share: from source to network, and what a layout costs when it is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.analysis.resharding import wire_bytes
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Equation, Function, Program
+from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pipelines import lower
+from mtfc.compiler.placeable import placeable, prepared
+from mtfc.compiler.search.tiling.conversions import Conversions, bytes_sent
+from mtfc.compiler.search.tiling.network import Network, NetworkBuilder
+from mtfc.compiler.search.tiling.search import timed_network
+from mtfc.frontend.check import check
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.parser import parse
+from mtfc.frontend.targets import named
+from tests.harness import FILE
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def loaded(source: str) -> Module:
+    """The file, which may have rules for equations. Raises `CompileError`."""
+    check(source, FILE, placeable=placeable).raise_if_errors()
+    return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
+
+
+def example(name: str, **dims: int) -> Program:
+    text = (EXAMPLES / f"{name}.mtf").read_text()
+    return choose(text, f"{name}.mtf", Choice(None, None, None, dims)).program
+
+
+def machine(name: str) -> Hardware:
+    return named(name, {})
+
+
+def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> Network:
+    """Priced in seconds, or without hardware in bytes that all devices send."""
+    function, dims = prepared(program), set(program.dims)
+    if hardware is not None:
+        return timed_network(function, Topology.of(mesh, hardware), hardware.device, dims)
+    builder = NetworkBuilder(mesh, Conversions(mesh, bytes_sent(mesh)), dims, lambda eqn, strategy: 0.0)
+    return builder.network(function)
+
+
+def compiled(program: Program, mesh: Mesh, layout: Layout) -> Function:
+    """What a search has priced: one processor's step, or its forward pass where the file does not train."""
+    lowered = lower(program, mesh, layout)
+    return lowered.function("step" if lowered.has_function("step") else "forward")
+
+
+def bytes_of(body: tuple[Equation, ...], mesh: Mesh) -> float:
+    """What all devices send in a lowered function."""
+    total = 0.0
+    for eqn in body:
+        if eqn.regions:
+            total += dim_of(eqn).size * bytes_of(region_of(eqn).body, mesh)
+        elif eqn.op in KIND_OF:
+            parts = (wire_bytes(KIND_OF[eqn.op], axes_of(eqn), v.type, mesh) for v in eqn.operands)
+            total += sum(parts) * mesh.devices
+    return total
+
+
+def on(mesh: Mesh, program: Program, layout: Layout) -> Program:
+    return attrs.evolve(program, mesh=mesh, layout=layout)
