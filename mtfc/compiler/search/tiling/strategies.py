@@ -57,16 +57,30 @@ def strategies(
     if any(value.type.dtype not in FLOATS for value in eqn.results):
         groups = []
     axes = tuple(axis for axis, size in mesh.axes if size > 1)
-    roles = [_roles(eqn, rule, dims, axis, mesh) for axis in axes]
-    for choice in product(*((*each, *groups, None) for each in roles)):
+    roles = [(*_roles(eqn, rule, dims, axis, mesh), *groups, None) for axis in axes]
+    for choice in product(*roles):
         chosen = tuple(zip(axes, choice, strict=True))
         passing = tuple((axis, role) for axis, role in chosen if isinstance(role, tuple))
         named = tuple((axis, role) for axis, role in chosen if isinstance(role, str))
-        if not redundant and any(role is None and useful for role, useful in zip(choice, roles, strict=True)):
-            continue
+        unused = [axis for axis, role in chosen if role is None]
         for layout in orders(named, tuple(dim.name for dim in dims)):
-            if _divides(eqn, rule, dims, layout, mesh):
+            if not _divides(eqn, rule, dims, layout, mesh):
+                continue
+            if redundant or not any(_has_room(eqn, rule, dims, layout, axis, mesh) for axis in unused):
                 yield Strategy(layout, passing)
+
+
+def _has_room(
+    eqn: Equation,
+    rule: LayoutRule,
+    dims: Sequence[Dim],
+    layout: Mapping[str, Axes],
+    axis: str,
+    mesh: Mesh,
+) -> bool:
+    """Whether some dimension could be split over one more axis."""
+    more = ({**layout, dim.name: (*layout.get(dim.name, ()), axis)} for dim in dims)
+    return any(_divides(eqn, rule, dims, each, mesh) for each in more)
 
 
 def _space(eqn: Equation, rule: LayoutRule) -> list[Dim]:

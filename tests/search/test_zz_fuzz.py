@@ -1,0 +1,79 @@
+"""The network of tilings costs what its layouts cost when they are compiled, and its best choice is the best."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from time import monotonic
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtfc.compiler.analysis.price import seconds_of
+from mtfc.compiler.analysis.resharding import plan, wire_bytes
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.search.solver.contest_format import read, write
+from mtfc.compiler.search.tiling.conversions import Conversions
+from mtfc.compiler.search.tiling.problem import to_problem
+from mtfc.compiler.search.tiling.search import best_tiling, solve_with_memory, tiling
+from tests.generators.programs import Generated, programs
+from tests.search.tilings import bytes_of, compiled, example, loaded, machine, network_of
+
+SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
+
+
+@given(st.lists(st.sampled_from((2, 4, 6, 8, 12)), min_size=1, max_size=3), st.sampled_from(((2, 2), (2, 4), (3, 2))))
+def test_a_conversion_costs_what_the_compiler_sends(sizes: list[int], shape: tuple[int, int]) -> None:
+    mesh = Mesh("grid", (("rows", shape[0]), ("cols", shape[1]), ("unit", 1)))
+    type = TensorType("f32", tuple(Dim(f"d{i}", size) for i, size in enumerate(sizes)))
+    found = Conversions(mesh, lambda step: wire_bytes(step.op, step.axes, step.before, mesh)).of(type)
+    for source, target in product(found.types, repeat=2):
+        cost = found.costs[found.numbers[source], found.numbers[target]]
+        if set(target.pending) <= set(source.pending):
+            assert cost == pytest.approx(plan(source, target, mesh)[0])
+        else:
+            assert np.isinf(cost)
+
+
+NETWORKS = (
+    ("soybean_mlp_8k", {"layers": 2}, (("groups", 2), ("gpus", 4)), "p2_8xlarge"),
+    ("rnnlm", {"length": 4}, (("gpus", 4),), "p100_cluster"),
+    ("alexnet", {}, (("gpus", 8),), "p2_8xlarge"),
+)
+
+
+@pytest.mark.parametrize(("name", "dims", "axes", "target"), NETWORKS, ids=[each[0] for each in NETWORKS])
+def test_what_is_chosen_costs_that_when_it_is_compiled(
+    name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
+) -> None:
+    program, mesh, hardware = example(name, **dims), Mesh("grid", axes), machine(target)
+    found = best_tiling(network_of(program, mesh, hardware), hardware.device.memory, monotonic() + 60)
+    assert found.gap < 1e-6
+    topology = Topology.of(mesh, hardware)
+    assert sum(seconds_of(compiled(program, mesh, found.layout), topology, hardware.device)) == pytest.approx(
+        found.cost, rel=0.005
+    )
+    for rules in ({"batch": mesh.names}, {}):
+        other = compiled(program, mesh, Layout("other", Rules(tuple(rules.items()))))
+        assert sum(seconds_of(other, topology, hardware.device)) > found.cost
+
+
+@settings(max_examples=250, derandomize=False)
+@given(programs(), st.integers(0, 2**16))
+def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, seed: int) -> None:
+    """The compiler does at least as well as the network knows: it completes sums where that sends least."""
+    (program,) = loaded(generated.source).programs
+    network = network_of(program, generated.mesh)
+    random = np.random.default_rng(seed)
+    sent_by = [node.costs for node in network.nodes]
+    for node in network.nodes:  # any prices of equations, so that one of many tilings is the best
+        node.costs = node.costs + random.integers(0, 1000, len(node.costs))
+    solution = solve_with_memory(to_problem(network, 1.0, None, "random"), monotonic() + 20)
+    chosen = zip(network.nodes, sent_by, solution.choices, strict=True)
+    priced = solution.cost - sum(float((node.costs - sent)[choice]) for node, sent, choice in chosen)
+    layout = tiling(network, solution.choices, "random")
+    sent = bytes_of(compiled(program, generated.mesh, layout).body, generated.mesh)
+    assert sent <= priced + 1e-6
