@@ -64,8 +64,8 @@ class Undistributed:
 
 
 Named = Callable[[], Mapping[str, Tensor]]
-"""Everything that the compiler has a name for, the equations of the step for example: as tensors with the dimensions that each has.
-Finding it takes a while.
+"""Everything that the compiler has a name for, the equations of the step for example: as tensors with the dimensions that each
+has. Finding it takes a while.
 """
 
 

@@ -15,7 +15,6 @@ from mtfc.frontend.efficiency import check_efficiency
 from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 
-
 Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
 """What a layout can name in the program as the compiler places it: see `Facts`."""
 

@@ -41,7 +41,9 @@ def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) ->
 
     placed = assigned(read, mesh, declared.layout)
     function = placed.function("step" if placed.has_function("step") else "forward")
-    found = {name: thing.layout for thing, name in placeable_names(function).items() if isinstance(thing, Equation)}
+    found = {
+        name: thing.layout for thing, name in placeable_names(function).items() if isinstance(thing, Equation)
+    }
     names = placeable_names(network.function)
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from time import monotonic
 
@@ -15,7 +14,6 @@ from mtfc.compiler.analysis.price import seconds_of
 from mtfc.compiler.analysis.resharding import plan, wire_bytes
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
-from mtfc.compiler.search.solver.contest_format import read, write
 from mtfc.compiler.search.tiling.conversions import Conversions
 from mtfc.compiler.search.tiling.problem import to_problem
 from mtfc.compiler.search.tiling.search import best_tiling, solve_with_memory, tiling
@@ -25,7 +23,10 @@ from tests.search.tilings import bytes_of, compiled, example, loaded, machine, n
 SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
 
 
-@given(st.lists(st.sampled_from((2, 4, 6, 8, 12)), min_size=1, max_size=3), st.sampled_from(((2, 2), (2, 4), (3, 2))))
+@given(
+    st.lists(st.sampled_from((2, 4, 6, 8, 12)), min_size=1, max_size=3),
+    st.sampled_from(((2, 2), (2, 4), (3, 2))),
+)
 def test_a_conversion_costs_what_the_compiler_sends(sizes: list[int], shape: tuple[int, int]) -> None:
     mesh = Mesh("grid", (("rows", shape[0]), ("cols", shape[1]), ("unit", 1)))
     type = TensorType("f32", tuple(Dim(f"d{i}", size) for i, size in enumerate(sizes)))

@@ -8,8 +8,8 @@ backward pass and the updates too, which no line of the file names. They get nam
     backward.layers.einsum, ...einsum_2      those without a path, by loop and op
     forward.layers.carried.x                 what a loop carries, or takes whole (`invariant`), or yields (`yielded`)
 
-Where several would have one name, or it is the user's, the second in order of the program is `_2`. The names are those of the program
-as `assign-layouts` finds it: the same for every layout that splits nothing otherwise.
+Where several would have one name, or it is the user's, the second in order of the program is `_2`. The names are those of the
+program as `assign-layouts` finds it: the same for every layout that splits nothing otherwise.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
 
 
 class Ruling:
-    """The rules of one layout. `names` are those of a function's equations and arguments (`equation_names.py`), once they have some."""
+    """The rules of one layout. `names` are those of a function's equations and arguments (`equation_names.py`), once they have
+    some.
+    """
 
     def __init__(self, mesh: Mesh, layout: Layout, names: Mapping[Placeable, str] = {}) -> None:
         self.compute = without_unit_axes(layout.compute, mesh)

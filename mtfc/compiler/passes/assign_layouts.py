@@ -1,10 +1,10 @@
 """assign-layouts: give every equation the layout of its iteration space, and every argument and output a placement.
 
 The computation layout is restricted to the dimensions of each equation (Mesh-TensorFlow paper, section 5). On top of that:
-values with a `value` rule take that one, and so do equations that one names; equations of the update run in the layout in which the optimizer state is stored, so
-that a gradient is scattered before and a parameter gathered after them; what a loop slices stays as it is stored, so that it is
-gathered one slice at a time; dimensions that an op needs whole stay so; and where
-two dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
+values with a `value` rule take that one, and so do equations that one names; equations of the update run in the layout in which
+the optimizer state is stored, so that a gradient is scattered before and a parameter gathered after them; what a loop slices
+stays as it is stored, so that it is gathered one slice at a time; dimensions that an op needs whole stay so; and where two
+dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
 
 An axis of size 1 splits nothing and is left out everywhere.
 

@@ -88,7 +88,9 @@ class Following:
     def _loop(self, eqn: Equation, uses: Mapping[Value, list[tuple[Equation, int]]]) -> Equation:
         region = region_of(eqn)
         outputs = tuple(
-            output if output.updates or output in self.fixed else self._yielded(output, dim_of(eqn), uses.get(result, []))
+            output
+            if output.updates or output in self.fixed
+            else self._yielded(output, dim_of(eqn), uses.get(result, []))
             for result, output in zip(eqn.results, region.outputs, strict=True)
         )
         inside = Following(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
@@ -134,12 +136,7 @@ class Following:
 
     def _moves(self, eqn: Equation) -> bool:
         opdef = OPS[eqn.op]
-        if (
-            not eqn.operands
-            or len(eqn.results) > 1
-            or eqn in self.fixed
-            or opdef.layout_rule(eqn).reduced
-        ):
+        if not eqn.operands or len(eqn.results) > 1 or eqn in self.fixed or opdef.layout_rule(eqn).reduced:
             return False
         return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
 

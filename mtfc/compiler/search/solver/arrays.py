@@ -108,7 +108,9 @@ def pack(network: Network) -> Arrays:
 def _impossible(network: Network) -> int:
     """One more than if each node and edge cost the most that it can."""
     costs = [network.costs[node] for node in network.nodes]
-    tables = [table for node in network.nodes for other, table in network.tables[node].items() if other > node]
+    tables = [
+        table for node in network.nodes for other, table in network.tables[node].items() if other > node
+    ]
     most = sum(int(each.max(initial=0, where=each < FORBIDDEN)) for each in (*costs, *tables))
     return min(most + 1, FORBIDDEN)
 

@@ -1,7 +1,8 @@
 """How SoyBean counts bytes in its example (arXiv:1805.04170, section 2.2): with what each device has already.
 
-A tensor that is gathered counts once whole for each device, one that is summed and split once, one that is summed and given to all
-twice. Section 4.2.1, which the search minimizes, leaves out what a device has: that is what rings send, (n - 1) / n of this for n devices.
+A tensor that is gathered counts once whole for each device, one that is summed and split once, one that is summed and given to
+all twice. Section 4.2.1, which the search minimizes, leaves out what a device has: that is what rings send, (n - 1) / n of this
+for n devices.
 """
 
 from __future__ import annotations

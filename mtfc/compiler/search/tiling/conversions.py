@@ -1,8 +1,8 @@
 """What it costs to bring a tensor from any placement to any other: all pairs at once.
 
-The compiler takes the chain of collectives that sends the fewest bytes, and of equally many the shortest (`resharding.py`). Here
-the same chains are found for all placements of a tensor together (Bellman and Ford's algorithm, target by target), with what each costs by another
-measure: seconds, say.
+The compiler takes the chain of collectives that sends the fewest bytes, and of equally many the shortest (`resharding.py`).
+Here the same chains are found for all placements of a tensor together (Bellman and Ford's algorithm, target by target), with
+what each costs by another measure: seconds, say.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Conversions:
 class _Graph:
     """Single collectives between placements, as parallel arrays. [steps]
 
-    length: by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a dimension, the last
-    one where it adds none. completed: the axes over which it completes a reduction, as bits.
+    length: by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a dimension, the
+    last one where it adds none. completed: the axes over which it completes a reduction, as bits.
     """
 
     mesh: Mesh
@@ -96,9 +96,7 @@ class _Graph:
     completed: Indices
 
     @classmethod
-    def of(
-        cls, steps: Sequence[Step], numbers: Mapping[TensorType, int], mesh: Mesh, price: Price
-    ) -> _Graph:
+    def of(cls, steps: Sequence[Step], numbers: Mapping[TensorType, int], mesh: Mesh, price: Price) -> _Graph:
         runs: dict[tuple[Attr, Axes], int] = {}
         added = [runs.setdefault(run, len(runs)) if (run := _added(step)) else -1 for step in steps]
         completed = [set(step.before.pending) - set(step.after.pending) for step in steps]

@@ -1,10 +1,10 @@
-"""SoyBean's k-cuts: divide the devices into groups again and again, and choose the tiling between the groups of each cut by itself
-(arXiv:1805.04170, section 4.3).
+"""SoyBean's k-cuts: divide the devices into groups again and again, and choose the tiling between the groups of each cut by
+itself (arXiv:1805.04170, section 4.3).
 
-A cut is a mesh axis, the first one the outermost, on the slowest links (section 5.1); each is chosen by dynamic programming (`levels.py`)
-so that fewest bytes are sent, and stays as it is for the cuts that follow, which tile what it left. The paper cuts in two; any number of
-devices is cut by its prime factors. What a cut adds to the bytes sent by all devices together is the paper's `2^(k-i) delta_i`
-(Theorem 1): sent bytes are counted as in section 4.2.1, what a device needs less what it has.
+A cut is a mesh axis, the first one the outermost, on the slowest links (section 5.1); each is chosen by dynamic programming
+(`levels.py`) so that fewest bytes are sent, and stays as it is for the cuts that follow, which tile what it left. The paper
+cuts in two; any number of devices is cut by its prime factors. What a cut adds to the bytes sent by all devices together is the
+paper's `2^(k-i) delta_i` (Theorem 1): sent bytes are counted as in section 4.2.1, what a device needs less what it has.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Layout, Mesh
+from mtfc.compiler.search.tiling.build import NetworkBuilder
 from mtfc.compiler.search.tiling.conversions import Conversions, Numbers, bytes_sent
 from mtfc.compiler.search.tiling.levels import Table, best_choices
-from mtfc.compiler.search.tiling.network import Network, NetworkBuilder, Node
+from mtfc.compiler.search.tiling.network import Network, Node
 from mtfc.compiler.search.tiling.search import tiling
 from mtfc.compiler.search.tiling.strategies import Strategy
 
@@ -47,8 +48,8 @@ def factors(number: int) -> list[int]:
 def sent_network(function: Function, mesh: Mesh, splittable: Collection[str]) -> Network:
     """The choices of a global function, priced in bytes that all devices send together.
 
-    As in the paper no two devices compute the same, where that can be helped, and each sum is completed by the equation that leaves it
-    pending. `splittable` are the dimensions that a layout can name.
+    As in the paper no two devices compute the same, where that can be helped, and each sum is completed by the equation that
+    leaves it pending. `splittable` are the dimensions that a layout can name.
     """
     conversions = Conversions(mesh, bytes_sent(mesh))
     builder = NetworkBuilder(mesh, conversions, splittable, lambda eqn, strategy: 0.0, published=True)
@@ -102,6 +103,8 @@ def _best(network: Network, allowed: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _cost(network: Network, choices: Sequence[int]) -> float:
-    nodes: Numbers = np.array([node.costs[choice] for node, choice in zip(network.nodes, choices, strict=True)])
+    nodes: Numbers = np.array(
+        [node.costs[choice] for node, choice in zip(network.nodes, choices, strict=True)]
+    )
     edges = sum(float(edge.costs[choices[edge.first], choices[edge.second]]) for edge in network.edges)
     return float(nodes.sum()) + edges

@@ -1,8 +1,8 @@
 """Dynamic programming over the levels of a network (SoyBean, arXiv:1805.04170, section 4.2.2).
 
-A breadth-first search sorts the nodes into levels; edges are within a level or between two that follow each other. The nodes of the last
-level are chosen as best for every choice of those before them, and so on to the first. Within a level they are taken one by one, those
-with the fewest neighbours' choices first, which needs less room than all at once and finds the same.
+A breadth-first search sorts the nodes into levels; edges are within a level or between two that follow each other. The nodes of
+the last level are chosen as best for every choice of those before them, and so on to the first. Within a level they are taken
+one by one, those with the fewest neighbours' choices first, which needs less room than all at once and finds the same.
 """
 
 from __future__ import annotations

@@ -1,36 +1,24 @@
-"""A program as a network of choices: what the solver is asked about tilings.
+"""A program as a network of choices: what the solver is asked about tilings. `build.py` makes it.
 
-Nodes are equations, with their strategies; *ports*, the values that enter a function or a loop, or leave a loop stacked, with their
-placements; and *versions*: a value that several equations use may be brought to another placement once, for all of them. An edge says
-what it costs to bring a value from where one node leaves it to where another needs it; in a loop it counts once for each iteration.
-So a layer that is repeated is one part of the network, however often it runs.
+Nodes are equations, with their strategies; *ports*, the values that enter a function or a loop, or leave a loop stacked, with
+their placements; and *versions*: a value that several equations use may be brought to another placement once, for all of them.
+An edge says what it costs to bring a value from where one node leaves it to where another needs it; in a loop it counts once for
+each iteration. So a layer that is repeated is one part of the network, however often it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
-import numpy as np
 
-from mtfc.compiler.analysis.liveness import takes_over
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of, stacked_type
-from mtfc.compiler.ir.opdef import no_flops
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
-from mtfc.compiler.search.tiling.conversions import Conversions, Indices, Numbers, Placements
-from mtfc.compiler.search.tiling.pending import may_be_pending
-from mtfc.compiler.search.tiling.strategies import Strategy, strategies
+from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.search.tiling.conversions import Numbers
+from mtfc.compiler.search.tiling.strategies import Strategy
 
-Owner = Equation | Argument | Output
-
-Work = Callable[[Equation, Strategy], float]
-"""What an equation costs, once, that has its strategy's layout."""
-
-KEPT_FOREVER = 1 << 40
-"""A time after everything."""
+Owner = Equation | Argument | Output | Value
+"""Whose choice it is: an equation's, a port's, or for a version the value's."""
 
 
 @attrs.define(eq=False)
@@ -41,7 +29,7 @@ class Node:
     first ones, are no copies: the value stays as it was made.
     """
 
-    owner: Owner | Value
+    owner: Owner
     options: Sequence[Strategy | TensorType]
     costs: Numbers
     held: Numbers
@@ -70,292 +58,3 @@ class Network:
     nodes: Sequence[Node]
     edges: Sequence[Edge]
     free: Mapping[Equation, tuple[int, Sequence[TensorType]]]
-
-
-@attrs.frozen(eq=False)
-class _Source:
-    """Where a value comes from: a node, and how each of its options leaves the value."""
-
-    node: int
-    placements: Placements
-    made: Indices
-
-
-@attrs.frozen(eq=False)
-class _Use:
-    """A node that needs a value, and how each of its options needs it."""
-
-    node: int
-    needed: Indices
-
-
-def is_free(eqn: Equation) -> bool:
-    """Whether it makes something of nothing, as every use can do for itself."""
-    return not eqn.regions and not eqn.operands and OPS[eqn.op].flops is no_flops
-
-
-def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
-    return tuple(axes for name, axes in zip(type.names, type.splits, strict=True) if name in names)
-
-
-@attrs.define(eq=False)
-class NetworkBuilder:
-    """Builds the network of one function.
-
-    splittable: dimensions that a layout can name. published: with the restrictions of SoyBean's paper, that no two processors do the
-    same where that can be helped, and that no sum is passed on that is pending.
-    """
-
-    mesh: Mesh
-    conversions: Conversions
-    splittable: Collection[str]
-    work: Work
-    published: bool = False
-    nodes: list[Node] = attrs.field(factory=list)
-    edges: list[Edge] = attrs.field(factory=list)
-    pending: set[Value] = attrs.field(factory=set)
-    sources: dict[Value, _Source] = attrs.field(factory=dict)
-    uses: dict[Value, list[_Use]] = attrs.field(factory=dict)
-    makers: dict[Value, Equation] = attrs.field(factory=dict)
-    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
-    clock: int = 0
-
-    def network(self, function: Function) -> Network:
-        self.pending = set() if self.published else may_be_pending(function)
-        ports = {
-            argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
-            for argument in function.arguments
-        }
-        self._body(function, 1)
-        for output in function.outputs:
-            self._given(output, ports)
-        self._connect(function, 1)
-        return Network(function, tuple(self.nodes), tuple(self.edges), self.free)
-
-    # Nodes and edges
-
-    def _node(self, owner: Owner | Value, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
-        self.nodes.append(Node(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
-        return len(self.nodes) - 1
-
-    def _port(self, owner: Owner, value: Value, birth: int, death: int) -> int:
-        """A node for a value that enters, with all its placements."""
-        options = self._placements(value)
-        number = self._node(owner, options, self._bytes(options))
-        self.nodes[number].birth, self.nodes[number].death = birth, death
-        self._comes_from(value, number, options)
-        return number
-
-    def _placements(self, value: Value) -> list[TensorType]:
-        """Those that a layout can ask for."""
-        return [
-            type
-            for type in self.conversions.of(value.type).types
-            if (not type.pending or value in self.pending)
-            and all(not axes or name in self.splittable for name, axes in zip(type.names, type.splits, strict=True))
-        ]
-
-    def _bytes(self, types: Iterable[TensorType]) -> Numbers:
-        return np.array([type.local_bytes(self.mesh) for type in types], np.float64)
-
-    def _comes_from(self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum") -> None:
-        placements = self.conversions.of(value.type, reduction)
-        self.sources[value] = _Source(node, placements, placements.indices(types))
-
-    def _edge(self, first: int, second: int, costs: Numbers) -> None:
-        if first != second and costs.any():
-            self.edges.append(Edge(first, second, costs))
-
-    def _kept(self, value: Value, until: int) -> None:
-        node = self.nodes[self.sources[value].node]
-        node.death = max(node.death, until)
-
-    # Equations
-
-    def _body(self, function: Function, times: int) -> None:
-        replaced = {output.value for output in function.outputs if output.updates is not None}
-        for eqn in function.body:
-            self.clock += 1
-            if eqn.regions:
-                self._loop(eqn, times)
-            elif is_free(eqn):
-                self.makers[eqn.result] = eqn
-            else:
-                self._equation(eqn, times, replaced)
-
-    def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
-        """What replaces an argument is written over it, and holds nothing."""
-        rule = OPS[eqn.op].layout_rule(eqn)
-        pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
-        options = list(strategies(eqn, self.mesh, self.splittable, pending, not self.published))
-        placed = [attrs.evolve(eqn, layout=each.layout) for each in options]
-        made = [each.made(rule, own, self.mesh) for each, own in zip(options, placed, strict=True)]
-        held = np.zeros(len(options))
-        for i, value in enumerate(eqn.results):
-            held += 0 if value in replaced else self._bytes(types[i] for types in made)
-        node = self._node(eqn, options, held)
-        costs = [self.work(own, each) for each, own in zip(options, placed, strict=True)]
-        self.nodes[node].costs = np.array(costs, np.float64) * times
-        for i, value in enumerate(eqn.operands):
-            types = [each.operand_type(rule, own, i) for each, own in zip(options, placed, strict=True)]
-            self._uses(eqn, value, node, types)
-        for i, value in enumerate(eqn.results):
-            self._comes_from(value, node, [types[i] for types in made], rule.reduction)
-
-    def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
-        """A result may be written over an operand."""
-        if value in self.makers:
-            self.free.setdefault(self.makers[value], (node, types))
-            return
-        needed = self.sources[value].placements.indices(types)
-        known = self.uses.setdefault(value, [])
-        if not any(use.node == node and np.array_equal(use.needed, needed) for use in known):
-            known.append(_Use(node, needed))
-        over = any(takes_over(eqn, value, result, self.mesh) for result in eqn.results)
-        self._kept(value, self.clock + (not over))
-
-    # Loops and outputs
-
-    def _loop(self, eqn: Equation, times: int) -> None:
-        region, begin = region_of(eqn), self.clock
-        inner = times * dim_of(eqn).size
-        ports = {a.value.name: self._port(a, a.value, begin, begin) for a in region.arguments}
-        for operand, argument in pairs(eqn):
-            ENTER[argument.role](self, operand, ports[argument.value.name], times)
-        self._body(region, inner)
-        self.clock += 1
-        for operand, argument in pairs(eqn):
-            if operand in self.sources:
-                self._kept(operand, begin if argument.role == "carried" else self.clock)
-            if argument.role == "carried":
-                self._kept(argument.value, self.clock)
-        for result, output in zip(eqn.results, region.outputs, strict=True):
-            self._leaves(result, output, ports, begin, inner)
-        self._connect(region, inner)
-
-    def _carried(self, operand: Value, port: int, times: int) -> None:
-        """What is complete can be seen as pending for nothing: one processor has it, and the others zeros."""
-        if operand in self.sources:
-            source, types = self.sources[operand], self._types(port)
-            whole = source.placements.indices(attrs.evolve(type, pending=()) for type in types)
-            ways = [whole, source.placements.indices(types)]
-            costs = np.minimum(*(source.placements.costs[np.ix_(source.made, way)] for way in ways))
-            self._edge(source.node, port, costs * times)
-
-    def _invariant(self, operand: Value, port: int, times: int) -> None:
-        """It is the operand itself, or a copy that is placed otherwise, and is held beside it."""
-        node, types = self.nodes[port], self._types(port)
-        node.options, node.shared = (*types, *types), len(types)
-        node.costs = np.zeros(2 * len(types))
-        node.held = np.concatenate([np.zeros(len(types)), node.held])
-        argument = node.owner
-        assert isinstance(argument, Argument)
-        self._comes_from(argument.value, port, node.options)
-        if operand in self.sources:
-            source = self.sources[operand]
-            needed = source.placements.indices(types)
-            costs = source.placements.costs[np.ix_(source.made, needed)] * times
-            same = np.where(source.made[:, None] == needed, 0.0, np.inf)
-            self._edge(source.node, port, np.concatenate([same, costs], axis=1))
-
-    def _sliced(self, operand: Value, port: int, times: int) -> None:
-        """Each slice stays as the stack is placed, whose own dimension becomes whole."""
-        types = self._types(port)
-        stacks = [operand.type.split_by(shown_layout(type)) for type in types]
-        if operand in self.makers:
-            self.free.setdefault(self.makers[operand], (port, stacks))
-            return
-        source = self.sources[operand]
-        needed = source.placements.indices(stacks)
-        costs = source.placements.costs[np.ix_(source.made, needed)] * times
-        kept = [_splits(source.placements.types[i], types[0].names) for i in source.made]
-        same = np.array([[splits == type.splits for type in types] for splits in kept])
-        self._edge(source.node, port, np.where(same, costs, np.inf))
-
-    def _types(self, node: int) -> Sequence[TensorType]:
-        return self.nodes[node].options  # type: ignore[return-value]
-
-    def _leaves(self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int) -> None:
-        """What is carried leaves as it goes around; what is yielded is placed in any way, iteration by iteration."""
-        source = self.sources.get(output.value)
-        if output.updates is not None:
-            port = ports[output.updates]
-            types = self._types(port)
-        else:
-            port = self._yields(output, begin, times)
-            dim = result.type.dims[0]
-            types = [stacked_type(type, dim) for type in self._types(port)]
-        if source is not None:
-            self._kept(output.value, self.clock)
-            needed = source.placements.indices(self._types(port))
-            self._edge(source.node, port, source.placements.costs[np.ix_(source.made, needed)] * times)
-        self._comes_from(result, port, types)
-
-    def _yields(self, output: Output, begin: int, times: int) -> int:
-        types = [type for type in self._placements(output.value) if not type.pending]
-        number = self._node(output, types, self._bytes(types) * times)
-        self.nodes[number].birth = begin
-        return number
-
-    def _given(self, output: Output, ports: Mapping[str, int]) -> None:
-        """What leaves the function: like what it replaces, or completed where it is."""
-        source = self.sources.get(output.value)
-        if source is None:
-            return
-        costs = source.placements.costs
-        if output.updates is not None:
-            port = ports[output.updates]
-            needed = source.placements.indices(self._types(port))
-            self._edge(source.node, port, costs[np.ix_(source.made, needed)])
-            return
-        self._kept(output.value, KEPT_FOREVER)
-        made = [source.placements.types[i] for i in source.made]
-        complete = source.placements.indices(type.split_by(shown_layout(type)) for type in made)
-        self.nodes[source.node].costs += costs[source.made, complete]
-
-    # Uses
-
-    def _connect(self, function: Function, times: int) -> None:
-        """Edges from each value to the equations that use it, by way of a version where there are several."""
-        values = [argument.value for argument in function.arguments]
-        values += [value for eqn in function.body for value in eqn.results]
-        for value in values:
-            uses = self.uses.get(value, [])
-            if len(uses) > 1:
-                self._version(value, self.sources[value], uses, times)
-            elif uses:
-                self._needs(self.sources[value], uses[0], times)
-
-    def _needs(self, source: _Source, use: _Use, times: int) -> None:
-        costs = source.placements.costs[np.ix_(source.made, use.needed)]
-        self._edge(source.node, use.node, costs * times)
-
-    def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> None:
-        """The value as it is made, or a copy as its first use needs it: that is there when the compiler comes to the others."""
-        first, *others = uses
-        needs = {int(i) for use in others for i in use.needed}
-        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
-        places, origin = source.placements, self.nodes[source.node]
-        same = np.unique(source.made)
-        options = [places.types[i] for i in (*same, *copies)]
-        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
-        number = self._node(value, options, held)
-        node = self.nodes[number]
-        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
-        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
-        moved = places.costs[np.ix_(source.made, copies)] * times
-        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = places.costs[np.ix_(same, first.needed)] * times
-        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
-        self._edge(number, first.node, np.concatenate([given, taken]))
-        version = _Source(number, places, np.concatenate([same, copies]))
-        for use in others:
-            self._needs(version, use, times)
-
-
-ENTER = {
-    "carried": NetworkBuilder._carried,
-    "invariant": NetworkBuilder._invariant,
-    "sliced": NetworkBuilder._sliced,
-}
-"""How each kind of argument enters a loop."""

@@ -19,7 +19,9 @@ def may_be_pending(function: Function, given: Collection[Value] = ()) -> set[Val
     for eqn in function.body:
         if eqn.regions:
             found |= _in_loop(eqn)
-        elif _makes(eqn) or any(found.issuperset(eqn.operands[i] for i in g) for g in OPS[eqn.op].linear(eqn)):
+        elif _makes(eqn) or any(
+            found.issuperset(eqn.operands[i] for i in g) for g in OPS[eqn.op].linear(eqn)
+        ):
             found.update(value for value in eqn.results if value.type.dtype in FLOATS)
     return found
 

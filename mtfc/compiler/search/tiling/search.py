@@ -1,7 +1,8 @@
 """The best tiling of a program: a layout for each equation, with a proof of how good it is.
 
-The program goes to the solver as a network of choices. First memory is left aside: that is much easier, and what is found is the best
-with memory, too, if it fits. The layout that comes out has no rules but those that name one equation, argument or loop's value each.
+The program goes to the solver as a network of choices. First memory is left aside: that is much easier, and what is found is
+the best with memory, too, if it fits. The layout that comes out has no rules but those that name one equation, argument or
+loop's value each.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Layout, Rules
 from mtfc.compiler.search.solver.problem import Choices, Problem
 from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
+from mtfc.compiler.search.tiling.build import NetworkBuilder
 from mtfc.compiler.search.tiling.conversions import Conversions, seconds_on
-from mtfc.compiler.search.tiling.network import Network, NetworkBuilder
+from mtfc.compiler.search.tiling.network import Network
 from mtfc.compiler.search.tiling.problem import to_problem, unit_of
 from mtfc.compiler.search.tiling.strategies import Strategy
 from mtfc.compiler.search.tiling.work import Roofline
@@ -90,7 +92,9 @@ def solve_with_memory(problem: Problem, deadline: float, progress: Progress = si
 def tiling(network: Network, choices: Choices, name: str) -> Layout:
     """The layout that the choices mean."""
     names = placeable_names(network.function)
-    rules = {names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names}
+    rules = {
+        names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
+    }
     return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
 
 

@@ -48,8 +48,8 @@ def strategies(
 ) -> Iterator[Strategy]:
     """All strategies that are legal for an equation.
 
-    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Unless `redundant`, each axis is
-    used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5).
+    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Unless `redundant`, each axis
+    is used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5).
     """
     rule = OPS[eqn.op].layout_rule(eqn)
     dims = [dim for dim in _space(eqn, rule) if dim.name in splittable]
@@ -88,9 +88,7 @@ def _space(eqn: Equation, rule: LayoutRule) -> list[Dim]:
     return list(dict.fromkeys((*(dim for v in eqn.results for dim in v.type.dims), *rule.reduced)))
 
 
-def _roles(
-    eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh: Mesh
-) -> list[str]:
+def _roles(eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh: Mesh) -> list[str]:
     """The dimensions that an axis can split, alone."""
     return [dim.name for dim in dims if _divides(eqn, rule, dims, {dim.name: (axis,)}, mesh)]
 

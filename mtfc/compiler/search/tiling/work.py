@@ -71,6 +71,8 @@ class Roofline:
         size = type.local_bytes(self.mesh) if views else 0
         for view in views[1:]:
             maker = memory.makers[value]
-            type = operand_type(OPS[maker.op].layout_rule(maker), attrs.evolve(maker, layout=shown_layout(type)), 0)
+            type = operand_type(
+                OPS[maker.op].layout_rule(maker), attrs.evolve(maker, layout=shown_layout(type)), 0
+            )
             size, value = min(size, type.local_bytes(self.mesh)), view
         return size

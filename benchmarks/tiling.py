@@ -1,0 +1,107 @@
+"""The search for tilings: how fast and how close to the bound, and what the tilings gain, in simulated time (SoyBean, section
+6.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+from benchmarks.figures import Figure
+from mtfc.compiler.analysis.price import seconds_of
+from mtfc.compiler.analysis.step_time import step_time
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.pipelines import lower
+from mtfc.compiler.placeable import prepared
+from mtfc.compiler.search.tiling.search import Tiling, best_tiling, timed_network
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.parser import parse
+from mtfc.frontend.targets import named
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+BUDGET = 60.0
+"""Seconds that a search may take."""
+
+LINE = Mesh("line", (("gpus", 8),))
+GRID = Mesh("grid", (("pairs", 2), ("gpus", 4)))
+BATCHES = (64, 128, 256, 512, 1024, 2048)
+
+
+def example(name: str, **dims: int) -> Program:
+    diagnostics = Diagnostics()
+    path = EXAMPLES / f"{name}.mtf"
+    module = elaborate(parse(path.read_text(), str(path), diagnostics), diagnostics, dims=dims)
+    diagnostics.raise_if_errors()
+    return module.programs[0]
+
+
+def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None) -> Tiling:
+    topology = Topology.of(mesh, hardware)
+    network = timed_network(prepared(program), topology, hardware.device, set(program.dims))
+    return best_tiling(network, memory, monotonic() + BUDGET)
+
+
+def step(program: Program, mesh: Mesh, layout: Layout) -> Function:
+    return lower(program, mesh, layout).function("step")
+
+
+def data_parallel(mesh: Mesh) -> Layout:
+    """The examples split the batch of dense layers by a dimension of its own."""
+    return Layout("data", Rules((("batch", mesh.names), ("samples", mesh.names))))
+
+
+def figures() -> Iterator[Figure]:
+    yield from llama()
+    yield from speed_ups("alexnet", 1 / 1.5)
+    yield from speed_ups("vgg16", None)
+
+
+def llama() -> Iterator[Figure]:
+    """32 layers, 8.03 billion parameters, 64 sequences of 8192 tokens, on 8 nodes of 8 GPUs."""
+    program, mesh, hardware = example("llama"), Mesh("grid", (("nodes", 8), ("gpus", 8))), named("h100", {})
+    started = monotonic()
+    best = found(program, mesh, hardware, hardware.device.memory)
+    yield Figure(
+        "Llama 8B, 64 H100, gradients and update: tiling found and bounded", monotonic() - started, "s", 20.0
+    )
+    yield Figure("  gap between its cost and the bound", 100 * best.gap, "%", 1.0)
+    yield Figure("  its step, nothing overlapping", best.cost, "s")
+    compiled = step(program, mesh, best.layout)
+    seconds = sum(seconds_of(compiled, Topology.of(mesh, hardware), hardware.device))
+    yield Figure("  the same of the compiled program, over that", seconds / best.cost, "", 1.01)
+    yield Figure("  its step, simulated", step_time(compiled, mesh, hardware).seconds, "s")
+    other = step_time(step(program, mesh, data_parallel(mesh)), mesh, hardware).seconds
+    yield Figure("  data parallelism's, simulated (does not fit the memory)", other, "s")
+
+
+def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
+    """SoyBean's Figure 10: throughput on 8 GPUs over the largest on one, memory aside; and the two steps at batch 256."""
+    hardware, one = named("p2_8xlarge", {}), Mesh("one", ())
+    throughput: dict[str, dict[int, float]] = {"one": {}, "data": {}, "tiling": {}}
+    for batch in BATCHES:
+        program = example(name, batch=batch)
+        tiling = found(program, LINE, hardware, None)
+        layouts = {
+            "one": (one, Layout("one")),
+            "data": (LINE, data_parallel(LINE)),
+            "tiling": (LINE, tiling.layout),
+        }
+        for kind, (mesh, layout) in layouts.items():
+            throughput[kind][batch] = batch / step_time(step(program, mesh, layout), mesh, hardware).seconds
+    single = max(throughput["one"].values())
+    for batch in BATCHES:
+        for kind, what in (("data", "data parallelism"), ("tiling", "tiling")):
+            value = throughput[kind][batch] / single
+            yield Figure(f"{name}, batch {batch}, 8 GPUs of p2.8xlarge: {what} over one GPU", value, "x")
+    program = example(name, batch=256)
+    for mesh in (LINE, GRID):
+        best = found(program, mesh, hardware, None)
+        seconds = step_time(step(program, mesh, best.layout), mesh, hardware).seconds
+        ratio = seconds * throughput["data"][256] / 256
+        yield Figure(f"{name}, batch 256, mesh {mesh.name}: step over data parallelism's", ratio, "", limit)
