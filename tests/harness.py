@@ -16,6 +16,7 @@ from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.verify import verify
 from mtfc.compiler.pipelines import differentiation, lower, run
+from mtfc.compiler.placeable import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.parser import parse
@@ -31,12 +32,12 @@ STEP = 5
 
 def diagnose(source: str) -> list[Diagnostic]:
     """Everything that `mtfc check` has to say."""
-    return list(check(source, FILE))
+    return list(check(source, FILE, placeable=placeable))
 
 
 def load(source: str) -> Module:
     """The elaborated file. Raises `CompileError` where it, or one of its layouts, has an error."""
-    check(source, FILE).raise_if_errors()
+    check(source, FILE, placeable=placeable).raise_if_errors()
     return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 

@@ -20,7 +20,8 @@ from mtfc.compiler.search.tiling.levels import Table, best_choices
 from mtfc.compiler.search.tiling.problem import to_problem
 from mtfc.compiler.search.tiling.search import solve_with_memory
 from tests.generators.programs import Generated, programs
-from tests.search.tilings import compiled, example, loaded
+from tests.harness import load
+from tests.search.tilings import compiled, example
 
 LINE, GRID = Mesh("line", (("gpus", 16),)), Mesh("grid", (("groups", 4), ("gpus", 4)))
 
@@ -82,7 +83,7 @@ def test_k_cuts_are_not_always_the_best() -> None:
     """Between two groups it is cheapest to gather z [32, 24] and to split d_y by units; among four devices it is to split d_y by
     examples and to send it all-to-all, which costs 3/4 of it and not twice 1/2. Docs: tiling.md.
     """
-    (program,) = loaded(GREEDY).programs
+    (program,) = load(GREEDY).programs
     cuts, best = cuts_of(program, factors(4))
     loss = 2 * 4 * np.array([1, 3])  # each device's own
     gathered, exchanged = 4 * 32 * 24, 4 * 32 * 64
@@ -91,10 +92,10 @@ def test_k_cuts_are_not_always_the_best() -> None:
     assert cuts.sent[1] == 7192 > best
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(programs())
 def test_cuts_send_no_less_than_the_best_tiling(generated: Generated) -> None:
-    (program,) = loaded(generated.source).programs
+    (program,) = load(generated.source).programs
     cuts, best = cuts_of(program, [2, 2])
     assert cuts.sent[0] <= cuts.sent[1]
     assert cuts.sent[1] >= best - 1e-6

@@ -14,11 +14,13 @@ from mtfc.compiler.analysis.price import seconds_of
 from mtfc.compiler.analysis.resharding import plan, wire_bytes
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.search.solver.network import Infeasible
 from mtfc.compiler.search.tiling.conversions import Conversions
 from mtfc.compiler.search.tiling.problem import to_problem
 from mtfc.compiler.search.tiling.search import best_tiling, solve_with_memory, tiling
 from tests.generators.programs import Generated, programs
-from tests.search.tilings import bytes_of, compiled, example, loaded, machine, network_of
+from tests.harness import load
+from tests.search.tilings import bytes_of, compiled, example, machine, network_of
 
 SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
 
@@ -66,7 +68,7 @@ def test_what_is_chosen_costs_that_when_it_is_compiled(
 @given(programs(), st.integers(0, 2**16))
 def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, seed: int) -> None:
     """The compiler does at least as well as the network knows: it completes sums where that sends least."""
-    (program,) = loaded(generated.source).programs
+    (program,) = load(generated.source).programs
     network = network_of(program, generated.mesh)
     random = np.random.default_rng(seed)
     sent_by = [node.costs for node in network.nodes]
@@ -78,3 +80,17 @@ def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, s
     layout = tiling(network, solution.choices, "random")
     sent = bytes_of(compiled(program, generated.mesh, layout).body, generated.mesh)
     assert sent <= priced + 1e-6
+
+
+def test_memory_limits_what_is_chosen() -> None:
+    """With the memory that the fastest tiling needs it is found; with less, one that is slower and fits."""
+    program, hardware = example("soybean_mlp_8k", layers=2), machine("p2_8xlarge")
+    network = network_of(program, Mesh("line", (("gpus", 4),)), hardware)
+    fastest = best_tiling(network, None, monotonic() + 30)
+    again = best_tiling(network, fastest.memory, monotonic() + 30)
+    assert again.cost == fastest.cost
+    smaller = best_tiling(network, fastest.memory - 1, monotonic() + 30)
+    assert smaller.memory < fastest.memory
+    assert fastest.cost <= smaller.lower_bound <= smaller.cost
+    with pytest.raises(Infeasible):
+        best_tiling(network, 1e6, monotonic() + 30)

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
-
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.analysis.resharding import wire_bytes
 from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import placeable, prepared
+from mtfc.compiler.placeable import prepared
 from mtfc.compiler.search.tiling.build import NetworkBuilder
 from mtfc.compiler.search.tiling.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.tiling.network import Network
 from mtfc.compiler.search.tiling.search import timed_network
-from mtfc.frontend.check import check
-from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.parser import parse
 from mtfc.frontend.targets import named
-from tests.harness import FILE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def loaded(source: str) -> Module:
-    """The file, which may have rules for equations. Raises `CompileError`."""
-    check(source, FILE, placeable=placeable).raise_if_errors()
-    return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 
 def example(name: str, **dims: int) -> Program:
@@ -70,7 +57,3 @@ def bytes_of(body: tuple[Equation, ...], mesh: Mesh) -> float:
             parts = (wire_bytes(KIND_OF[eqn.op], axes_of(eqn), v.type, mesh) for v in eqn.operands)
             total += sum(parts) * mesh.devices
     return total
-
-
-def on(mesh: Mesh, program: Program, layout: Layout) -> Program:
-    return attrs.evolve(program, mesh=mesh, layout=layout)
