@@ -18,7 +18,7 @@ from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.placeable import prepared
-from mtfc.compiler.search.tiling.search import Tiling, best_tiling, timed_network
+from mtfc.compiler.search.tiling.best import Tiling, best_tiling, timed_network
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.parser import parse
 from mtfc.frontend.targets import named

@@ -10,7 +10,7 @@ from mtfc.backends.emitter import NAMES, WIDTH
 from mtfc.compiler.ir.core import Function, Output, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal
-from mtfc.compiler.ir.printer import program_layout_text
+from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import TensorType
 
 
@@ -18,7 +18,7 @@ def title(program: Program) -> str:
     """What the module computes, on which mesh, and in which layout."""
     mesh = program.placed_on
     axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
-    layout = f" under layout {program_layout_text(program.layout)}" if program.layout else ""
+    layout = f" under layout {layout_summary(program.layout)}" if program.layout else ""
     return f"{program.name} on mesh {mesh.name} = [{axes}]{layout}."
 
 

@@ -77,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the best layout with these rules takes, on the mesh that was found, and through which lines",
     )
     parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with what was found")
+    parser.add_argument(
+        "--export",
+        metavar="OUT.json",
+        help="write what `mtfc solve` is asked about the mesh that was found; with --space tiling",
+    )
     add_model(parser)
     add_format(parser)
 
@@ -121,7 +126,38 @@ def _rules(request: Request) -> Found:
     )
 
 
-SPACES: Mapping[str, Space] = {"rules": Space("one rule for each dimension", _rules)}
+def _tiling(request: Request) -> Found:
+    from mtfc.compiler.placeable import prepared
+    from mtfc.compiler.search.tiling.search import search
+
+    if request.objective != "time":
+        raise UsageError("the space `tiling` has the least time for its objective")
+    return search(
+        prepared(request.selection.program),
+        set(request.selection.program.dims),
+        request.meshes,
+        request.hardware,
+        request.pricer,
+        request.until,
+        request.known,
+        request.progress,
+    )
+
+
+SPACES: Mapping[str, Space] = {
+    "rules": Space("one rule for each dimension", _rules),
+    "tiling": Space("a layout for each equation", _tiling),
+}
+
+
+def _export(path: str, request: Request, mesh: Mesh) -> None:
+    from mtfc.compiler.placeable import prepared
+    from mtfc.compiler.search.solver.contest_format import write
+    from mtfc.compiler.search.tiling.search import exported
+
+    program = request.selection.program
+    problem = exported(prepared(program), set(program.dims), mesh, request.hardware)
+    write_text(path, f"{write(problem)}\n")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -142,6 +178,8 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
     from mtfc.compiler.pricing import Pricer
 
+    if options.export and options.space != "tiling":
+        raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     started = monotonic()
     file = sources.read(options.file)
     choice = Choice(options.model, None, options.mesh, options.dims)
@@ -180,6 +218,8 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     )
     if options.output:
         write_text(options.output, inserted(sources.texts[file], result))
+    if options.export:
+        _export(options.export, request, found.mesh)
     _clear()
     until = monotonic() + options.budget
     asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None

@@ -112,7 +112,7 @@ def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnosti
 
 
 def _errors(program: Program, declared: DeclaredLayout) -> bool:
-    return any(each.severity == "error" for each in check_layout(program, declared))
+    return any(each.severity == "error" for each in check_layout(program, declared, placeable))
 
 
 def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[Case]:

@@ -14,7 +14,7 @@ from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verify import verify
 from mtfc.compiler.pipelines import default_pipeline, lower, run
-from mtfc.compiler.search.tiling.search import tiling
+from mtfc.compiler.search.tiling.best import tiling
 from mtfc.compiler.search.tiling.strategies import Strategy
 from mtfc.frontend.layout_text import layout_text
 from tests.generators.programs import Generated, programs

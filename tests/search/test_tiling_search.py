@@ -15,9 +15,9 @@ from mtfc.compiler.analysis.resharding import plan, wire_bytes
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.search.solver.network import Infeasible
+from mtfc.compiler.search.tiling.best import best_tiling, solve_with_memory, tiling
 from mtfc.compiler.search.tiling.conversions import Conversions
 from mtfc.compiler.search.tiling.problem import to_problem
-from mtfc.compiler.search.tiling.search import best_tiling, solve_with_memory, tiling
 from tests.generators.programs import Generated, programs
 from tests.harness import load
 from tests.search.tilings import bytes_of, compiled, example, machine, network_of

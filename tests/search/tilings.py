@@ -14,10 +14,10 @@ from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.placeable import prepared
+from mtfc.compiler.search.tiling.best import timed_network
 from mtfc.compiler.search.tiling.build import NetworkBuilder
 from mtfc.compiler.search.tiling.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.tiling.network import Network
-from mtfc.compiler.search.tiling.search import timed_network
 from mtfc.frontend.targets import named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

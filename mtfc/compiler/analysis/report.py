@@ -17,7 +17,7 @@ from mtfc.compiler.analysis.table import aligned, count_text, flops_text, wrappe
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
-from mtfc.compiler.ir.printer import bytes_text, program_layout_text
+from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Axes
 
 
@@ -34,7 +34,7 @@ def heading(cost: LayoutCost) -> list[str]:
     unit = "training step" if cost.trains else "forward pass"
     return [
         f"{cost.model}, layout {cost.layout.name}: one {unit} on each of {cost.mesh.devices} devices [{axes}]",
-        f"  {program_layout_text(cost.layout)}",
+        f"  {layout_summary(cost.layout)}",
     ]
 
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+import attrs
+
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import (
     Argument,
@@ -33,6 +35,9 @@ from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 
 MOVES = frozenset(op.name for op in collectives.OPS)
 """The ops that move data between placements."""
+
+FEW = 6
+"""So many rules for single values are shown one by one in a summary."""
 
 _WORDS = frozenset({"true", "false", "params", "optimizer", "value"})
 _SUFFIXES = frozenset({"layout", "as", "at"})
@@ -117,6 +122,14 @@ def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim]
 
 def _rules_text(rules: Rules) -> str:
     return ", ".join(f"{name_text(dim)}: {axes_text(axes)}" for dim, axes in rules.axes)
+
+
+def layout_summary(layout: Layout) -> str:
+    """The user's layout between braces; many rules for single values, which a search writes, by their number."""
+    if len(layout.values) <= FEW:
+        return program_layout_text(layout)
+    shown = program_layout_text(attrs.evolve(layout, values=()))[1:-1]
+    return f"{{{shown}{', ' if shown else ''}and {len(layout.values)} rules for single values}}"
 
 
 def program_layout_text(layout: Layout) -> str:

@@ -1,7 +1,7 @@
 """How the network of a function is built: in order of the program, with a clock for how long each value is held.
 
-A value is in memory from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`; a slice,
-and what a loop carries or yields, has memory of its own. What a reshard makes for a single use is left out.
+A value is in memory from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`; a
+slice, and what a loop carries or yields, has memory of its own. What a reshard makes for a single use is left out.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ import numpy as np
 
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Axes, Layout, Mesh
+from mtfc.compiler.search.tiling.best import tiling
 from mtfc.compiler.search.tiling.build import NetworkBuilder
 from mtfc.compiler.search.tiling.conversions import Conversions, Numbers, bytes_sent
 from mtfc.compiler.search.tiling.levels import Table, best_choices
 from mtfc.compiler.search.tiling.network import Network, Node
-from mtfc.compiler.search.tiling.search import tiling
 from mtfc.compiler.search.tiling.strategies import Strategy
 
 Projection = tuple[object, ...]

@@ -1,108 +1,106 @@
-"""The best tiling of a program: a layout for each equation, with a proof of how good it is.
-
-The program goes to the solver as a network of choices. First memory is left aside: that is much easier, and what is found is
-the best with memory, too, if it fits. The layout that comes out has no rules but those that name one equation, argument or
-loop's value each.
-"""
+"""The search for tilings as the command asks for it: on every mesh that it may be, or the one that is given."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Sequence
+from math import inf
 from time import monotonic
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
 from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Device
-from mtfc.compiler.ir.core import Function, Value
-from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import Axes, Layout, Rules
-from mtfc.compiler.search.solver.problem import Choices, Problem
-from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
-from mtfc.compiler.search.tiling.build import NetworkBuilder
-from mtfc.compiler.search.tiling.conversions import Conversions, seconds_on
-from mtfc.compiler.search.tiling.network import Network
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import Found, NothingFits, Pricing, Progress, silent
+from mtfc.compiler.search.solver.network import Infeasible
+from mtfc.compiler.search.solver.problem import Problem
+from mtfc.compiler.search.solver.solve import NotFound
+from mtfc.compiler.search.tiling.best import Tiling, best_tiling, timed_network
 from mtfc.compiler.search.tiling.problem import to_problem, unit_of
-from mtfc.compiler.search.tiling.strategies import Strategy
-from mtfc.compiler.search.tiling.work import Roofline
 
-RELAXED = 0.6
-"""The part of the time that may go without memory."""
+AXES = 2
+"""Axes of a mesh at most, where there is a choice: with three the network is ten times as large."""
 
 
-@attrs.frozen(eq=False)
-class Tiling:
-    """A layout, what it costs and what every tiling costs at least, in the network's measure: seconds, or bytes sent.
+def search(
+    step: Function,
+    splittable: Collection[str],
+    meshes: Sequence[Mesh],
+    hardware: Hardware,
+    pricing: Pricing,
+    until: float,
+    known: Iterable[tuple[Mesh, Layout]] = (),
+    progress: Progress = silent,
+) -> Found:
+    """The tiling of `step`, an undistributed function, that takes least time within the device's memory, before `until`.
 
-    memory: bytes that the solver thinks one processor holds at most.
+    `splittable` are the dimensions that a layout can name. Each mesh gets an equal part of the time that is left. A `known`
+    layout is given back if it takes less time, compiled, than what was found does. Raises `NothingFits`.
     """
-
-    layout: Layout
-    cost: float
-    lower_bound: float
-    memory: int
-
-    @property
-    def gap(self) -> float:
-        return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
-
-
-def timed_network(
-    function: Function, topology: Topology, device: Device, splittable: Collection[str]
-) -> Network:
-    """The choices that a global function leaves on a mesh, priced in seconds of one processor, nothing overlapping.
-
-    `splittable` are the dimensions that a layout can name: those that the program has before it is differentiated.
-    """
-    conversions = Conversions(topology.mesh, seconds_on(topology))
-    work = Roofline(function, topology.mesh, device)
-    return NetworkBuilder(topology.mesh, conversions, splittable, work.seconds).network(function)
+    tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
+    best: tuple[Tiling, Mesh] | None = None
+    bound = inf
+    for number, mesh in enumerate(tried):
+        deadline = monotonic() + (until - monotonic()) / (len(tried) - number)
+        try:
+            found = _on(mesh, step, splittable, hardware, deadline, progress)
+        except Infeasible:
+            continue
+        except NotFound:
+            bound = 0.0
+            continue
+        bound = min(bound, found.lower_bound)
+        if best is None or found.cost < best[0].cost:
+            best = found, mesh
+    return _better(best, bound, hardware, pricing, known)
 
 
-def best_tiling(
-    network: Network, memory: float | None, deadline: float, progress: Progress = silent
+def _on(
+    mesh: Mesh,
+    step: Function,
+    splittable: Collection[str],
+    hardware: Hardware,
+    deadline: float,
+    progress: Progress,
 ) -> Tiling:
-    """The best tiling that is found before `deadline`, a time of `time.monotonic`, and needs no more than `memory` bytes.
-
-    Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found.
-    """
+    network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
     unit = unit_of(network)
-    problem = to_problem(network, unit, memory, network.function.name)
-    found = solve_with_memory(problem, deadline, progress)
-    layout = tiling(network, found.choices, "tiling")
-    return Tiling(layout, found.cost / unit, found.lower_bound / unit, problem.peak(found.choices))
+
+    def tell(doing: str, cost: int | None, bound: int | None) -> None:
+        seconds = [None if each is None else each / unit for each in (cost, bound)]
+        progress(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
+
+    return best_tiling(network, hardware.device.memory, deadline, tell)
 
 
-def solve_with_memory(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
-    """`solve`, first without the limit on memory: a bound for that is one with it, and often what is found fits."""
-    started = monotonic()
-    relaxed = attrs.evolve(problem, limit=None)
-    try:
-        found = solve(relaxed, started + RELAXED * (deadline - started), progress)
-    except NotFound:
-        return solve(problem, deadline, progress)
-    if problem.is_feasible(found.choices):
-        return found
-    fitting = solve(problem, deadline, progress)
-    bound = max(found.lower_bound, fitting.lower_bound)
-    return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
+def _better(
+    best: tuple[Tiling, Mesh] | None,
+    bound: float,
+    hardware: Hardware,
+    pricing: Pricing,
+    known: Iterable[tuple[Mesh, Layout]],
+) -> Found:
+    """The tiling, or the known layout that takes less time when both are compiled."""
+    evaluated, least, found = 0, inf, None
+    if best is not None:
+        tiling, mesh = best
+        evaluated, least = 1, pricing(mesh, tiling.layout).seconds
+        found = Found(mesh, attrs.evolve(tiling.layout, name="found"), tiling.cost, bound, 1)
+    for mesh, layout in known:
+        price = pricing(mesh, layout)
+        evaluated += 1
+        if price.memory <= hardware.device.memory and price.seconds < least:
+            least = price.seconds
+            found = Found(mesh, attrs.evolve(layout, name="found"), least, min(bound, least), 1)
+    if found is None:
+        raise NothingFits(
+            "no tiling was found whose memory suffices; a larger --budget or more devices may help"
+        )
+    return attrs.evolve(found, evaluated=evaluated)
 
 
-def tiling(network: Network, choices: Choices, name: str) -> Layout:
-    """The layout that the choices mean."""
-    names = placeable_names(network.function)
-    rules = {
-        names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
-    }
-    return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
-
-
-def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
-    for node, choice in zip(network.nodes, choices, strict=True):
-        option = node.options[choice]
-        layout = option.layout if isinstance(option, Strategy) else shown_layout(option)
-        if not isinstance(node.owner, Value):
-            yield node.owner, layout.items()
-    for eqn, (number, types) in network.free.items():
-        yield eqn, shown_layout(types[choices[number]]).items()
+def exported(step: Function, splittable: Collection[str], mesh: Mesh, hardware: Hardware) -> Problem:
+    """What the solver is asked about one mesh."""
+    network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
+    return to_problem(network, unit_of(network), hardware.device.memory, step.name)

@@ -1,0 +1,108 @@
+"""The best tiling of a program: a layout for each equation, with a proof of how good it is.
+
+The program goes to the solver as a network of choices. First memory is left aside: that is much easier, and what is found is
+the best with memory, too, if it fits. The layout that comes out has no rules but those that name one equation, argument or
+loop's value each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from time import monotonic
+
+import attrs
+
+from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Function, Value
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.types import Axes, Layout, Rules
+from mtfc.compiler.search.solver.problem import Choices, Problem
+from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
+from mtfc.compiler.search.tiling.build import NetworkBuilder
+from mtfc.compiler.search.tiling.conversions import Conversions, seconds_on
+from mtfc.compiler.search.tiling.network import Network
+from mtfc.compiler.search.tiling.problem import to_problem, unit_of
+from mtfc.compiler.search.tiling.strategies import Strategy
+from mtfc.compiler.search.tiling.work import Roofline
+
+RELAXED = 0.6
+"""The part of the time that may go without memory."""
+
+
+@attrs.frozen(eq=False)
+class Tiling:
+    """A layout, what it costs and what every tiling costs at least, in the network's measure: seconds, or bytes sent.
+
+    memory: bytes that the solver thinks one processor holds at most.
+    """
+
+    layout: Layout
+    cost: float
+    lower_bound: float
+    memory: int
+
+    @property
+    def gap(self) -> float:
+        return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
+
+
+def timed_network(
+    function: Function, topology: Topology, device: Device, splittable: Collection[str]
+) -> Network:
+    """The choices that a global function leaves on a mesh, priced in seconds of one processor, nothing overlapping.
+
+    `splittable` are the dimensions that a layout can name: those that the program has before it is differentiated.
+    """
+    conversions = Conversions(topology.mesh, seconds_on(topology))
+    work = Roofline(function, topology.mesh, device)
+    return NetworkBuilder(topology.mesh, conversions, splittable, work.seconds).network(function)
+
+
+def best_tiling(
+    network: Network, memory: float | None, deadline: float, progress: Progress = silent
+) -> Tiling:
+    """The best tiling that is found before `deadline`, a time of `time.monotonic`, and needs no more than `memory` bytes.
+
+    Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found.
+    """
+    unit = unit_of(network)
+    problem = to_problem(network, unit, memory, network.function.name)
+    found = solve_with_memory(problem, deadline, progress)
+    layout = tiling(network, found.choices, "tiling")
+    return Tiling(layout, found.cost / unit, found.lower_bound / unit, problem.peak(found.choices))
+
+
+def solve_with_memory(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
+    """`solve`, first without the limit on memory: a bound for that is one with it, and often what is found fits."""
+    started = monotonic()
+    relaxed = attrs.evolve(problem, limit=None)
+    try:
+        found = solve(relaxed, started + RELAXED * (deadline - started), progress)
+    except NotFound:
+        return solve(problem, deadline, progress)
+    if problem.is_feasible(found.choices):
+        return found
+    fitting = solve(problem, deadline, progress)
+    bound = max(found.lower_bound, fitting.lower_bound)
+    return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
+
+
+def tiling(network: Network, choices: Choices, name: str) -> Layout:
+    """The layout that the choices mean."""
+    names = placeable_names(network.function)
+    rules = {
+        names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
+    }
+    return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
+
+
+def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
+    for node, choice in zip(network.nodes, choices, strict=True):
+        option = node.options[choice]
+        layout = option.layout if isinstance(option, Strategy) else shown_layout(option)
+        if not isinstance(node.owner, Value):
+            yield node.owner, layout.items()
+    for eqn, (number, types) in network.free.items():
+        yield eqn, shown_layout(types[choices[number]]).items()
