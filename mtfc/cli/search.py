@@ -139,7 +139,7 @@ def _tiling(request: Request) -> Found:
         request.hardware,
         request.pricer,
         request.until,
-        request.known,
+        request.others.values(),
         request.progress,
     )
 

@@ -80,3 +80,25 @@ def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--mesh", "line", "--why-not", "batch: all; io: all")
     assert run.status == 1
     assert "E301" in run.err
+
+
+def test_a_tiling_is_written_and_exported(mtfc: Mtfc, tmp_path: Path) -> None:
+    out, exported = str(tmp_path / "tiled.mtf"), str(tmp_path / "instance.json")
+    found = mtfc(
+        *("search", "model.mtf", "--devices", "4", "--target", "tpu_v2", "--space", "tiling"),
+        *("-o", out, "--export", exported, "--format", "json"),
+    ).json
+    assert found["space"] == "tiling" and found["optimal"]
+    assert found["objective_seconds"] <= min(found["baselines"].values())
+    assert mtfc("check", out).status == 0
+    assert mtfc("verify", out, "--layout", "found", "--backend", "numpy").status == 0
+    cost = mtfc("cost", out, "--layout", "found", "--format", "json").json["layouts"][0]
+    assert cost["memory_per_device"]["total"] == found["memory_per_device"]
+    solved = mtfc("solve", exported).json
+    assert solved["cost"] == solved["lower_bound"]
+
+
+def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
+    run = mtfc("search", "model.mtf", "--devices", "4", "--export", "instance.json")
+    assert run.status == 2
+    assert "--export takes --space tiling" in run.err

@@ -10,16 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtfc.backends import hlo, jax_runtime
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.analysis.cost import charges, total
 from mtfc.compiler.analysis.price import seconds_of
 from mtfc.compiler.analysis.resharding import plan, wire_bytes
+from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.pipelines import lower
 from mtfc.compiler.search.solver.network import Infeasible
 from mtfc.compiler.search.tiling.best import best_tiling, solve_with_memory, tiling
 from mtfc.compiler.search.tiling.conversions import Conversions
 from mtfc.compiler.search.tiling.problem import to_problem
 from tests.generators.programs import Generated, programs
-from tests.harness import load
+from tests.harness import call, differentiated, exact_data, jax_module, load, numpy_module, tolerance
+from tests.properties.test_jax import AS_WRITTEN
 from tests.search.tilings import bytes_of, compiled, example, machine, network_of
 
 SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
@@ -94,3 +101,28 @@ def test_memory_limits_what_is_chosen() -> None:
     assert fastest.cost <= smaller.lower_bound <= smaller.cost
     with pytest.raises(Infeasible):
         best_tiling(network, 1e6, monotonic() + 30)
+
+
+SLOW_DEVICES = Hardware(
+    "slow_devices",
+    Device({"f32": Rate.constant(1e8)}, 1e12, Rate.constant(1e12), 1e-7),
+    (Link("net", "switch", (), Rate.constant(1e9), 1e-6),),
+)
+"""Where work is worth to be divided, however small."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"), [("two_layer", {}), ("soybean_mlp", {"batch": 8, "units": 16, "layers": 2})]
+)
+def test_a_tiling_on_xla_sends_what_was_priced_and_gives_the_same(name: str, dims: dict[str, int]) -> None:
+    program, mesh = example(name, **dims), Mesh("grid", (("rows", 2), ("cols", 4)))
+    found = best_tiling(network_of(program, mesh, SLOW_DEVICES), None, monotonic() + 60)
+    lowered = lower(program, mesh, found.layout)
+    text = jax_runtime.lowered(lowered, "step").compile(compiler_options=AS_WRITTEN).as_text()
+    sent = sum(kind["bytes_per_device"] for kind in hlo.collectives(text).values())
+    assert sent == total(charges(lowered.function("step"), Numbers(mesh))).sent.bytes > 0
+    original = differentiated(program, "step")
+    arrays = exact_data(original.function("step"), seed=7)
+    expected = interpret(original.function("step"), original, arrays)
+    for backend in (numpy_module(lowered), jax_module(lowered)):
+        tolerance(program).check(call(backend, lowered.function("step"), arrays), expected, name)

@@ -25,7 +25,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def example(name: str, **dims: int) -> Program:
     text = (EXAMPLES / f"{name}.mtf").read_text()
-    return choose(text, f"{name}.mtf", Choice(None, None, None, dims)).program
+    choice = Choice(None, None, None, dims)
+    return choose(text, f"{name}.mtf", choice, skip_illegal=True, every_layout=True).program
 
 
 def machine(name: str) -> Hardware:
