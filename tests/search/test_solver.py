@@ -15,7 +15,7 @@ from mtfc.compiler.search.solver.exact import solve_exactly
 from mtfc.compiler.search.solver.incumbent import Incumbent
 from mtfc.compiler.search.solver.lagrangian import Certificate, Lagrangian, certify
 from mtfc.compiler.search.solver.network import Infeasible, Network
-from mtfc.compiler.search.solver.problem import Integers, Problem, Ragged
+from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem, Ragged
 from mtfc.compiler.search.solver.search import Search
 from mtfc.compiler.search.solver.solve import NotFound, silent, solve
 from mtfc.compiler.search.solver.worker import solved
@@ -189,3 +189,19 @@ def test_large_numbers_are_exact() -> None:
     )
     solution = solve(problem, monotonic() + 10)
     assert (solution.cost, solution.lower_bound) == (2 * large + 6, 2 * large + 6)
+
+
+def test_many_impossible_pairs_are_no_bargain() -> None:
+    """Twelve times FORBIDDEN is more than 64 bits hold."""
+    nodes = 13
+    pairs = [(node, node + 1) for node in range(nodes - 1)]
+    problem = Problem(
+        costs=Ragged.of([[5, 7]] * nodes),
+        usages=Ragged.of([[0, 0]] * nodes),
+        intervals=np.zeros((nodes, 2), np.int64),
+        edges=np.array(pairs, np.int64),
+        edge_costs=Ragged.of([[0, FORBIDDEN, FORBIDDEN, 0]] * len(pairs)),
+    )
+    incumbent = Incumbent(pack(Network(problem)))
+    assert not incumbent.offer(np.arange(nodes) % 2)
+    assert incumbent.offer(np.ones(nodes, np.int64)) and incumbent.cost == 7 * nodes
