@@ -167,8 +167,7 @@ class NetworkBuilder:
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
         """A result may be written over an operand."""
-        if value in self.makers:
-            self.free.setdefault(self.makers[value], (node, types))
+        if self._is_free(value, node, types):
             return
         needed = self.sources[value].placements.indices(types)
         known = self.uses.setdefault(value, [])
@@ -176,6 +175,13 @@ class NetworkBuilder:
             known.append(_Use(node, needed))
         over = any(takes_over(eqn, value, result, self.mesh) for result in eqn.results)
         self._kept(value, self.clock + (not over))
+
+    def _is_free(self, value: Value, node: int, types: Sequence[TensorType]) -> bool:
+        """Whether a value is made of nothing: then its equation runs in the layout that its first use needs."""
+        eqn = self.makers.get(value)
+        if eqn is not None:
+            self.free.setdefault(eqn, (node, types))
+        return eqn is not None
 
     # Loops and outputs
 
@@ -198,12 +204,14 @@ class NetworkBuilder:
 
     def _carried(self, operand: Value, port: int, times: int) -> None:
         """What is complete can be seen as pending for nothing: one processor has it, and the others zeros."""
-        if operand in self.sources:
-            source, types = self.sources[operand], self._types(port)
-            whole = source.placements.indices(attrs.evolve(type, pending=()) for type in types)
-            ways = [whole, source.placements.indices(types)]
-            costs = np.minimum(*(source.placements.costs[np.ix_(source.made, way)] for way in ways))
-            self._edge(source.node, port, costs * times)
+        types = self._types(port)
+        if self._is_free(operand, port, types):
+            return
+        source = self.sources[operand]
+        whole = source.placements.indices(attrs.evolve(type, pending=()) for type in types)
+        ways = [whole, source.placements.indices(types)]
+        costs = np.minimum(*(source.placements.costs[np.ix_(source.made, way)] for way in ways))
+        self._edge(source.node, port, costs * times)
 
     def _invariant(self, operand: Value, port: int, times: int) -> None:
         """It is the operand itself, or a copy that is placed otherwise, and is held beside it."""
@@ -214,19 +222,19 @@ class NetworkBuilder:
         argument = node.owner
         assert isinstance(argument, Argument)
         self._comes_from(argument.value, port, (*types, *types))
-        if operand in self.sources:
-            source = self.sources[operand]
-            needed = source.placements.indices(types)
-            costs = source.placements.costs[np.ix_(source.made, needed)] * times
-            same = np.where(source.made[:, None] == needed, 0.0, np.inf)
-            self._edge(source.node, port, np.concatenate([same, costs], axis=1))
+        if self._is_free(operand, port, (*types, *types)):
+            return
+        source = self.sources[operand]
+        needed = source.placements.indices(types)
+        costs = source.placements.costs[np.ix_(source.made, needed)] * times
+        same = np.where(source.made[:, None] == needed, 0.0, np.inf)
+        self._edge(source.node, port, np.concatenate([same, costs], axis=1))
 
     def _sliced(self, operand: Value, port: int, times: int) -> None:
         """Each slice stays as the stack is placed, whose own dimension becomes whole."""
         types = self._types(port)
         stacks = [operand.type.split_by(shown_layout(type)) for type in types]
-        if operand in self.makers:
-            self.free.setdefault(self.makers[operand], (port, stacks))
+        if self._is_free(operand, port, stacks):
             return
         source = self.sources[operand]
         needed = source.placements.indices(stacks)
@@ -244,23 +252,17 @@ class NetworkBuilder:
         """What is carried leaves as it goes around; what is yielded is placed in any way, iteration by iteration."""
         source = self.sources.get(output.value)
         if output.updates is not None:
-            port = ports[output.updates]
-            types = self._types(port)
+            port, types = ports[output.updates], self._types(ports[output.updates])
         else:
-            port = self._yields(output, begin, times)
-            dim = result.type.dims[0]
-            types = [stacked_type(type, dim) for type in self._types(port)]
+            slices = [type for type in self._placements(output.value) if not type.pending]
+            types = [stacked_type(type, result.type.dims[0]) for type in slices]
+            port = self._node(output, slices, self._bytes(types))
+            self.nodes[port].birth = begin
         if source is not None:
             self._kept(output.value, self.clock)
             needed = source.placements.indices(self._types(port))
             self._edge(source.node, port, source.placements.costs[np.ix_(source.made, needed)] * times)
         self._comes_from(result, port, types)
-
-    def _yields(self, output: Output, begin: int, times: int) -> int:
-        types = [type for type in self._placements(output.value) if not type.pending]
-        number = self._node(output, types, self._bytes(types) * times)
-        self.nodes[number].birth = begin
-        return number
 
     def _given(self, output: Output, ports: Mapping[str, int]) -> None:
         """What leaves the function: like what it replaces, or completed where it is."""
@@ -318,7 +320,7 @@ class NetworkBuilder:
             self._needs(version, use, times)
 
 
-ENTER = {
+ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {
     "carried": NetworkBuilder._carried,
     "invariant": NetworkBuilder._invariant,
     "sliced": NetworkBuilder._sliced,
