@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -123,13 +123,24 @@ def inserted(text: str, result: Result) -> str:
     is_declared = found.mesh in result.meshes
     mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=_free(found.mesh.name, named))
     layout = attrs.evolve(found.layout, name=_free(found.layout.name, named))
-    layouts = [each.span.line for each in file.declarations if isinstance(each, ast.LayoutDecl)]
+    layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
+    meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
     lines = text.splitlines(keepends=True)
-    at = layouts[0] - 1 if layouts else len(lines)
+    if not is_declared and len(meshes) == 1:
+        _say_which_mesh(lines, layouts, meshes[0])
+    at = layouts[0].span.line - 1 if layouts else len(lines)
     before = "".join(lines[:at])
     before += "" if before.endswith("\n") or not before else "\n"
     written = layout_text(layout, mesh) if is_declared else _declarations(mesh, layout)
     return f"{before}{written}{''.join(lines[at:])}"
+
+
+def _say_which_mesh(lines: list[str], layouts: Iterable[ast.LayoutDecl], mesh: str) -> None:
+    """Write `on MESH` into declarations that did without while there was one mesh only."""
+    for each in layouts:
+        if each.mesh is None:
+            row, column = each.name.span.line - 1, each.name.span.end_column - 1
+            lines[row] = f"{lines[row][:column]} on {mesh}{lines[row][column:]}"
 
 
 def _declarations(mesh: Mesh, layout: Layout) -> str:

@@ -19,6 +19,10 @@ Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
 """What a layout can name in the program as the compiler places it: see `Facts`."""
 
 
+SUGGESTIONS = 20
+"""For so many unknown names of a layout like ones are looked for, which takes a while among thousands."""
+
+
 def no_names(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
     """Nothing but what the user has named."""
     return {}
@@ -171,14 +175,15 @@ def _indivisible(
 
 
 def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
-    """E305: rules for values that no model has."""
+    """E305: rules for values that no model has. The first ones come with names that are like theirs."""
     if not declared.values or not facts:
         return
-    for path, node in declared.paths.items():
-        if not any(each.of_path(path) for each in facts):
-            near = nearest(path, {name for each in facts for name in (*each.by_path, *each.placeable)})
-            help = f"did you mean `{near}`?" if near else None
-            yield Diagnostic("E305", f"no model has a value `{path}`", node.span, help=help)
+    unknown = [path for path in declared.paths if not any(each.of_path(path) for each in facts)]
+    known = {name for each in facts for name in (*each.by_path, *each.placeable)} if unknown else set()
+    for number, path in enumerate(unknown):
+        near = nearest(path, known) if number < SUGGESTIONS else None
+        help = f"did you mean `{near}`?" if near else None
+        yield Diagnostic("E305", f"no model has a value `{path}`", declared.paths[path].span, help=help)
 
 
 def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:

@@ -36,6 +36,18 @@ def test_a_declared_mesh_is_not_declared_again(mtfc: Mtfc, tmp_path: Path) -> No
     assert out.read_text("utf-8").count("mesh ") == Path("model.mtf").read_text("utf-8").count("mesh ")
 
 
+def test_layouts_go_on_saying_which_mesh_they_are_on(mtfc: Mtfc, tmp_path: Path) -> None:
+    """With a second mesh in the file, those that did not say it have to."""
+    Path("one.mtf").write_text(
+        "dim batch = 64\nmesh line = [all: 8]\nlayout data = { batch: all }\n"
+        "model m(x: [batch]) {\n  y = relu(x)\n  return y\n}\n"
+    )
+    out = tmp_path / "best.mtf"
+    assert mtfc("search", "one.mtf", "--devices", "4", "-o", str(out)).status == 0
+    assert "layout data on line = { batch: all }" in out.read_text("utf-8")
+    assert mtfc("check", str(out)).status == 0
+
+
 def test_a_machine_of_the_file_is_the_default(mtfc: Mtfc) -> None:
     Path("own.mtf").write_text(
         BOX.replace("memory: 100", "memory: 1e9") + Path("model.mtf").read_text("utf-8")
