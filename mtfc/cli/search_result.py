@@ -120,11 +120,11 @@ def inserted(text: str, result: Result) -> str:
     file = parse(text, "", Diagnostics())
     named = {each.name.text for each in file.declarations if isinstance(each, (ast.MeshDecl, ast.LayoutDecl))}
     found = result.found
-    is_declared = found.mesh in result.meshes
+    meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
+    is_declared = found.mesh in result.meshes and found.mesh.name in meshes
     mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=_free(found.mesh.name, named))
     layout = attrs.evolve(found.layout, name=_free(found.layout.name, named))
     layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
-    meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
     lines = text.splitlines(keepends=True)
     if not is_declared and len(meshes) == 1:
         _say_which_mesh(lines, layouts, meshes[0])

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
 from mtfc.compiler.placeable import placeable
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts import chosen_layouts, parse_mesh
+from mtfc.frontend.layouts import chosen_layouts, fitting, parse_mesh
 from mtfc.frontend.legality import check_layout
 from mtfc.frontend.modules import Neighbour
 from mtfc.frontend.parser import parse
@@ -88,7 +88,7 @@ def choose(
 ) -> Selection:
     """What is chosen of a file's text. What it imports is looked for beside it.
 
-    Raises `CompileError`, for a layout that is illegal unless these are to be skipped, and `UsageError`.
+    Raises `CompileError`, for a layout that is illegal or a mesh that has none unless these are to be skipped, and `UsageError`.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model, neighbour)
@@ -96,7 +96,10 @@ def choose(
     if not module.programs:
         raise UsageError(f"{file} declares no model")
     program = module.programs[0]
-    declared = chosen_layouts(module, choice.layout, choice.mesh)
+    if skip_illegal and choice.layout is None and choice.mesh is not None:
+        declared = fitting(parse_mesh(choice.mesh, module), module)
+    else:
+        declared = chosen_layouts(module, choice.layout, choice.mesh)
     declared = declared if every_layout else declared[:1]
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))

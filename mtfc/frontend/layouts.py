@@ -99,7 +99,7 @@ def chosen_layouts(module: Module, layout: str | None, mesh: str | None) -> tupl
         return (parse_layout(layout, module, given),)
     if given is None or mesh is None:
         return module.layouts
-    found = _fitting(given, module)
+    found = fitting(given, module)
     if module.layouts and not found:
         span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
         help = "give one with `--layout`"
@@ -107,7 +107,7 @@ def chosen_layouts(module: Module, layout: str | None, mesh: str | None) -> tupl
     return found
 
 
-def _fitting(mesh: Mesh, module: Module) -> tuple[DeclaredLayout, ...]:
+def fitting(mesh: Mesh, module: Module) -> tuple[DeclaredLayout, ...]:
     """The layouts on a declared mesh, or those whose axes another one has."""
     if mesh in module.meshes.values():
         return tuple(declared for declared in module.layouts if declared.mesh == mesh)

@@ -48,6 +48,13 @@ def test_layouts_go_on_saying_which_mesh_they_are_on(mtfc: Mtfc, tmp_path: Path)
     assert mtfc("check", str(out)).status == 0
 
 
+def test_a_mesh_that_no_layout_is_for(mtfc: Mtfc, tmp_path: Path) -> None:
+    out, asked = str(tmp_path / "best.mtf"), ("--mesh", "up:2;down:2", "--target", "tpu_v2")
+    found = mtfc("search", "model.mtf", *asked, "--format", "json", "-o", out).json
+    assert found["mesh"] == {"up": 2, "down": 2}
+    assert mtfc("check", out).status == 0
+
+
 def test_a_machine_of_the_file_is_the_default(mtfc: Mtfc) -> None:
     Path("own.mtf").write_text(
         BOX.replace("memory: 100", "memory: 1e9") + Path("model.mtf").read_text("utf-8")
