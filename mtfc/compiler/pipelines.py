@@ -49,6 +49,11 @@ PASSES: dict[str, type[Pass]] = {
 }
 
 
+def preparation() -> tuple[Pass, ...]:
+    """A model before it is differentiated: what the operators of the `soap` space are made from."""
+    return (MixedPrecision(), Simplify(), Cse(), Dce())
+
+
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """From the model to a global program with all its gradients."""
     return (MixedPrecision(), Differentiate(of), Simplify(), Cse(), Dce())

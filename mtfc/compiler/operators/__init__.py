@@ -1,0 +1,1 @@
+"""Operators: what FlexFlow partitions, and the parts that each can be computed in."""

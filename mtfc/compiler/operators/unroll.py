@@ -1,0 +1,293 @@
+"""Loops to straight-line code: FlexFlow unrolls recurrent networks, so that each step is an operator of its own.
+
+What a loop slices along its dimension is computed slice by slice where every equation on the way acts on each slice alone: the
+product of all inputs of a layer with its weights becomes one product for each step, and a layer's step can follow the same step
+of the layer before. So values are `Handle`s, which know how they are made and make equations only of what is asked of them: the
+whole, or one slice along a dimension. What is stacked and sliced again is never put together.
+
+Equations of straight-line bodies are made in their order; those around loops are made when something needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
+from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type, stacked_type
+from mtfc.compiler.ir.opdef import OpError
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import Dim, TensorType
+
+ONE = Dim("one", 1)
+"""The dimension of a slice before it is dropped."""
+
+
+@attrs.frozen(eq=False)
+class Unrolled:
+    """A function without loops. `slices` are its parameters that are slices of one, as each iteration has its own: name -> the
+    name of the whole, and the dimensions and indices at which it is sliced.
+    """
+
+    function: Function
+    slices: Mapping[str, tuple[str, tuple[tuple[str, int], ...]]]
+
+
+def unroll(function: Function) -> Unrolled:
+    """The same function without loops. Equations of a loop's body have its index in their path, `layer.h[3]`, and so have the
+    parameters that an iteration has for itself.
+    """
+    names = Names(argument.value.name for argument in function.arguments)
+    builder = Builder(names)
+    known: dict[Value, Handle] = {a.value: _given(builder, a) for a in function.arguments}
+    _execute(builder, function.body, known, ())
+    outputs = tuple(attrs.evolve(o, value=known[o.value].whole()) for o in function.outputs)
+    arguments, slices = [], {}
+    for argument in function.arguments:
+        handle = known[argument.value]
+        own = list(handle.slices()) if isinstance(handle, Parameter) else [(argument.value, ())]
+        arguments += [attrs.evolve(argument, value=value) for value, _ in own]
+        slices.update({value.name: (argument.value.name, at) for value, at in own if at})
+    body = _needed(builder.body, outputs)
+    return Unrolled(attrs.evolve(function, arguments=tuple(arguments), body=body, outputs=outputs), slices)
+
+
+def _given(builder: Builder, argument: Argument) -> Handle:
+    return (Parameter if argument.role == "parameter" else Given)(builder, argument.value)
+
+
+def _needed(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
+    """The equations that the outputs depend on, in order."""
+    needed = {output.value for output in outputs}
+    kept = []
+    for eqn in reversed(body):
+        if needed & set(eqn.results):
+            needed.update(eqn.operands)
+            kept.append(eqn)
+    return tuple(reversed(kept))
+
+
+class Handle:
+    """A value that is made when it is asked for. `type` is that of the whole."""
+
+    def __init__(self, builder: Builder, type: TensorType) -> None:
+        self.builder, self.type = builder, type
+        self._slices: dict[tuple[Dim, int], Handle] = {}
+        self._whole: Value | None = None
+
+    def whole(self) -> Value:
+        """The value, by equations that are made once."""
+        if self._whole is None:
+            self._whole = self._make()
+        return self._whole
+
+    def at(self, dim: Dim, index: int) -> Handle:
+        """One slice along a dimension, without it."""
+        key = (dim, index)
+        if key not in self._slices:
+            self._slices[key] = self._slice(dim, index)
+        return self._slices[key]
+
+    def _make(self) -> Value:
+        raise NotImplementedError
+
+    def _slice(self, dim: Dim, index: int) -> Handle:
+        return Cut(self, dim, index)
+
+
+class Given(Handle):
+    """A value that is there."""
+
+    def __init__(self, builder: Builder, value: Value) -> None:
+        super().__init__(builder, value.type)
+        self._whole = value
+
+
+class Parameter(Handle):
+    """A parameter. Where loops slice it, each iteration has one of its own."""
+
+    def __init__(self, builder: Builder, value: Value, at: tuple[tuple[str, int], ...] = ()) -> None:
+        super().__init__(builder, value.type)
+        self.value, self.index = value, at
+
+    def slices(self) -> Iterator[tuple[Value, tuple[tuple[str, int], ...]]]:
+        """The parameters that it is in the end, and at which indices."""
+        own = [handle for handle in self._slices.values() if isinstance(handle, Parameter)]
+        if not own:
+            yield self.value, self.index
+        for handle in own:
+            yield from handle.slices()
+
+    def _make(self) -> Value:
+        if not self._slices:
+            return self.value
+        dim = next(iter(self._slices))[0]
+        type = stacked_type(sliced_type(self.type, dim), dim)
+        stacked = Stack(self.builder, type, dim, [self.at(dim, i) for i in range(dim.size)])
+        return self.builder.ordered(stacked.whole(), self.type.dims)
+
+    def _slice(self, dim: Dim, index: int) -> Handle:
+        if self._whole is not None or any(each != dim for each, _ in self._slices):
+            return Cut(self, dim, index)
+        value = Value(f"{self.value.name}[{index}]", sliced_type(self.type, dim))
+        return Parameter(self.builder, value, (*self.index, (dim.name, index)))
+
+
+class Cut(Handle):
+    """A slice of a value that is made as a whole."""
+
+    def __init__(self, source: Handle, dim: Dim, index: int) -> None:
+        super().__init__(source.builder, sliced_type(source.type, dim))
+        self.source, self.dim, self.index = source, dim, index
+
+    def _make(self) -> Value:
+        x = self.source.whole()
+        name = x.name
+        part = self.builder("slice", x, name=name, source=self.dim, target=ONE, start=self.index, stride=1)
+        return self.builder("reshape", part, name=name, dims=self.type.dims)
+
+
+class Stack(Handle):
+    """What the iterations of a loop yielded, along a new first dimension."""
+
+    def __init__(self, builder: Builder, type: TensorType, dim: Dim, items: Sequence[Handle]) -> None:
+        super().__init__(builder, type)
+        self.dim, self.items = dim, items
+
+    def _make(self) -> Value:
+        dims = (ONE, *self.type.dims[1:])
+        parts = [self.builder("reshape", item.whole(), name="part", dims=dims) for item in self.items]
+        return self.builder("concat", *parts, name="stack", sources=(ONE,) * len(parts), target=self.dim)
+
+    def _slice(self, dim: Dim, index: int) -> Handle:
+        return self.items[index] if dim == self.dim else super()._slice(dim, index)
+
+
+class Result(Handle):
+    """A result of an equation."""
+
+    def __init__(self, made: Made, number: int) -> None:
+        super().__init__(made.builder, made.eqn.results[number].type)
+        self.made, self.number = made, number
+
+    def _make(self) -> Value:
+        return self.made.results()[self.number]
+
+    def _slice(self, dim: Dim, index: int) -> Handle:
+        made = self.made.at(dim, index)
+        return super()._slice(dim, index) if made is None else Result(made, self.number)
+
+
+class Made:
+    """An equation that is made when one of its results is."""
+
+    def __init__(self, builder: Builder, eqn: Equation, operands: Sequence[Handle]) -> None:
+        self.builder, self.eqn, self.operands = builder, eqn, operands
+        self._results: tuple[Value, ...] | None = None
+        self._slices: dict[tuple[Dim, int], Made | None] = {}
+
+    def results(self) -> tuple[Value, ...]:
+        if self._results is None:
+            operands = tuple(operand.whole() for operand in self.operands)
+            results = tuple(Value(self.builder.names.fresh(v.name), v.type) for v in self.eqn.results)
+            self.builder.append(attrs.evolve(self.eqn, operands=operands, results=results))
+            self._results = results
+        return self._results
+
+    def at(self, dim: Dim, index: int) -> Made | None:
+        """The equation on one slice; None where it does not act on each alone."""
+        key = (dim, index)
+        if key not in self._slices:
+            found = sliced_equation(self.eqn, dim)
+            if found is not None:
+                eqn, along = found
+                eqn = attrs.evolve(eqn, path=_indexed(eqn.path, (index,)))
+                operands = [x.at(d, index) if d else x for x, d in zip(self.operands, along, strict=True)]
+                self._slices[key] = Made(self.builder, eqn, operands)
+            else:
+                self._slices[key] = None
+        return self._slices[key]
+
+
+def sliced_equation(eqn: Equation, dim: Dim) -> tuple[Equation, tuple[Dim | None, ...]] | None:
+    """The equation on one slice of its results along `dim`, and the dimension along which each operand is to be sliced.
+
+    None where a slice of the results needs more than a slice of the operands, or depends on which slice it is.
+    """
+    rule = OPS[eqn.op].layout_rule(eqn)
+    depends = "stream" in eqn.attrs or dim.name in rule.whole | rule.single or dim in eqn.attrs.values()
+    if depends or any(dim not in value.type.dims for value in eqn.results):
+        return None
+    along = tuple(_running_along(value.type, rule.index, dim) for value in eqn.operands)
+    new = {key: _without(value, dim) for key, value in eqn.attrs.items()}
+    types = [sliced_type(v.type, d) if d else v.type for v, d in zip(eqn.operands, along, strict=True)]
+    wanted = tuple(sliced_type(value.type, dim) for value in eqn.results)
+    try:
+        if OPS[eqn.op].infer(types, new) != wanted:
+            return None
+    except OpError:
+        return None
+    operands = tuple(Value(v.name, type) for v, type in zip(eqn.operands, types, strict=True))
+    results = tuple(Value(v.name, type) for v, type in zip(eqn.results, wanted, strict=True))
+    return attrs.evolve(eqn, operands=operands, results=results, attrs=new), along
+
+
+def _running_along(type: TensorType, index: Mapping[str, str | None], dim: Dim) -> Dim | None:
+    """The dimension of an operand that runs along dimension `dim` of the iteration space."""
+    found = (each for each in type.dims if index.get(each.name, each.name) == dim.name)
+    return next((each for each in found if each.size == dim.size), None)
+
+
+def _without(value: Attr, dim: Dim) -> Attr:
+    """An attribute where the results lose a dimension."""
+    if not isinstance(value, tuple):
+        return value
+    return tuple(each for each in value if each != dim and not (isinstance(each, tuple) and dim in each))  # type: ignore[return-value]
+
+
+def _execute(
+    builder: Builder, body: Sequence[Equation], known: dict[Value, Handle], at: tuple[int, ...]
+) -> None:
+    """Add handles of the equations' results to what is known, which has all operands'."""
+    straight = not any(eqn.regions for eqn in body)
+    for eqn in body:
+        if eqn.regions:
+            known.update(zip(eqn.results, _iterate(builder, eqn, known, at), strict=True))
+            continue
+        eqn = attrs.evolve(eqn, path=_indexed(eqn.path, at))
+        made = Made(builder, eqn, [known[value] for value in eqn.operands])
+        known.update((value, Result(made, i)) for i, value in enumerate(eqn.results))
+        if straight:
+            made.results()
+
+
+def _iterate(
+    builder: Builder, eqn: Equation, known: Mapping[Value, Handle], at: tuple[int, ...]
+) -> list[Handle]:
+    """The results of a loop, all of its iterations made."""
+    region, dim = region_of(eqn), dim_of(eqn)
+    state = {argument.value: known[operand] for operand, argument in pairs(eqn)}
+    going = {argument.value.name: argument.value for argument in carried(region)}
+    yielded: dict[str, dict[int, Handle]] = {output.name: {} for output in region.outputs}
+    for index in range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size):
+        inside = {
+            a.value: state[a.value].at(dim, index) if a.role == "sliced" else state[a.value]
+            for a in region.arguments
+        }
+        _execute(builder, region.body, inside, (*at, index))
+        state |= {going[o.updates]: inside[o.value] for o in region.outputs if o.updates is not None}
+        for output in region.outputs:
+            yielded[output.name][index] = inside[output.value]
+    return [
+        state[going[output.updates]]
+        if output.updates is not None
+        else Stack(builder, result.type, dim, [item for _, item in sorted(yielded[output.name].items())])
+        for output, result in zip(region.outputs, eqn.results, strict=True)
+    ]
+
+
+def _indexed(path: str | None, at: tuple[int, ...]) -> str | None:
+    """A path in the iterations of the loops around it: `h` and (3,) are `h[3]`."""
+    return path and path + "".join(f"[{index}]" for index in at)

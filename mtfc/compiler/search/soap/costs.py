@@ -1,0 +1,60 @@
+"""How long parts take and what they keep, by the roofline of the device (`analysis/roofline.py`), where FlexFlow measures.
+
+As there (section 5.1), what is alike is looked at once: steps that differ in names alone, in as many parts. All parts of a step
+count as one in the middle, which has neighbours on all sides.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.analysis.roofline import Memory, work
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Training
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.operators.gradients import Flow
+from mtfc.compiler.operators.graph import Step
+from mtfc.compiler.operators.strategy import Parts
+
+ONE = Mesh("one", ())
+"""A part's function runs on one device."""
+
+
+@attrs.frozen
+class Cost:
+    """Of one part of a step: seconds of its two passes, and bytes that it keeps for the second."""
+
+    forward: float
+    backward: float
+    kept: int
+
+
+class Costs:
+    """Costs of the steps of a graph on a device, each found once."""
+
+    def __init__(self, flow: Flow, device: Device) -> None:
+        self.flow, self.device = flow, device
+        self._found: dict[tuple[int, tuple[tuple[str, int], ...]], Cost] = {}
+
+    def of(self, step: Step, parts: Parts) -> Cost:
+        key = (self.flow.signatures[step], parts.degrees)
+        if key not in self._found:
+            self._found[key] = self._cost(step, parts)
+        return self._found[key]
+
+    def _cost(self, step: Step, parts: Parts) -> Cost:
+        local = self.flow.local(step, parts, {name: degree // 2 for name, degree in parts.degrees})
+        function = local.function()
+        seconds = {"forward": 0.0, "backward": 0.0}
+        for eqn, each in zip(function.body, work(function, ONE, self.device), strict=True):
+            seconds[eqn.stage] += each.seconds
+        made = {value for eqn in local.forward for value in eqn.results}
+        kept = sum(value.type.local_bytes(ONE) for value in Memory(function, ONE).stored if value in made)
+        return Cost(seconds["forward"], seconds["backward"], kept)
+
+
+def states(training: Training | None) -> int:
+    """How many numbers an optimizer keeps for each parameter between steps, at most."""
+    updates = training.updates if training is not None else ()
+    kept = (sum(argument.role == "state" for argument in update.function.arguments) for update in updates)
+    return max(kept, default=0)

@@ -1,0 +1,80 @@
+"""Which link a transfer between two devices takes, and for how long (FlexFlow, section 5, A2: s / b).
+
+Devices are numbered from the innermost link outwards, so the innermost group that holds both devices says which link it is. A
+transfer occupies the port that its sender sends through: its own, or where so many neighbours share the bandwidth, theirs; on
+rings and tori there is one for each direction. What arrives is not queued for: whatever gathers in the forward pass scatters in
+the backward pass, so that one of the two is.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.hardware import Hardware, Link
+
+Table = Any
+"""A NumPy array indexed by the sending and the receiving device."""
+
+
+@attrs.frozen(eq=False)
+class Links:
+    """Latencies, bandwidths and numbers of ports; these begin at `count`, as devices have those below, and end before `ports`."""
+
+    count: int
+    port: Table
+    latency: Table
+    bandwidth: Table
+    ports: int
+
+    def seconds(self, source: Any, target: Any, size: Any) -> Any:
+        """What transfers of `size` bytes take."""
+        return self.latency[source, target] + size / self.bandwidth[source, target]
+
+
+def links(hardware: Hardware, count: int) -> Links:
+    """The links between `count` devices. Of the outermost link there is as much as they need. Bandwidths are those of large
+    arrays.
+    """
+    port = np.zeros((count, count), np.int64)
+    latency, bandwidth = np.zeros((count, count)), np.full((count, count), np.inf)
+    numbers: dict[tuple[str, int, int], int] = {}
+    for a in range(count):
+        for b in range(count):
+            if a != b:
+                link, inner = _between(hardware, a, b)
+                hops, direction = _hops(link, a // inner, b // inner)
+                sender = a // max(link.shared, 1) if link.shared > 1 else a
+                key = (link.name, sender, direction)
+                port[a, b] = numbers.setdefault(key, count + len(numbers))
+                latency[a, b] = hops * link.latency
+                bandwidth[a, b] = link.bandwidth.peak
+    return Links(count, port, latency, bandwidth, count + len(numbers))
+
+
+def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:
+    """The link that connects two devices, and how many devices each of what it connects has."""
+    inner = 1
+    for link in hardware.links[:-1]:
+        outer = inner * (prod(link.sizes) if link.sizes else 1)
+        if a // outer == b // outer:
+            return link, inner
+        inner = outer
+    return hardware.links[-1], inner
+
+
+def _hops(link: Link, a: int, b: int) -> tuple[int, int]:
+    """How many links data passes, and into which direction it starts: switches know neither."""
+    if link.kind == "switch":
+        return 1, 0
+    total, direction, stride = 0, 0, 1
+    for side, size in enumerate(reversed(link.sizes)):
+        ahead = (b // stride - a // stride) % size
+        if ahead:
+            direction = direction or 2 * side + (1 if ahead <= size - ahead else 2)
+            total += min(ahead, size - ahead)
+        stride *= size
+    return max(total, 1), direction

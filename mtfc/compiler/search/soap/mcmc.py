@@ -1,0 +1,131 @@
+"""The search of FlexFlow (section 6): Markov chains from known and random strategies, and then descent to a local optimum.
+
+A proposal is a random configuration for a random operator; of a cost c' instead of c it is accepted with probability min(1,
+exp(beta (c - c'))), the random number being drawn first: it says how long a step may be at most, and simulation ends where that
+is exceeded. Operators with the same parameters, the steps of a recurrent layer, may also change together, which the paper does
+not have: forty operators that agree would else have to disagree on the way. A chain ends when it has made its proposals, or
+half of them in a row have not improved its best strategy; or with the time.
+
+No choice depends on the time but when it ends, so a search that has the time for its proposals finds the same wherever it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from math import inf, log
+from random import Random
+
+import attrs
+
+from mtfc.compiler.operators.strategy import Configuration, Strategy
+from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
+from mtfc.compiler.search.soap.known import parameters_of
+from mtfc.compiler.search.soap.space import Choices
+
+SHARPNESS = 300.0
+"""beta times the cost at the start: what takes 1/300 longer is accepted with probability 1/e."""
+TOGETHER = 0.5
+"""How often operators that share parameters change together, where there are such."""
+
+
+@attrs.frozen
+class Budget:
+    """Of a whole search: seconds, and proposals of each of its chains."""
+
+    seconds: float
+    proposals: int
+
+
+@attrs.frozen
+class Found:
+    """The best strategy, how many were looked at, and whether no change of one operator makes it better."""
+
+    best: Evaluated
+    evaluated: int
+    locally_optimal: bool
+
+
+class Search:
+    """A search for a strategy of one graph. Every result is reached from the same random numbers."""
+
+    def __init__(self, evaluator: Evaluator, choices: Sequence[Choices], seed: int = 0) -> None:
+        self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
+        self.layers = _layers(evaluator)
+
+    def run(self, starts: Sequence[Strategy], budget: Budget) -> Found:
+        """The best of chains from all starts, which share the time, and of the starts; then the local optimum next to it.
+
+        Raises `ValueError` where memory suffices for none.
+        """
+        begin, first = time.perf_counter(), self.evaluator.count
+        best: Evaluated | None = None
+        for number, start in enumerate(starts):
+            share = begin + budget.seconds * 0.8 * (number + 1) / len(starts)
+            found = self.chain(self.evaluator.full(start), budget.proposals, share)
+            if best is None or found.seconds < best.seconds:
+                best = found
+        if best is None or best.seconds == inf:
+            raise ValueError("no strategy that was found fits into the devices' memory")
+        best, is_local = self.descend(best, begin + budget.seconds)
+        return Found(best, self.evaluator.count - first, is_local)
+
+    def chain(self, start: Evaluated, proposals: int, deadline: float) -> Evaluated:
+        """A chain from one strategy; the best that it comes by."""
+        best = current = start
+        improved = 0
+        for number in range(proposals):
+            if time.perf_counter() > deadline or number - improved > proposals / 2:
+                break
+            proposed = self.evaluator.delta(current, self.propose(), self._limit(current, start))
+            if proposed.seconds == inf and current.seconds < inf:
+                continue
+            if proposed.seconds < inf or proposed.held.max() < current.held.max():
+                current = proposed
+            if current.seconds < best.seconds:
+                best, improved = current, number
+        return best
+
+    def _limit(self, current: Evaluated, start: Evaluated) -> float:
+        """The cost up to which the next proposal is accepted."""
+        if current.seconds == inf:
+            return inf
+        scale = start.seconds if start.seconds < inf else current.seconds
+        return current.seconds - log(1.0 - self.random.random()) * scale / SHARPNESS
+
+    def propose(self) -> dict[int, Configuration]:
+        """A random configuration for a random operator, or for those of a random layer."""
+        if self.layers and self.random.random() < TOGETHER:
+            operators = self.random.choice(self.layers)
+        else:
+            operators = [self.random.randrange(len(self.choices))]
+        configuration = self.choices[operators[0]].draw(self.random)
+        return dict.fromkeys(operators, configuration)
+
+    def descend(self, current: Evaluated, deadline: float) -> tuple[Evaluated, bool]:
+        """Change one operator at a time as long as that helps; whether none could help when it ended."""
+        since = 0
+        operator = 0
+        while since < len(self.choices):
+            for configuration in self.choices[operator]:
+                if time.perf_counter() > deadline:
+                    return current, False
+                if configuration == current.strategy[operator]:
+                    continue
+                found = self.evaluator.delta(current, {operator: configuration}, current.seconds)
+                if found.seconds < current.seconds:
+                    current, since = found, 0
+            since += 1
+            operator = (operator + 1) % len(self.choices)
+        return current, True
+
+
+def _layers(evaluator: Evaluator) -> list[list[int]]:
+    """Operators that share parameters and dimensions, by which they are."""
+    graph = evaluator.tasks.graph
+    found: Mapping[object, list[int]] = {}
+    for number, operator in enumerate(graph.operators):
+        own = parameters_of(graph, operator)
+        if own:
+            found.setdefault((own, operator.dims), []).append(number)  # type: ignore[attr-defined]
+    return [operators for operators in found.values() if len(operators) > 1]

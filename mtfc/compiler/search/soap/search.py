@@ -1,0 +1,71 @@
+"""The `soap` space of a program on a machine, and the search in it from all that FlexFlow starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import attrs
+
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.operators.gradients import flow
+from mtfc.compiler.operators.graph import OperatorGraph, operator_graph
+from mtfc.compiler.operators.unroll import unroll
+from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
+from mtfc.compiler.search.soap.known import data_parallel, expert, random_strategy
+from mtfc.compiler.search.soap.mcmc import Budget, Search
+from mtfc.compiler.search.soap.space import Choices, space
+from mtfc.compiler.search.soap.tasks import Tasks
+
+
+@attrs.frozen(eq=False)
+class SoapSpace:
+    """What there is to choose: the configurations of each operator of a graph, and how strategies are evaluated."""
+
+    graph: OperatorGraph
+    hardware: Hardware
+    devices: int
+    choices: list[Choices]
+    evaluator: Evaluator
+
+    def data_parallel(self) -> Evaluated:
+        return self.evaluator.full(data_parallel(self.graph, self.devices))
+
+    def expert(self) -> Evaluated:
+        return self.evaluator.full(expert(self.graph, self.hardware, self.devices))
+
+
+@attrs.frozen(eq=False)
+class SoapResult:
+    """The best strategy, and those that it is compared with by name; see `mcmc.Found`."""
+
+    best: Evaluated
+    baselines: Mapping[str, Evaluated]
+    evaluated: int
+    locally_optimal: bool
+
+
+def operators_of(program: Program) -> OperatorGraph:
+    """The operator graph of a model's forward pass, which precision and local rewrites have been applied to."""
+    minimize = program.training.minimize if program.training is not None else None
+    return operator_graph(unroll(program.function("forward")).function, minimize)
+
+
+def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
+    """The space of a program on some devices of a machine: its training step, or where there is none its forward pass."""
+    graph = operators_of(program)
+    tasks = Tasks(flow(graph), hardware, devices, program.training)
+    return SoapSpace(graph, hardware, devices, space(graph.operators, hardware, devices), Evaluator(tasks))
+
+
+def soap_search(within: SoapSpace, budget: Budget, seed: int = 0) -> SoapResult:
+    """The best strategy that chains from data parallelism, the expert's and a random strategy find.
+
+    Raises `ValueError` where memory suffices for none.
+    """
+    known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
+    starts = [each.strategy for each in known.values()]
+    starts.append(random_strategy(within.choices, Random(seed)))
+    found = Search(within.evaluator, within.choices, seed).run(starts, budget)
+    return SoapResult(found.best, known, found.evaluated, found.locally_optimal)

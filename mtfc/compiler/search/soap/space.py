@@ -1,0 +1,135 @@
+"""The space of strategies: which configurations each operator can have (FlexFlow, section 4).
+
+The degrees of a configuration divide the sizes of its dimensions, and their product is at most the number of devices. Parts are
+put on devices that follow each other in one of few orders: by number, or by number within groups that a link connects, so that
+neighbours are far apart. They begin at a multiple of how many there are, and any of the split dimensions may change fastest
+along them. FlexFlow's own search, too, has consecutive devices only: 10 ** 11 strategies for a network of six layers on four
+devices (section 8.4) are some 25 configurations each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import permutations
+from math import prod
+from random import Random
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.operators.graph import Operator
+from mtfc.compiler.operators.regions import Unsplittable
+from mtfc.compiler.operators.strategy import Configuration, Parts
+
+Degrees = tuple[tuple[str, int], ...]
+
+
+@attrs.frozen(eq=False)
+class Choices:
+    """The configurations of one operator: for each choice of degrees, on each of some lists of devices in each order of
+    dimensions.
+    """
+
+    degrees: tuple[Degrees, ...]
+    lists: Mapping[int, tuple[tuple[int, ...], ...]]
+
+    @cached_property
+    def count(self) -> int:
+        return sum(self._weights)
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        return [len(_orders(each)) * len(self.lists[_size(each)]) for each in self.degrees]
+
+    def __iter__(self) -> Iterator[Configuration]:
+        for degrees in self.degrees:
+            for order in _orders(degrees):
+                for devices in self.lists[_size(degrees)]:
+                    yield _configuration(degrees, order, devices)
+
+    def draw(self, random: Random) -> Configuration:
+        """One of them, all with the same probability (section 6.2)."""
+        (degrees,) = random.choices(self.degrees, self._weights)
+        return _configuration(
+            degrees, random.choice(_orders(degrees)), random.choice(self.lists[_size(degrees)])
+        )
+
+
+def _size(degrees: Degrees) -> int:
+    return prod(degree for _, degree in degrees)
+
+
+def _orders(degrees: Degrees) -> list[tuple[int, ...]]:
+    """The orders in which dimensions may change along the devices, the last one fastest."""
+    return list(permutations(range(len(degrees))))
+
+
+def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int, ...]) -> Configuration:
+    sizes = [degree for _, degree in degrees]
+    places = np.arange(len(devices)).reshape([sizes[i] for i in order]).transpose(np.argsort(order))
+    return Configuration(degrees, tuple(devices[i] for i in places.ravel()))
+
+
+def space(operators: Sequence[Operator], hardware: Hardware, devices: int) -> list[Choices]:
+    """The choices of each operator; alike operators share theirs."""
+    lists = device_lists(hardware, devices)
+    known: dict[tuple[Degrees, ...], Choices] = {}
+    found = []
+    for operator in operators:
+        degrees = tuple(legal_degrees(operator, devices))
+        if degrees not in known:
+            known[degrees] = Choices(degrees, lists)
+        found.append(known[degrees])
+    return found
+
+
+def legal_degrees(operator: Operator, devices: int) -> Iterator[Degrees]:
+    """The degrees that an operator may have, those of undivided dimensions left out."""
+    single = [
+        [1, *(n for n in range(2, devices + 1) if dim.size % n == 0 and _splits(operator, ((dim.name, n),)))]
+        for dim in operator.dims
+    ]
+    names = [dim.name for dim in operator.dims]
+
+    def extend(chosen: Degrees, room: int, rest: int) -> Iterator[Degrees]:
+        if rest == len(names):
+            yield chosen
+            return
+        for degree in single[rest]:
+            if degree <= room:
+                more = ((names[rest], degree),) if degree > 1 else ()
+                yield from extend((*chosen, *more), room // degree, rest + 1)
+
+    yield from extend((), devices, 0)
+
+
+def _splits(operator: Operator, degrees: Degrees) -> bool:
+    try:
+        return bool(Parts(operator, degrees).needs)
+    except Unsplittable:
+        return False
+
+
+def device_lists(hardware: Hardware, devices: int) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """For each number of parts the lists of devices that they can be on."""
+    strides, inner = [1], 1
+    for link in hardware.links:
+        inner *= prod(link.sizes) if link.sizes else devices
+        if inner < devices and devices % inner == 0:
+            strides.append(inner)
+    found: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for count in range(1, devices + 1):
+        lists = (
+            tuple(order[start : start + count])
+            for order in (_strided(stride, devices) for stride in strides)
+            for start in range(0, devices - count + 1, count)
+        )
+        found[count] = tuple(dict.fromkeys(lists))
+    return found
+
+
+def _strided(stride: int, devices: int) -> list[int]:
+    """All devices, each so far behind the one before it."""
+    return [i * stride % devices + i * stride // devices for i in range(devices)]

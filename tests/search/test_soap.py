@@ -1,0 +1,145 @@
+"""The `soap` space: task graphs and their simulation, and the search."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+from random import Random
+
+import attrs
+import numpy as np
+import pytest
+
+from mtfc.compiler.analysis.simulation import makespan, simulate
+from mtfc.compiler.analysis.task_graph import Task, TaskGraph
+from mtfc.compiler.operators.strategy import Configuration, Strategy
+from mtfc.compiler.search.soap.evaluation import Evaluated
+from mtfc.compiler.search.soap.known import random_strategy
+from mtfc.compiler.search.soap.links import links
+from mtfc.compiler.search.soap.mcmc import Budget
+from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
+from mtfc.frontend.targets import named
+from tests.search.soap_programs import PROGRAMS, prepared
+
+
+@cache
+def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> SoapSpace:
+    return soap_space(prepared(name), named(target, {}), devices)
+
+
+def as_task_graph(found: Evaluated) -> TaskGraph:
+    """The same tasks for the simulator of `analysis/`, numbered alike."""
+    after: dict[int, list[tuple[int, ...]]] = {}
+    for block in found.blocks:
+        for before, number, waiting, place in block.edges.T.tolist():
+            task = int(found.offsets[waiting]) + place
+            after.setdefault(task, []).append((int(found.offsets[before]) + number,))
+    device = np.concatenate([block.device for block in found.blocks]).tolist()
+    seconds = np.concatenate([block.seconds for block in found.blocks]).tolist()
+    return TaskGraph(
+        Task((i,), str(device[i]), seconds[i], tuple(dict.fromkeys(after.get(i, ()))))
+        for i in range(len(device))
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_compiled_simulator_is_that_of_the_analysis_to_the_last_bit(name: str) -> None:
+    space = space_of(name, 8)
+    found = space.evaluator.full(random_strategy(space.choices, Random(1)))
+    timeline = simulate(as_task_graph(found))
+    assert makespan(timeline) == found.seconds
+    assert [timeline[(i,)].ready for i in range(len(found.ready))] == found.ready.tolist()
+    assert [timeline[(i,)].end for i in range(len(found.end))] == found.end.tolist()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> None:
+    space, random = space_of(name, 8), Random(2)
+    current = space.evaluator.full(random_strategy(space.choices, random))
+    for _ in range(25):
+        operators = random.sample(range(len(space.choices)), random.choice([1, 1, 2]))
+        current = space.evaluator.delta(current, {i: space.choices[i].draw(random) for i in operators})
+        full = space.evaluator.full(current.strategy)
+        assert (full.seconds, full.sent, full.held.tolist()) == (
+            current.seconds,
+            current.sent,
+            current.held.tolist(),
+        )
+        assert np.array_equal(full.ready, current.ready) and np.array_equal(full.end, current.end)
+
+
+def test_a_limit_never_hides_a_strategy_within_it() -> None:
+    space, random = space_of("convolutions"), Random(3)
+    for _ in range(20):
+        strategy = random_strategy(space.choices, random)
+        seconds = space.evaluator.full(strategy).seconds
+        assert space.evaluator.full(strategy, seconds).seconds == seconds
+        assert space.evaluator.full(strategy, 0.99 * seconds).seconds in (seconds, inf)
+
+
+def on_one_device(space: SoapSpace) -> Strategy:
+    return tuple(Configuration((), (0,)) for _ in space.graph.operators)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_device_sends_nothing_and_works_without_a_break(name: str) -> None:
+    space = space_of(name)
+    found = space.evaluator.full(on_one_device(space))
+    assert found.sent == 0
+    work = sum(block.seconds.sum() for block in found.blocks)
+    assert found.seconds == pytest.approx(work)
+
+
+def test_data_parallelism_sends_gradients_and_the_loss() -> None:
+    """Each of the four devices has all gradients; a ring passes each byte six times in all."""
+    space = space_of("dense")
+    parameters = 4 * (12 * 16 + 16 + 16 * 4)
+    loss = 4  # and its cotangent, which all have that made it
+    assert space.data_parallel().sent == 2 * 3 * (parameters + 2 * loss)
+
+
+def test_links_of_the_k80_cluster() -> None:
+    """Pairs of GPUs, nodes of two pairs, and a network that the four of a node share."""
+    found = links(named("k80_cluster", {}), 8)
+    assert found.bandwidth[0, 1] == found.bandwidth[0, 2] == 15.75e9 and found.bandwidth[0, 4] == 7e9
+    assert found.port[0, 1] != found.port[0, 2] == found.port[1, 3] == found.port[3, 0]
+    assert found.port[0, 4] == found.port[3, 7] != found.port[4, 0]
+    assert found.latency[0, 1] == 1e-6 and found.latency[0, 4] == 2e-6
+
+
+def test_links_of_a_ring_are_one_for_each_direction() -> None:
+    found = links(named("p100_cluster", {}), 4)
+    assert found.latency[0, 2] == 2 * found.latency[0, 1] == 2 * found.latency[0, 3]
+    assert found.port[0, 1] != found.port[0, 3]
+
+
+@pytest.mark.parametrize("name", ["dense", "attention"])
+def test_results_are_locally_optimal(name: str) -> None:
+    """FlexFlow, section 8.4: no other configuration of a single operator is better."""
+    space = space_of(name)
+    found = soap_search(space, Budget(60.0, 200))
+    assert found.locally_optimal
+    assert found.best.seconds <= min(each.seconds for each in found.baselines.values())
+    for i, choices in enumerate(space.choices):
+        for configuration in choices:
+            strategy = (*found.best.strategy[:i], configuration, *found.best.strategy[i + 1 :])
+            assert space.evaluator.full(strategy).seconds >= found.best.seconds
+
+
+def test_a_seed_determines_the_result() -> None:
+    results = [soap_search(space_of("recurrent"), Budget(60.0, 150), seed=7) for _ in range(2)]
+    assert results[0].best.strategy == results[1].best.strategy
+    assert results[0].evaluated == results[1].evaluated
+
+
+def test_memory_is_respected() -> None:
+    """With room for the best strategy's neighbours on several devices, but not for all on one."""
+    program, hardware = prepared("dense"), named("k80_cluster", {})
+    free = soap_search(space_of("dense"), Budget(60.0, 200)).best
+    room = int(free.held.max()) - 1
+    small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=room))
+    found = soap_search(soap_space(program, small, 4), Budget(60.0, 400)).best
+    assert found.held.max() <= room and found.seconds >= free.seconds
+    tiny = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=8))
+    with pytest.raises(ValueError, match="memory"):
+        soap_search(soap_space(program, tiny, 4), Budget(60.0, 50))
