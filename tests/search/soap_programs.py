@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.operators.unroll import Unrolled
 from mtfc.compiler.pipelines import preparation, run
 from tests.harness import load
 
@@ -126,4 +127,12 @@ def arguments(name: str) -> dict[str, Any]:
             if is_index
             else (0.5 * random.standard_normal(shape)).astype(np.float32)
         )
+    return found
+
+
+def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the unrolled function from those of the function."""
+    found = dict(arrays)
+    for name, (whole, at) in unrolled.slices.items():
+        found[name] = arrays[whole][tuple(index for _, index in at)]
     return found

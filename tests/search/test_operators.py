@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,17 +9,9 @@ from mtfc.backends.interpreter import interpret
 from mtfc.compiler.operators.graph import OperatorGraph
 from mtfc.compiler.operators.regions import Unsplittable
 from mtfc.compiler.operators.strategy import Parts
-from mtfc.compiler.operators.unroll import Unrolled, unroll
+from mtfc.compiler.operators.unroll import unroll
 from mtfc.compiler.search.soap.search import operators_of
-from tests.search.soap_programs import PROGRAMS, arguments, prepared
-
-
-def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the unrolled function from those of the function."""
-    found = dict(arrays)
-    for name, (whole, at) in unrolled.slices.items():
-        found[name] = arrays[whole][tuple(index for _, index in at)]
-    return found
+from tests.search.soap_programs import PROGRAMS, arguments, prepared, sliced
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
