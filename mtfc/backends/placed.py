@@ -31,6 +31,7 @@ from mtfc.compiler.operators.strategy import (
     transfers,
     users,
 )
+from mtfc.compiler.operators.unroll import Slices
 
 Array = Any
 
@@ -45,16 +46,29 @@ class Executed:
 
 
 def execute(flow: Flow, strategy: Strategy, arrays: Mapping[str, Array]) -> Executed:
-    """Forward and backward pass of a graph under a strategy, and its gradients added up; `arrays` are its arguments by name."""
+    """Forward and backward pass of a graph under a strategy, and its gradients added up.
+
+    `arrays` are the model's inputs and parameters by name, those that loops slice as wholes; gradients likewise.
+    """
     run = _Run(flow, strategy, arrays)
     for step in flow.graph.steps:
         run.forward(step)
     for step in reversed(flow.graph.steps):
         if flow.gradients[step]:
             run.backward(step)
-    gradients = {value.name: array for value, array in run.gradients()}
+    gradients: dict[str, Array] = {}
+    for value, array in run.gradients():
+        whole, at = flow.graph.slices.get(value.name, (value.name, ()))
+        of_slice(gradients.setdefault(whole, np.zeros_like(arrays[whole])), at)[...] = array
     outputs = {output.name: run.whole(output.value) for output in flow.graph.function.outputs}
     return Executed(outputs, gradients, run.sent)
+
+
+def of_slice(array: Array, at: Slices) -> Array:
+    """A view of slices of an array, one after the other."""
+    for axis, index in at:
+        array = array[(slice(None),) * axis + (index,)]
+    return array
 
 
 @attrs.frozen(eq=False)
@@ -70,7 +84,9 @@ class _Run:
     """Stores of the devices: what each part has made, the cotangents of that, and parameters' gradients by region."""
 
     def __init__(self, flow: Flow, strategy: Strategy, arrays: Mapping[str, Array]) -> None:
-        self.flow, self.graph, self.arrays = flow, flow.graph, arrays
+        self.flow, self.graph, self.arrays = flow, flow.graph, dict(arrays)
+        for name, (whole, at) in flow.graph.slices.items():
+            self.arrays[name] = of_slice(arrays[whole], at)
         operators = zip(self.graph.operators, strategy, strict=True)
         self.placed: dict[Operator, tuple[Parts, Configuration]] = {
             operator: (Parts(operator, each.degrees), each) for operator, each in operators

@@ -25,6 +25,7 @@ from mtfc.frontend.rules import DeclaredLayout
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
+    from mtfc.frontend.placements import DeclaredPlacement
 
 ONE_DEVICE = Mesh("single", (("all", 1),))
 """Where a program runs whose file declares no mesh."""
@@ -54,11 +55,12 @@ class Case:
 
 @attrs.frozen
 class Selection:
-    """A global program, at least one case, and the hardware that its file declares."""
+    """A global program, at least one case, and the hardware and placements that its file declares."""
 
     program: Program
     cases: tuple[Case, ...]
     hardware: Mapping[str, Hardware]
+    placements: tuple[DeclaredPlacement, ...]
 
 
 @attrs.frozen
@@ -104,7 +106,8 @@ def choose(
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
-    return Selection(program, tuple(_cases(declared, module, choice.mesh)), module.hardware)
+    cases = tuple(_cases(declared, module, choice.mesh))
+    return Selection(program, cases, module.hardware, module.placements)
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:

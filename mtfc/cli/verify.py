@@ -2,7 +2,7 @@
 
 The reference is the interpreter, on the program as it is before anything is split. Each case starts from the same inputs and
 parameters and is compared in its outputs, in the gradients of all floating-point inputs and parameters, and in the parameters
-that it draws itself.
+that it draws itself. Placements are cases too, on NumPy: of these, outputs and the parameters' gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
@@ -24,9 +24,13 @@ from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, select
 from mtfc.cli.sources import Sources
 from mtfc.cli.summary import difference, finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.differentiate import Differentiate
 from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.pipelines import run as run_passes
+
+if TYPE_CHECKING:
+    from mtfc.frontend.placements import DeclaredPlacement
 
 EXAMPLES = """\
 examples:
@@ -85,7 +89,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
     reference = Reference.of(program, options)
     results = []
-    for result in chain.from_iterable(reference.compared(case, backends) for case in selection.cases):
+    compared = chain.from_iterable(reference.compared(case, backends) for case in selection.cases)
+    placements = selection.placements if options.layout is None and "numpy" in backends else ()
+    placed = (reference.placed(placement) for placement in placements)
+    for result in chain(compared, placed):
         results.append(result)
         if options.format == "text":
             print(_line(result), flush=True)
@@ -144,6 +151,21 @@ class Reference:
                 yield Result(case, backend, {}, skipped=f"{case.mesh.devices} processors are {most}")
             else:
                 yield self._compared(case, lowered, backend)
+
+    def placed(self, placement: DeclaredPlacement) -> Result:
+        """What the operators of the program give where a placement says, on NumPy. Raises `CompileError`."""
+        from mtfc.cli.placed import run_placed
+
+        outputs, gradients = run_placed(
+            placement, self.program, {**self.inputs, **self.expected["parameters"]}
+        )
+        actual: dict[Part, Arrays] = {"outputs": outputs, "gradients": gradients}
+        errors = {
+            part: {name: difference(array, self.expected[part][name]) for name, array in arrays.items()}
+            for part, arrays in actual.items()
+        }
+        case = Case(Mesh("devices", (("all", placement.devices),)), Layout(placement.name))
+        return Result(case, "numpy", errors, tuple(self._wrong(errors)))
 
     def _compared(self, case: Case, lowered: Program, backend: str) -> Result:
         module = load(lowered, backend)

@@ -216,6 +216,33 @@ class LayoutDecl(Node):
 
 
 @attrs.frozen
+class Degree(Node):
+    """`batch: 2`"""
+
+    dim: DimName
+    parts: Expr
+
+
+@attrs.frozen
+class Placed(Node):
+    """`layers.h[0]: { batch: 2 } on [0, 1]`; `indices` are those of the loops around the operator."""
+
+    path: Name | Path
+    indices: tuple[Expr, ...]
+    degrees: tuple[Degree, ...]
+    devices: tuple[Expr, ...]
+
+
+@attrs.frozen
+class PlacementDecl(Node):
+    """`placement found on 4 = { conv1: { batch: 4 } on [0, 1, 2, 3] }`, on so many devices."""
+
+    name: Name
+    devices: Expr
+    operators: tuple[Placed, ...]
+
+
+@attrs.frozen
 class Figures(Node):
     """`{ f32: 67e12, bf16: 989e12 }`, or a table by size: `{ 1e3: 2e9, 1e6: 40e9 }`"""
 
@@ -328,6 +355,7 @@ Declaration = (
     | DimDecl
     | MeshDecl
     | LayoutDecl
+    | PlacementDecl
     | HardwareDecl
     | ModelDecl
     | FnDecl

@@ -25,7 +25,9 @@ CLOSERS = PARENTHESES | {"LBRACE": "RBRACE"}
 CLOSING_TEXT = {"(": ")", "[": "]", "{": "}"}
 KINDS = {")": "RPAR", "]": "RSQB", "}": "RBRACE"}
 # Declarations that stand in no braces; `dim` may, in a function.
-DECLARATIONS = frozenset(("fn", "hardware", "import", "layout", "mesh", "model", "optimizer", "train"))
+DECLARATIONS = frozenset(
+    ("fn", "hardware", "import", "layout", "mesh", "model", "optimizer", "placement", "train")
+)
 # A line that ends in one of these, inside a bracket, goes on.
 UNFINISHED = frozenset(
     ("COMMA", "ARROW", "EQUAL", "COLON", "OPERATOR", "MINUS", "AND", "OR", "NOT", *CLOSERS)

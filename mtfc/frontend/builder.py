@@ -136,6 +136,19 @@ class Builder:
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
         return ast.LayoutDecl(span, name, mesh, rules, stored.get("params"), stored.get("optimizer"), values)
 
+    def placed(
+        self, span: Span, path: ast.Name | ast.Path, indices: tuple[ast.Expr, ...] | None, *rest: Any
+    ) -> ast.Placed:
+        return ast.Placed(span, path, indices or (), *rest)
+
+    def placement_decl(
+        self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]
+    ) -> ast.PlacementDecl | ast.Broken:
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset((name.text,)))
+        operators = tuple(entry for entry in entries if isinstance(entry, ast.Placed))
+        return ast.PlacementDecl(span, name, devices, operators)
+
     def hardware_decl(
         self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]
     ) -> ast.HardwareDecl | ast.Broken:

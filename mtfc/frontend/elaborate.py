@@ -27,6 +27,7 @@ from mtfc.frontend.uncalled import as_function, check_uncalled
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
+    from mtfc.frontend.placements import DeclaredPlacement
 
 
 @attrs.frozen
@@ -39,6 +40,7 @@ class Module:
     layouts: tuple[DeclaredLayout, ...]
     programs: tuple[Program, ...]
     hardware: dict[str, Hardware]
+    placements: tuple[DeclaredPlacement, ...]
 
 
 def elaborate(
@@ -74,6 +76,7 @@ def elaborate(
         layouts,
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
+        _placements(file, scope),
     )
 
 
@@ -85,6 +88,16 @@ def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
     from mtfc.frontend.hardware import declare_hardware
 
     return declare_hardware(decls, scope)
+
+
+def _placements(file: ast.File, scope: Scope) -> tuple[DeclaredPlacement, ...]:
+    """Few files have any; they need NumPy."""
+    decls = all_of(file, ast.PlacementDecl)
+    if not decls:
+        return ()
+    from mtfc.frontend.placements import declare_placements
+
+    return declare_placements(decls, scope)
 
 
 def _models(file: ast.File, scope: Scope) -> dict[str, Model]:

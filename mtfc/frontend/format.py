@@ -53,11 +53,11 @@ def _flat_group(group: Group) -> str:
 
 
 def _space(left: Token | Group, right: Token | Group) -> str:
-    """What stands between two parts: nothing after a sign, before `:` and `,`, and before a call's brackets."""
+    """What stands between two parts: nothing after a sign, before `:` and `,`, and before brackets of a call or of indices."""
     if isinstance(right, Token):
         is_tight = right.text in (":", ",")
     elif isinstance(left, Token):
-        is_tight = right.opener != "{" and left.kind in NAMES
+        is_tight = right.opener != "{" and left.kind in NAMES and left.text != "on"
     else:
         is_tight = left.opener == "[" and right.opener == "("
     return "" if is_tight or (isinstance(left, Token) and left.kind == SIGN) else " "

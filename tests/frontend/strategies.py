@@ -157,6 +157,10 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     rule_sets = st.none() | st.builds(ast.RuleSet, here, rules())
     axes = st.builds(ast.MeshAxis, here, names(), expressions())
     values = st.builds(ast.ValueRules, here, dotted(), rules())
+    degrees = st.builds(ast.Degree, here, dotted(), expressions())
+    placed = st.builds(
+        ast.Placed, here, dotted(), tuples(expressions(), 0, 2), tuples(degrees), tuples(expressions())
+    )
     inputs = st.builds(ast.Input, here, names(), types())
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
     precision = st.builds(ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), names())))
@@ -175,6 +179,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             rule_sets,
             tuples(values, 0, 2),
         )
+        | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))
         | st.builds(
             ast.HardwareDecl, here, names(), figures(), tuples(st.builds(ast.Link, here, names(), figures()))
         )

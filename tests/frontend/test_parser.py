@@ -140,6 +140,8 @@ layout zero on pod = {
   optimizer: { model: rows }
   value layers.ffn.h: { hidden: cols },
 }
+placement found on 2 * 2 = { conv1: { batch: 2, rows: 2 } on [0, 1, 3, 2]
+  layers.h[0, 3]: {} on [2] }
 hardware box = {
   device: { flops: { bf16: 1e12 }, memory: 80e9, bandwidth: { 1e3: 1e9, 1e6: 2e12 } }
   link ici: { kind: torus, size: (4, 4), bandwidth: 450e9 / 2 }

@@ -190,6 +190,22 @@ def _(node: ast.ValueRules) -> str:
 
 
 @source.register
+def _(node: ast.PlacementDecl) -> str:
+    return f"placement {source(node.name)} on {source(node.devices)} = {{{listed(node.operators)}}}"
+
+
+@source.register
+def _(node: ast.Placed) -> str:
+    indices = f"[{listed(node.indices)}]" if node.indices else ""
+    return f"{source(node.path)}{indices}: {{{listed(node.degrees)}}} on [{listed(node.devices)}]"
+
+
+@source.register
+def _(node: ast.Degree) -> str:
+    return f"{source(node.dim)}: {source(node.parts)}"
+
+
+@source.register
 def _(node: ast.HardwareDecl) -> str:
     entries = [*map(source, node.links), *map(source, node.figures)]
     return f"hardware {source(node.name)} = {{{', '.join(entries)}}}"

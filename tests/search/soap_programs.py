@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mtfc.backends.placed import of_slice
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.operators.unroll import Unrolled
 from mtfc.compiler.pipelines import preparation, run
@@ -134,5 +135,5 @@ def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the unrolled function from those of the function."""
     found = dict(arrays)
     for name, (whole, at) in unrolled.slices.items():
-        found[name] = arrays[whole][tuple(index for _, index in at)]
+        found[name] = of_slice(arrays[whole], at)
     return found

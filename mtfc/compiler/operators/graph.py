@@ -26,6 +26,7 @@ from mtfc.compiler.ir.core import Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.operators.unroll import Slices, Unrolled
 
 
 @attrs.frozen(eq=False)
@@ -58,10 +59,11 @@ class Operator:
 class OperatorGraph:
     """A model without loops as operators, in an order in which they can run.
 
-    samples: names of the dimensions that number the samples. loss: what the step minimizes, if anything.
+    samples: names of the dimensions that number the samples. loss: what the step minimizes, if anything. slices: see `Unrolled`.
     """
 
     function: Function
+    slices: Mapping[str, tuple[str, Slices]]
     operators: tuple[Operator, ...]
     samples: frozenset[str]
     loss: Value | None
@@ -94,8 +96,9 @@ class OperatorGraph:
         return next(operator for operator in self.operators if operator.name == name)
 
 
-def operator_graph(function: Function, loss: str | None) -> OperatorGraph:
+def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
     """The operators of a function without loops; `loss` is the name of the output that is minimized."""
+    function = unrolled.function
     groups = _Groups(function)
     minimized = next((o.value for o in function.outputs if o.name == loss), None)
     steps = list(_steps(groups, function.outputs))
@@ -106,7 +109,7 @@ def operator_graph(function: Function, loss: str | None) -> OperatorGraph:
         own = tuple(step for step in steps if step.operator == group)
         dims = sorted(groups.dims[group], key=lambda dim: dim.name not in samples)
         operators.append(Operator(name, tuple(dims), own))
-    return OperatorGraph(function, tuple(operators), samples, minimized)
+    return OperatorGraph(function, unrolled.slices, tuple(operators), samples, minimized)
 
 
 def sample_dims(function: Function) -> frozenset[str]:
@@ -273,26 +276,16 @@ def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, 
 
 
 def _names(groups: _Groups, steps: Sequence[Step]) -> dict[int, str]:
-    """A name for each operator: the path of its last equation that has one, with a number where that is taken."""
+    """A name for each operator: the path of its last equation that has one, with a number where that is taken: `h_2[3]`."""
     found: dict[int, str] = {}
-    taken: set[str] = set()
     for group in sorted(groups.dims):
         equations = [eqn for step in steps if step.operator == group for eqn in step.equations]
         own = [eqn for eqn in equations if groups.group.get(eqn) == group]
         paths = [eqn.path for eqn in own if eqn.path]
-        wanted = name = paths[-1] if paths else own[-1].results[0].name
-        number = 2
-        while name in taken:
-            name, number = f"{wanted}_{number}", number + 1
-        taken.add(name)
+        base, *indices = (paths[-1] if paths else own[-1].results[0].name).replace("]", "").split("[")
+        at = f"[{', '.join(indices)}]" if indices else ""
+        number, taken = 1, found.values()
+        while (name := base + (f"_{number}" if number > 1 else "") + at) in taken:
+            number += 1
         found[group] = name
-    return found
-
-
-def consumers(graph: OperatorGraph) -> Mapping[Value, list[Step]]:
-    """The steps that use each value of another step."""
-    found: dict[Value, list[Step]] = {}
-    for step in graph.steps:
-        for value in step.inputs:
-            found.setdefault(value, []).append(step)
     return found

@@ -25,14 +25,18 @@ ONE = Dim("one", 1)
 """The dimension of a slice before it is dropped."""
 
 
+Slices = tuple[tuple[int, int], ...]
+"""Axis and index of slices, each of what the one before has left."""
+
+
 @attrs.frozen(eq=False)
 class Unrolled:
     """A function without loops. `slices` are its parameters that are slices of one, as each iteration has its own: name -> the
-    name of the whole, and the dimensions and indices at which it is sliced.
+    name of the whole, and axis and index of each slice that is taken of it, one after the other.
     """
 
     function: Function
-    slices: Mapping[str, tuple[str, tuple[tuple[str, int], ...]]]
+    slices: Mapping[str, tuple[str, Slices]]
 
 
 def unroll(function: Function) -> Unrolled:
@@ -108,11 +112,11 @@ class Given(Handle):
 class Parameter(Handle):
     """A parameter. Where loops slice it, each iteration has one of its own."""
 
-    def __init__(self, builder: Builder, value: Value, at: tuple[tuple[str, int], ...] = ()) -> None:
+    def __init__(self, builder: Builder, value: Value, at: Slices = ()) -> None:
         super().__init__(builder, value.type)
         self.value, self.index = value, at
 
-    def slices(self) -> Iterator[tuple[Value, tuple[tuple[str, int], ...]]]:
+    def slices(self) -> Iterator[tuple[Value, Slices]]:
         """The parameters that it is in the end, and at which indices."""
         own = [handle for handle in self._slices.values() if isinstance(handle, Parameter)]
         if not own:
@@ -132,7 +136,7 @@ class Parameter(Handle):
         if self._whole is not None or any(each != dim for each, _ in self._slices):
             return Cut(self, dim, index)
         value = Value(f"{self.value.name}[{index}]", sliced_type(self.type, dim))
-        return Parameter(self.builder, value, (*self.index, (dim.name, index)))
+        return Parameter(self.builder, value, (*self.index, (self.type.dims.index(dim), index)))
 
 
 class Cut(Handle):

@@ -49,7 +49,7 @@ class SoapResult:
 def operators_of(program: Program) -> OperatorGraph:
     """The operator graph of a model's forward pass, which precision and local rewrites have been applied to."""
     minimize = program.training.minimize if program.training is not None else None
-    return operator_graph(unroll(program.function("forward")).function, minimize)
+    return operator_graph(unroll(program.function("forward")), minimize)
 
 
 def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:

@@ -1,0 +1,19 @@
+"""A program under a placement: its operators on the devices that it says."""
+
+from __future__ import annotations
+
+from mtfc.backends.placed import execute
+from mtfc.cli.npz import Arrays
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.operators.gradients import flow
+from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.search.soap.search import operators_of
+from mtfc.frontend.placements import DeclaredPlacement, strategy
+
+
+def run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
+    """Outputs, and gradients of parameters, by name; none without training. Raises `CompileError` (E317, E319)."""
+    graph = operators_of(run(program, preparation()))
+    found = execute(flow(graph), strategy(placement, graph, Diagnostics()), arrays)
+    return dict(found.outputs), dict(found.gradients)
