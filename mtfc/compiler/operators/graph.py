@@ -4,8 +4,8 @@ An operator is a heavy equation (a product, a convolution, a reduction, a lookup
 libraries fuse them: their forward and backward pass and the update of their parameters belong together. Components of that rule:
 
 - Equations that only view data or make it from nothing belong to whoever uses them, in a copy for each user; so do
-  component-wise ones and reductions of a model's inputs and parameters. So what is sent is what they view, and not windows of
-  it.
+  component-wise ones of a model's inputs and parameters, and whatever depends on neither. So what is sent is what they
+  view, and not windows of it.
 - A component-wise equation belongs to the last operator that it depends on. Operators of one step whose results only it uses,
   of the same dimensions, join them: the products of an LSTM with its input and with its state are one operator.
 - A sum over a dimension in which its operator may be split is not an operator of its own. The operator goes on in a new *step*
@@ -129,7 +129,8 @@ class _Groups:
     """Which operator each equation belongs to, and in which of its steps; equations without one are copied to their users.
 
     `dims` are the dimensions in which an operator may be split. Numbers of operators go upward along the values that they use.
-    `complete` is what follows from sums that are added up alone: every part has it, or what it needs of it.
+    `complete` is what follows from sums that are added up alone: every part has it, or what it needs of it. `constant` is what
+    depends on nothing that the model is given.
     """
 
     def __init__(self, function: Function) -> None:
@@ -142,15 +143,18 @@ class _Groups:
         self.dims: dict[int, tuple[Dim, ...]] = {}
         self.pending: set[Value] = set()
         self.complete: set[Value] = set()
+        self.constant: set[Value] = set()
         for number, eqn in enumerate(function.body):
             self._place(number, eqn)
 
     def _place(self, number: int, eqn: Equation) -> None:
+        is_constant = all(value in self.constant for value in eqn.operands)
+        self.constant.update(eqn.results if is_constant else ())
         sources = self.sources(eqn.operands)
         given = any(value in self.outputs for value in eqn.results)
         if _storage(eqn) in ("view", "made") and not given:
             return
-        if _storage(eqn) in ("fused", "reduced") and not sources and not given:
+        if (_storage(eqn) == "fused" or is_constant) and not sources and not given:
             return
         if _storage(eqn) == "reduced":
             self._reduce(number, eqn, sources)
