@@ -18,7 +18,8 @@ from mtfc.compiler.search.soap.tasks import Tasks
 class Evaluated:
     """A strategy, its task graph and its timeline: when each task is ready and ends.
 
-    seconds: of a step; infinite where that is not known, as it is beyond a limit or memory does not suffice. sent: bytes that
+    seconds: of a step; infinite where that is not known, and the timeline neither, as it is beyond a limit or memory does not
+    suffice. sent: bytes that
     go from device to device. held: bytes on each device.
     """
 
@@ -47,7 +48,9 @@ class Evaluator:
         return self._simulated(strategy, blocks, changed, None, limit, sum(b.sent for b in blocks), held)
 
     def delta(self, old: Evaluated, changes: Mapping[int, Configuration], limit: float = inf) -> Evaluated:
-        """The same for a strategy that differs from an evaluated one in some operators (Algorithm 2)."""
+        """The same for a strategy that differs in some operators from one whose task graph is known, and perhaps its timeline
+        (Algorithm 2).
+        """
         strategy = tuple(changes.get(i, each) for i, each in enumerate(old.strategy))
         blocks = list(old.blocks)
         changed = np.zeros(len(blocks), bool)
@@ -82,7 +85,7 @@ class Evaluator:
         before, after, first, waiting = connect(edges, offsets, count)
         ready, end = np.full(count, inf), np.full(count, inf)
         since = 0.0
-        if old is not None:
+        if old is not None and old.seconds < inf:
             affected = np.repeat(changed, sizes)
             _mark(affected, blocks, changed, offsets)
             keep_old, keep_new = np.repeat(~changed, np.diff(old.offsets)), np.repeat(~changed, sizes)

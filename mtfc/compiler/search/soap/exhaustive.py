@@ -23,6 +23,7 @@ import numpy as np
 from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.blocks import Array, Block
+from mtfc.compiler.search.soap.costs import ONE
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
 from mtfc.compiler.search.soap.space import Choices
 from mtfc.compiler.search.soap.tasks import Bundle, Name, Tasks, Use
@@ -60,6 +61,7 @@ class _DepthFirst:
         deadline: float,
     ) -> None:
         self.evaluator, self.choices, self.best, self.deadline = evaluator, choices, known, deadline
+        self.last = known
         self.bound = Bound(evaluator.tasks, choices)
         self.visited = self.evaluated = 0
 
@@ -81,10 +83,10 @@ class _DepthFirst:
 
     def _look(self, strategy: Strategy) -> None:
         self.evaluated += 1
-        changes = {i: each for i, each in enumerate(strategy) if each != self.best.strategy[i]}
-        found = self.evaluator.delta(self.best, changes, self.best.seconds)
-        if found.seconds < self.best.seconds:
-            self.best = found
+        changes = {i: each for i, each in enumerate(strategy) if each != self.last.strategy[i]}
+        self.last = self.evaluator.delta(self.last, changes, self.best.seconds)
+        if self.last.seconds < self.best.seconds:
+            self.best = self.last
 
 
 @attrs.frozen(eq=False)
@@ -107,6 +109,10 @@ class Bound:
         self._between: dict[tuple[Use, bool], Array] = {}
         self.paths = [path for steps in _paths(tasks) for path in self._bounds(steps)]
         self.work = [self._work(i) for i in range(len(choices))]
+        self.shared = 0.0
+        for name in tasks.names:
+            if name.kind == "updated":
+                self._add_updates(name)
         least = [each.sum(axis=1).min() for each in self.work]
         self.least_after = np.concatenate([np.cumsum(least[::-1])[::-1], [0.0]])
 
@@ -118,7 +124,9 @@ class Bound:
             before = [i for i, operator in enumerate(path.operators) if operator < next]
             total = sum(path.own[i][chosen[path.operators[i]]] for i in before)
             pairs = zip(before, before[1:], strict=False)
-            total += sum(path.between[i][chosen[path.operators[i]], chosen[path.operators[j]]] for i, j in pairs)
+            total += sum(
+                path.between[i][chosen[path.operators[i]], chosen[path.operators[j]]] for i, j in pairs
+            )
             at = len(before)
             if at < len(path.operators) and path.operators[at] == next:
                 first = path.between[at - 1][chosen[path.operators[at - 1]]] if at else 0.0
@@ -128,10 +136,11 @@ class Bound:
         return bounds
 
     def _loads(self, chosen: tuple[int, ...]) -> Array:
-        """What the devices compute: the busiest alone, and all on average."""
+        """What the devices compute and update: the busiest alone, and all on average."""
         done = sum((self.work[i][each] for i, each in enumerate(chosen)), np.zeros(self.tasks.links.count))
         loads = done + self.work[len(chosen)]
-        average = (loads.sum(axis=1) + self.least_after[len(chosen) + 1]) / self.tasks.links.count
+        rest = self.least_after[len(chosen) + 1] + self.shared
+        average = (loads.sum(axis=1) + rest) / self.tasks.links.count
         return np.maximum(loads.max(axis=1), average)
 
     def _work(self, operator: int) -> Array:
@@ -143,6 +152,20 @@ class Bound:
             costs = [self.tasks.costs.of(step, parts) for step in steps]
             np.add.at(found[i], list(configuration.devices), sum(c.forward + c.backward for c in costs))
         return found
+
+    def _add_updates(self, name: Name) -> None:
+        """What updates take: on each device where one operator decides it, else in all, where every parameter is updated once."""
+        operators = {self.tasks.number[step] for step in name.of.steps}
+        if len(operators) > 1:
+            self.shared += self.tasks.update_seconds(
+                sum(value.type.local_bytes(ONE) for value in name.of.parameters)
+            )
+            return
+        (operator,) = operators
+        for i, configuration in enumerate(self.choices[operator]):
+            block = self._block(name, {operator: configuration})
+            own = block.device < self.tasks.links.count
+            np.add.at(self.work[operator][i], block.device[own], block.seconds[own])
 
     def _bounds(self, steps: Sequence[Step]) -> Iterator[_Path]:
         """The bounds of one path to the loss, for each step that it may end at on the way back."""

@@ -94,6 +94,10 @@ class Tasks:
             self._parts[key] = Parts(self.graph.operators[operator], configuration.degrees)
         return self._parts[key]
 
+    def update_seconds(self, size: int) -> float:
+        """A parameter of so many bytes, its gradient and states are read, it and the states written."""
+        return size * (3 + 2 * self.states) / self.bandwidth
+
     def build(self, block: int, strategy: Sequence[Configuration]) -> Block:
         name = self.names[block]
         return self._build[name.kind](block, name, _Placed(self, strategy))
@@ -193,8 +197,7 @@ class Tasks:
             devices = [device for device in range(self.links.count) if mask >> device & 1]
             before = [(self.index[Name("back", step)], placed.on(step, mask)) for step in bundle.steps]
             end = block.add(devices, size, before)
-            seconds = size * (3 + 2 * self.states) / self.bandwidth
-            tasks = [block.task(device, seconds) for device in devices]
+            tasks = [block.task(device, self.update_seconds(size)) for device in devices]
             block.edges.append(edges(own, end, own, np.array(tasks)))
             block.held[devices] += size * (2 + self.states)
         return block.block()
