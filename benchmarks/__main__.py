@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import compile_time, networks, peer_jax, rules, simulation, solver, startup, tiling
+from benchmarks import compile_time, networks, peer_jax, rules, simulation, soap, solver, startup, tiling
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -23,6 +23,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "rules": rules.figures,
     "solver": solver.figures,
     "tiling": tiling.figures,
+    "soap": soap.figures,
 }
 
 

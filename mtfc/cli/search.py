@@ -32,7 +32,10 @@ examples:
   mtfc search model.mtf --target p2_8xlarge --objective memory
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  what this rule would cost, and through which lines
 
-OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it.
+  mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
+
+OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or with the placement `found`,
+which `mtfc verify OUT.mtf` runs.
 """
 
 DEFAULT_TARGET = "h100"
@@ -53,9 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--space",
-        choices=tuple(SPACES),
+        choices=(*SPACES, "soap"),
         default="rules",
-        help="; ".join(f"{name}: {space.summary}" for name, space in SPACES.items()) + " (default: rules)",
+        help="; ".join(f"{name}: {space.summary}" for name, space in SPACES.items())
+        + "; soap: a placement of each operator (default: rules)",
     )
     parser.add_argument(
         "--storage",
@@ -193,6 +197,8 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     )
     hardware = _hardware(options, selection, sources)
     meshes = _meshes(options, selection, hardware)
+    if options.space == "soap":
+        return _placed(options, sources.texts[file], selection, hardware, meshes[0].devices)
     pricer = Pricer.of(selection.program, hardware)
     request = Request(
         selection,
@@ -230,6 +236,24 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     print(report(result))
     if asked:
         print(f"\n{why_not_report(asked, result, sources)}", end="")
+    return OK
+
+
+def _placed(
+    options: argparse.Namespace, text: str, selection: Selection, hardware: Hardware, devices: int
+) -> int:
+    """The `soap` space, in which there are no layouts."""
+    from mtfc.cli import search_soap
+
+    if options.objective != "time" or options.why_not:
+        raise UsageError("the space `soap` has no --objective but time, and no --why-not")
+    found = search_soap.search(selection, hardware, devices, options.budget)
+    if options.output:
+        write_text(options.output, search_soap.inserted(text, found))
+    if options.format == "json":
+        print(json.dumps(search_soap.record(found), indent=2))
+    else:
+        print(search_soap.report(found))
     return OK
 
 

@@ -121,3 +121,22 @@ def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--devices", "4", "--export", "instance.json")
     assert run.status == 2
     assert "--export takes --space tiling" in run.err
+
+
+PLACED = ("--space", "soap", "--target", "p100_cluster", "--devices", "2", "--budget", "1")
+
+
+def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
+    out = str(tmp_path / "placed.mtf")
+    found = mtfc("search", "model.mtf", *PLACED, "-o", out, "--format", "json").json
+    assert (found["space"], found["devices"], found["lower_bound_seconds"]) == ("soap", 2, None)
+    assert found["objective_seconds"] <= min(found["baselines"].values())
+    assert found["layout"] in Path(out).read_text("utf-8")
+    assert mtfc("verify", out, "--backend", "numpy").status == 0
+    again = mtfc("search", out, *PLACED, "-o", out)
+    assert "placement found_2" in Path(out).read_text("utf-8")
+    assert "  found " in again.out and "data_parallel" in again.out
+
+
+def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:
+    assert mtfc("search", "model.mtf", *PLACED, "--objective", "memory").status == 2

@@ -1,20 +1,21 @@
 """The best of all strategies of a small graph, and that it is (FlexFlow, section 8.4: depth-first search, pruned as A* does).
 
-Operators are given configurations in the order of the graph. What a beginning must cost at least is known from paths: along a path of
-steps that use each other's values, from any first step to the loss and back to a step with parameters, the last part of each step to
-end is waited for by some part of the next, so
+Operators are given configurations in the order of the graph. What a beginning must cost at least is known from paths: along a
+path of steps that use each other's values, from any first step to the loss and back to a step with parameters, the last part of
+each step to end is waited for by some part of the next, so
 
-    seconds >= the sum over the path of forward passes, of what the last part to end must send, of backward passes from the loss back
-               to the last step, of what these must send, and of the update of that step's parameters
+    seconds >= the sum over the path of forward passes, of what the last part to end must send, of backward passes from the loss
+    back to the last step, of what these must send, and of the update of that step's parameters
 
-for any choice of the configurations. What is still free is chosen at its best, which is a shortest path. And no device works less than
-what its parts take.
+for any choice of the configurations. What is still free is chosen at its best, which is a shortest path. And no device works
+less than what its parts take.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from math import inf
 
 import attrs
@@ -91,8 +92,8 @@ class _DepthFirst:
 
 @attrs.frozen(eq=False)
 class _Path:
-    """A lower bound from one path: what each operator on it costs by configuration, and each pair of neighbours; `rest` is the least
-    that operators after one cost, given its configuration.
+    """A lower bound from one path: what each operator on it costs by configuration, and each pair of neighbours; `rest` is the
+    least that operators after one cost, given its configuration.
     """
 
     operators: tuple[int, ...]
@@ -123,7 +124,7 @@ class Bound:
         for path in self.paths:
             before = [i for i, operator in enumerate(path.operators) if operator < next]
             total = sum(path.own[i][chosen[path.operators[i]]] for i in before)
-            pairs = zip(before, before[1:], strict=False)
+            pairs = pairwise(before)
             total += sum(
                 path.between[i][chosen[path.operators[i]], chosen[path.operators[j]]] for i, j in pairs
             )
@@ -224,7 +225,9 @@ class Bound:
         return self._between[use, returned]
 
     def _least_of(self, use: Use, returned: bool, chosen: dict[int, Configuration]) -> float:
-        """Of all senders the least, of each that of the longest of its transfers; 0 for those that have one to their own device."""
+        """Of all senders the least, of each that of the longest of its transfers; 0 for those that have one to their own
+        device.
+        """
         pending = use.value in use.maker.pending
         if pending:
             return 0.0
@@ -239,7 +242,9 @@ class Bound:
         return min(longest.values(), default=0.0)
 
     def _update(self, operator: int) -> Array:
-        """What follows the backward pass of an operator's last part, by configuration: the update of parameters that are its own."""
+        """What follows the backward pass of an operator's last part, by configuration: the update of parameters that are its
+        own.
+        """
         found = np.zeros(len(self.choices[operator]))
         for name in self.tasks.names:
             bundle = name.of
@@ -257,8 +262,8 @@ class Bound:
 
 
 def _shortest_sum(block: Block, join: int) -> float:
-    """The least that a sum among devices and the updates after it take, of those in a block: each is a start, tasks on ports, an end,
-    and updates.
+    """The least that a sum among devices and the updates after it take, of those in a block: each is a start, tasks on ports,
+    an end, and updates.
     """
     found: list[float] = []
     joins = 0
@@ -276,7 +281,7 @@ def _shortest_sum(block: Block, join: int) -> float:
 
 
 def _pairs(items: Sequence[Step] | tuple[int, ...]) -> list[tuple]:  # type: ignore[type-arg]
-    return list(zip(items, items[1:], strict=False))
+    return list(pairwise(items))
 
 
 def _paths(tasks: Tasks) -> Iterator[list[Step]]:
@@ -287,7 +292,7 @@ def _paths(tasks: Tasks) -> Iterator[list[Step]]:
     count = 0
     for path in _back_from(graph.makers[graph.loss], graph.makers.__getitem__):
         numbers = [tasks.number[step] for step in path]
-        if len(dict.fromkeys(numbers)) == 1 + sum(a != b for a, b in zip(numbers, numbers[1:], strict=False)):
+        if len(dict.fromkeys(numbers)) == 1 + sum(a != b for a, b in pairwise(numbers)):
             yield path
             count += 1
         if count == MOST_PATHS:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from math import inf, log
 from random import Random
 
 import attrs
 
 from mtfc.compiler.operators.strategy import Configuration, Strategy
+from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
 from mtfc.compiler.search.soap.known import parameters_of
 from mtfc.compiler.search.soap.space import Choices
@@ -31,10 +33,11 @@ TOGETHER = 0.5
 
 @attrs.frozen
 class Budget:
-    """Of a whole search: seconds, and proposals of each of its chains."""
+    """Of a whole search: seconds, proposals of each chain, and strategies that the descent may look at; None for any number."""
 
     seconds: float
-    proposals: int
+    proposals: int | None = None
+    descent: int | None = None
 
 
 @attrs.frozen
@@ -56,7 +59,7 @@ class Search:
     def run(self, starts: Sequence[Strategy], budget: Budget) -> Found:
         """The best of chains from all starts, which share the time, and of the starts; then the local optimum next to it.
 
-        Raises `ValueError` where memory suffices for none.
+        Raises `NothingFits` where memory suffices for none.
         """
         begin, first = time.perf_counter(), self.evaluator.count
         best: Evaluated | None = None
@@ -66,16 +69,21 @@ class Search:
             if best is None or found.seconds < best.seconds:
                 best = found
         if best is None or best.seconds == inf:
-            raise ValueError("no strategy that was found fits into the devices' memory")
-        best, is_local = self.descend(best, begin + budget.seconds)
+            raise NothingFits("no strategy was found whose memory suffices")
+        best, is_local = self.descend(best, begin + budget.seconds, budget.descent)
         return Found(best, self.evaluator.count - first, is_local)
 
-    def chain(self, start: Evaluated, proposals: int, deadline: float) -> Evaluated:
+    def chain(self, start: Evaluated, proposals: int | None, deadline: float) -> Evaluated:
         """A chain from one strategy; the best that it comes by."""
+        begin = time.perf_counter()
         best = current = start
-        improved = 0
-        for number in range(proposals):
-            if time.perf_counter() > deadline or number - improved > proposals / 2:
+        improved, since = 0, begin
+        for number in count():
+            if proposals is None:
+                is_over = time.perf_counter() - since > (deadline - begin) / 2
+            else:
+                is_over = number == proposals or number - improved > proposals / 2
+            if is_over or time.perf_counter() > deadline:
                 break
             proposed = self.evaluator.delta(current, self.propose(), self._limit(current, start))
             if proposed.seconds == inf and current.seconds < inf:
@@ -83,7 +91,7 @@ class Search:
             if proposed.seconds < inf or proposed.held.max() < current.held.max():
                 current = proposed
             if current.seconds < best.seconds:
-                best, improved = current, number
+                best, improved, since = current, number, time.perf_counter()
         return best
 
     def _limit(self, current: Evaluated, start: Evaluated) -> float:
@@ -102,13 +110,13 @@ class Search:
         configuration = self.choices[operators[0]].draw(self.random)
         return dict.fromkeys(operators, configuration)
 
-    def descend(self, current: Evaluated, deadline: float) -> tuple[Evaluated, bool]:
+    def descend(self, current: Evaluated, deadline: float, most: int | None = None) -> tuple[Evaluated, bool]:
         """Change one operator at a time as long as that helps; whether none could help when it ended."""
-        since = 0
-        operator = 0
+        since = operator = 0
+        last = inf if most is None else self.evaluator.count + most
         while since < len(self.choices):
             for configuration in self.choices[operator]:
-                if time.perf_counter() > deadline:
+                if time.perf_counter() > deadline or self.evaluator.count >= last:
                     return current, False
                 if configuration == current.strategy[operator]:
                     continue

@@ -62,7 +62,7 @@ def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
 def soap_search(within: SoapSpace, budget: Budget, seed: int = 0) -> SoapResult:
     """The best strategy that chains from data parallelism, the expert's and a random strategy find.
 
-    Raises `ValueError` where memory suffices for none.
+    Raises `NothingFits` where memory suffices for none.
     """
     known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
     starts = [each.strategy for each in known.values()]

@@ -1,0 +1,99 @@
+"""`mtfc search --space soap`: a placement of each operator, and what a step takes under it and under those that are known."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import attrs
+
+from mtfc.cli.selection import Selection
+from mtfc.compiler.analysis.step_report import seconds_text
+from mtfc.compiler.analysis.table import aligned
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.search.soap.evaluation import Evaluated
+from mtfc.compiler.search.soap.mcmc import Budget
+from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, soap_search, soap_space
+from mtfc.frontend import ast
+from mtfc.frontend.parser import parse
+from mtfc.frontend.placements import DeclaredPlacement, placement_text, strategy
+
+MOST_SHOWN = 20
+"""Placements of more operators are written to a file, and not shown."""
+
+
+@attrs.frozen(eq=False)
+class Placed:
+    """What was found in which space, the placements that the file declares for as many devices, and the seconds that it took."""
+
+    selection: Selection
+    space: SoapSpace
+    result: SoapResult
+    declared: dict[str, Evaluated]
+    seconds: float
+
+    def text(self, name: str = "found") -> str:
+        return placement_text(name, self.space.devices, self.space.graph, self.result.best.strategy)
+
+
+def search(selection: Selection, hardware: Hardware, devices: int, budget: float) -> Placed:
+    """Raises `NothingFits`, and `CompileError` where a declared placement is wrong."""
+    started = monotonic()
+    space = soap_space(run(selection.program, preparation()), hardware, devices)
+    declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
+    result = soap_search(space, Budget(budget))
+    return Placed(selection, space, result, declared, monotonic() - started)
+
+
+def _declared(placement: DeclaredPlacement, space: SoapSpace) -> Evaluated:
+    return space.evaluator.full(strategy(placement, space.graph, Diagnostics()))
+
+
+def record(placed: Placed) -> dict[str, Any]:
+    """The record that language.md has. No bound is known; the layout is a placement."""
+    best, others = placed.result.best, {**placed.result.baselines, **placed.declared}
+    return {
+        "space": "soap",
+        "target": placed.space.hardware.name,
+        "devices": placed.space.devices,
+        "objective_seconds": best.seconds,
+        "lower_bound_seconds": None,
+        "optimal": False,
+        "locally_optimal": placed.result.locally_optimal,
+        "evaluated": placed.result.evaluated,
+        "search_seconds": round(placed.seconds, 3),
+        "mesh": {},
+        "layout": placed.text(),
+        "bytes_sent": best.sent,
+        "memory_per_device": int(best.held.max()),
+        "baselines": {name: each.seconds for name, each in others.items()},
+    }
+
+
+def report(placed: Placed) -> str:
+    best, space = placed.result.best, placed.space
+    heading = f"{placed.selection.program.name}, on {space.devices} devices of {space.hardware.name}"
+    rows = [["placement", "a step", "sends", "memory", "of the best"]]
+    for name, each in {"found": best, **placed.result.baselines, **placed.declared}.items():
+        size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
+        rows.append([name, seconds_text(each.seconds), *size, f"{each.seconds / best.seconds:.2f}"])
+    ended = (
+        "no other configuration of one operator is better" if placed.result.locally_optimal else "time is up"
+    )
+    shown = placed.text() if len(space.graph.operators) <= MOST_SHOWN else ""
+    lines = [f"  {line}" for line in shown.splitlines()]
+    tried = f"  {placed.result.evaluated} strategies of {len(space.graph.operators)} operators were simulated; {ended}."
+    return "\n".join([heading, *lines, "", tried, "", *aligned(rows, right=range(1, 5))])
+
+
+def inserted(text: str, placed: Placed) -> str:
+    """The file's text with the placement that was found at its end, under a name that is free."""
+    file = parse(text, "", Diagnostics())
+    taken = {each.name.text for each in file.declarations if isinstance(each, ast.PlacementDecl)}
+    number, name = 2, "found"
+    while name in taken:
+        name, number = f"found_{number}", number + 1
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{placed.text(name)}"
