@@ -65,6 +65,8 @@ EXAMPLES = (
         "batch=4 height=67 width=67 c1=2 c2=4 c3=4 c4=4 c5=2 units1=8 units2=8 classes=8",
         "groups:2;gpus:2",
     ),
+    # LeCun et al. 1998, with full connections: 156, 2416, 48,120, 10,164 and 850.
+    Example("lenet", 61_706, "batch=4 height=16 width=16 c1=2 c2=4 units1=8 units2=8"),
     # Simonyan and Zisserman 2015, table 2, "138 million"; exactly that of torchvision's vgg16.
     Example(
         "vgg16",

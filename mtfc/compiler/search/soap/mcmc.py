@@ -2,9 +2,10 @@
 
 A proposal is a random configuration for a random operator; of a cost c' instead of c it is accepted with probability min(1,
 exp(beta (c - c'))), the random number being drawn first: it says how long a step may be at most, and simulation ends where that
-is exceeded. Operators with the same parameters, the steps of a recurrent layer, may also change together, which the paper does
-not have: forty operators that agree would else have to disagree on the way. A chain ends when it has made its proposals, or
-half of them in a row have not improved its best strategy; or with the time.
+is exceeded. Two more kinds of proposals, which the paper does not have, change operators together that would else have to
+disagree on the way: all that have the same parameters, as the steps of a recurrent layer, to one random configuration; and a
+stretch of operators that follow each other to a random number of parts by samples. A chain ends when it has made its proposals,
+or half of them in a row have not improved its best strategy; or with the time.
 
 No choice depends on the time but when it ends, so a search that has the time for its proposals finds the same wherever it runs.
 """
@@ -19,6 +20,8 @@ from random import Random
 
 import attrs
 
+from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.operators.graph import Operator
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
@@ -27,8 +30,8 @@ from mtfc.compiler.search.soap.space import Choices
 
 SHARPNESS = 300.0
 """beta times the cost at the start: what takes 1/300 longer is accepted with probability 1/e."""
-TOGETHER = 0.5
-"""How often operators that share parameters change together, where there are such."""
+STRETCHES, LAYERS = 0.25, 0.4
+"""How often a stretch of operators changes, or a layer where operators share parameters; else it is one operator."""
 
 
 @attrs.frozen
@@ -55,6 +58,11 @@ class Search:
     def __init__(self, evaluator: Evaluator, choices: Sequence[Choices], seed: int = 0) -> None:
         self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
         self.layers = _layers(evaluator)
+        self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
+        sizes = {dim.size for dim in self.samples if dim is not None}
+        self.lists = {
+            n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
+        }
 
     def run(self, starts: Sequence[Strategy], budget: Budget) -> Found:
         """The best of chains from all starts, which share the time, and of the starts; then the local optimum next to it.
@@ -102,13 +110,29 @@ class Search:
         return current.seconds - log(1.0 - self.random.random()) * scale / SHARPNESS
 
     def propose(self) -> dict[int, Configuration]:
-        """A random configuration for a random operator, or for those of a random layer."""
-        if self.layers and self.random.random() < TOGETHER:
+        """A random configuration for a random operator, for those of a random layer, or by samples for some in a row."""
+        kind = self.random.random()
+        if kind < STRETCHES:
+            return self._stretch()
+        operators = [self.random.randrange(len(self.choices))]
+        if self.layers and kind < STRETCHES + LAYERS:
             operators = self.random.choice(self.layers)
-        else:
-            operators = [self.random.randrange(len(self.choices))]
         configuration = self.choices[operators[0]].draw(self.random)
         return dict.fromkeys(operators, configuration)
+
+    def _stretch(self) -> dict[int, Configuration]:
+        """Operators in a row by samples, on the same devices; those that cannot be are left as they are."""
+        count = len(self.choices)
+        first, length = self.random.randrange(count), 2 ** self.random.randint(1, count.bit_length())
+        parts = self.random.choice(list(self.lists))
+        devices = self.random.choice(self.lists[parts])
+        found = {}
+        for i in range(first, min(first + length, count)):
+            dim = self.samples[i]
+            degrees = ((dim.name, parts),) if dim is not None and parts > 1 else ()
+            if parts == 1 or (degrees and degrees in self.choices[i].legal):
+                found[i] = Configuration(degrees, devices)
+        return found
 
     def descend(self, current: Evaluated, deadline: float, most: int | None = None) -> tuple[Evaluated, bool]:
         """Change one operator at a time as long as that helps; whether none could help when it ended."""
@@ -126,6 +150,10 @@ class Search:
             since += 1
             operator = (operator + 1) % len(self.choices)
         return current, True
+
+
+def _samples(operator: Operator, evaluator: Evaluator) -> Dim | None:
+    return next((dim for dim in operator.dims if dim.name in evaluator.tasks.graph.samples), None)
 
 
 def _layers(evaluator: Evaluator) -> list[list[int]]:

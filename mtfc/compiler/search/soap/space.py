@@ -40,6 +40,10 @@ class Choices:
         return sum(self._weights)
 
     @cached_property
+    def legal(self) -> frozenset[Degrees]:
+        return frozenset(self.degrees)
+
+    @cached_property
     def _weights(self) -> list[int]:
         return [len(_orders(each)) * len(self.lists[_size(each)]) for each in self.degrees]
 

@@ -98,6 +98,12 @@ class Tasks:
         """A parameter of so many bytes, its gradient and states are read, it and the states written."""
         return size * (3 + 2 * self.states) / self.bandwidth
 
+    def forget(self) -> None:
+        """Drop what is remembered of blocks, so that a task graph is made from nothing; costs of parts stay."""
+        self._transfers.clear()
+        self._exchanges.clear()
+        self._regions.clear()
+
     def build(self, block: int, strategy: Sequence[Configuration]) -> Block:
         name = self.names[block]
         return self._build[name.kind](block, name, _Placed(self, strategy))
