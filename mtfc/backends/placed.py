@@ -84,9 +84,13 @@ class _Run:
     """Stores of the devices: what each part has made, the cotangents of that, and parameters' gradients by region."""
 
     def __init__(self, flow: Flow, strategy: Strategy, arrays: Mapping[str, Array]) -> None:
-        self.flow, self.graph, self.arrays = flow, flow.graph, dict(arrays)
-        for name, (whole, at) in flow.graph.slices.items():
-            self.arrays[name] = of_slice(arrays[whole], at)
+        self.flow, self.graph = flow, flow.graph
+        self.arrays: dict[str, Array] = {}
+        for argument in flow.graph.function.arguments:
+            value = argument.value
+            whole, at = flow.graph.slices.get(value.name, (value.name, ()))
+            array = of_slice(np.asarray(arrays[whole]), at)
+            self.arrays[value.name] = array.astype(numpy_dtype(np, value.type.dtype))
         operators = zip(self.graph.operators, strategy, strict=True)
         self.placed: dict[Operator, tuple[Parts, Configuration]] = {
             operator: (Parts(operator, each.degrees), each) for operator, each in operators

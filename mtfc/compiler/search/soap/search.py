@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from random import Random
 
@@ -64,8 +65,10 @@ def soap_search(within: SoapSpace, budget: Budget, seed: int = 0) -> SoapResult:
 
     Raises `NothingFits` where memory suffices for none.
     """
+    begin = time.perf_counter()
     known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
     starts = [each.strategy for each in known.values()]
     starts.append(random_strategy(within.choices, Random(seed)))
-    found = Search(within.evaluator, within.choices, seed).run(starts, budget)
+    left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
+    found = Search(within.evaluator, within.choices, seed).run(starts, left)
     return SoapResult(found.best, known, found.evaluated, found.locally_optimal)
