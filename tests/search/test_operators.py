@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.operators.graph import OperatorGraph
+from mtfc.compiler.operators.graph import Operator
 from mtfc.compiler.operators.regions import Unsplittable
 from mtfc.compiler.operators.strategy import Parts
 from mtfc.compiler.operators.unroll import unroll
@@ -58,7 +58,7 @@ def test_parts_own_every_element_of_an_output_once(name: str) -> None:
     graph = operators_of(prepared(name))
     for operator in graph.operators:
         for dim in operator.dims:
-            for step, need in splits(graph, operator.name, dim.name).needs.items():
+            for step, need in splits(operator, dim.name).needs.items():
                 for value in step.outputs:
                     region = need.owned(value)
                     assert (dim.name in region) == (dim in value.type.dims and dim.name in need.spans)
@@ -67,9 +67,9 @@ def test_parts_own_every_element_of_an_output_once(name: str) -> None:
                         assert lengths.sum() == dim.size
 
 
-def splits(graph: OperatorGraph, operator: str, dim: str) -> Parts:
+def splits(operator: Operator, dim: str) -> Parts:
     """An operator split in two along a dimension, if it can be."""
-    halves, whole = Parts(graph.named(operator), ((dim, 2),)), Parts(graph.named(operator), ())
+    halves, whole = Parts(operator, ((dim, 2),)), Parts(operator, ())
     try:
         return halves if halves.needs else whole
     except Unsplittable:

@@ -92,9 +92,6 @@ class OperatorGraph:
         wanted = [value for value in self.parameters if value.type.dtype in FLOATS]
         return frozenset(active_values(self.function.body, wanted))
 
-    def named(self, name: str) -> Operator:
-        return next(operator for operator in self.operators if operator.name == name)
-
 
 def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
     """The operators of a function without loops; `loss` is the name of the output that is minimized."""

@@ -10,27 +10,16 @@ proposal would be rejected anyway. That is certain once a device's idle time so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
+
+from mtfc.compiler.search.solver.kernels import compiled
 
 ROUNDING = 1e-9
 """Sums of seconds in another order differ by less."""
 
 Array = Any
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    try:
-        from numba import njit
-    except ImportError:
-        return function
-    try:
-        return cast(Function, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # no folder that can be written to
-        return cast(Function, njit(nogil=True)(function))
 
 
 @compiled
