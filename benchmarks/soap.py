@@ -24,7 +24,7 @@ import attrs
 from benchmarks.figures import Figure
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.pipelines import run, simplification
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.exhaustive import best_strategy
 from mtfc.compiler.search.soap.mcmc import Budget
@@ -80,7 +80,7 @@ def figures() -> Iterator[Figure]:
 def prepared(network: str, dims: dict[str, int] | None = None) -> Program:
     path = EXAMPLES / f"{network}.mtf"
     choice = Choice(None, None, None, dims or {})
-    return run(choose(path.read_text("utf-8"), str(path), choice).program, preparation())
+    return run(choose(path.read_text("utf-8"), str(path), choice).program, simplification())
 
 
 def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterator[Figure]:

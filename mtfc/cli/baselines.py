@@ -13,8 +13,8 @@ from mtfc.compiler.search.rules.search import search
 
 Baselines = dict[str, tuple[Mesh, Layout]]
 
-SECONDS = 1.0
-"""How long the best of the model-parallel layouts is looked for."""
+SECONDS = 3.0
+"""For how long at most the best of the model-parallel layouts is looked for."""
 
 
 def baselines(selection: Selection, pricer: Pricer, devices: int) -> Baselines:
@@ -41,7 +41,7 @@ def baselines(selection: Selection, pricer: Pricer, devices: int) -> Baselines:
 
 
 def _model_parallel(selection: Selection, pricer: Pricer, line: Mesh, whole: set[Dim]) -> Baselines:
-    """The best that is found in a second, whatever memory it takes; none where nothing else can be split."""
+    """The best that is found, whatever memory it takes; none where nothing else can be split."""
     device = attrs.evolve(pricer.hardware.device, memory=float("inf"))
     found = search(
         pricer.undistributed(),

@@ -7,13 +7,13 @@ from mtfc.cli.npz import Arrays
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.operators.gradients import flow
-from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.pipelines import run, simplification
 from mtfc.compiler.search.soap.search import operators_of
 from mtfc.frontend.placements import DeclaredPlacement, strategy
 
 
 def run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
     """Outputs, and gradients of parameters, by name; none without training. Raises `CompileError` (E317, E319)."""
-    graph = operators_of(run(program, preparation()))
+    graph = operators_of(run(program, simplification()))
     found = execute(flow(graph), strategy(placement, graph, Diagnostics()), arrays)
     return dict(found.outputs), dict(found.gradients)

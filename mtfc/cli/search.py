@@ -19,6 +19,7 @@ from mtfc.cli.sources import Sources
 from mtfc.cli.target import target_of
 
 if TYPE_CHECKING:
+    from mtfc.cli.search_result import Result
     from mtfc.compiler.hardware import Hardware
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.pricing import Pricer
@@ -177,11 +178,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.cli.baselines import baselines
-    from mtfc.cli.search_result import Result, inserted, record, report
-    from mtfc.cli.why_not import forced, why_not_json, why_not_report
-    from mtfc.compiler.pricing import Pricer
-
     if options.export and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     started = monotonic()
@@ -199,8 +195,25 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     meshes = _meshes(options, selection, hardware)
     if options.space == "soap":
         return _placed(options, sources.texts[file], selection, hardware, meshes[0].devices)
+    request = _request(options, selection, hardware, meshes, started)
+    found = SPACES[options.space].search(request)
+    if options.export:
+        _export(options.export, request, found.mesh)
+    return _shown(options, _result(options, request, found, started), file, choice, sources)
+
+
+def _request(
+    options: argparse.Namespace,
+    selection: Selection,
+    hardware: Hardware,
+    meshes: tuple[Mesh, ...],
+    started: float,
+) -> Request:
+    from mtfc.cli.baselines import baselines
+    from mtfc.compiler.pricing import Pricer
+
     pricer = Pricer.of(selection.program, hardware)
-    request = Request(
+    return Request(
         selection,
         pricer,
         hardware,
@@ -211,21 +224,30 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
         started + options.budget,
         _progress if sys.stderr.isatty() else _silent,
     )
-    found = SPACES[options.space].search(request)
-    result = Result(
+
+
+def _result(options: argparse.Namespace, request: Request, found: Found, started: float) -> Result:
+    from mtfc.cli.search_result import Result
+
+    return Result(
         options.space,
         found,
-        selection.program,
+        request.selection.program,
         request.pricer,
         request.others,
-        tuple(case.mesh for case in selection.cases),
+        tuple(case.mesh for case in request.selection.cases),
         options.objective,
         monotonic() - started,
     )
+
+
+def _shown(options: argparse.Namespace, result: Result, file: str, choice: Choice, sources: Sources) -> int:
+    """Write and print what was found, and what was asked about it."""
+    from mtfc.cli.search_result import inserted, record, report
+    from mtfc.cli.why_not import forced, why_not_json, why_not_report
+
     if options.output:
         write_text(options.output, inserted(sources.texts[file], result))
-    if options.export:
-        _export(options.export, request, found.mesh)
     _clear()
     until = monotonic() + options.budget
     asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None

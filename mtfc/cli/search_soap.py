@@ -13,7 +13,7 @@ from mtfc.compiler.analysis.table import aligned
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.pipelines import run, simplification
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, soap_search, soap_space
@@ -42,7 +42,7 @@ class Placed:
 def search(selection: Selection, hardware: Hardware, devices: int, budget: float) -> Placed:
     """Raises `NothingFits`, and `CompileError` where a declared placement is wrong."""
     started = monotonic()
-    space = soap_space(run(selection.program, preparation()), hardware, devices)
+    space = soap_space(run(selection.program, simplification()), hardware, devices)
     declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
     result = soap_search(space, Budget(budget))
     return Placed(selection, space, result, declared, monotonic() - started)

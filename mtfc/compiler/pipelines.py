@@ -49,7 +49,7 @@ PASSES: dict[str, type[Pass]] = {
 }
 
 
-def preparation() -> tuple[Pass, ...]:
+def simplification() -> tuple[Pass, ...]:
     """A model before it is differentiated: what the operators of the `soap` space are made from."""
     return (MixedPrecision(), Simplify(), Cse(), Dce())
 

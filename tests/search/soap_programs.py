@@ -9,7 +9,7 @@ import numpy as np
 from mtfc.backends.placed import of_slice
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.operators.unroll import Unrolled
-from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.pipelines import run, simplification
 from tests.harness import load
 
 DENSE = """
@@ -112,7 +112,7 @@ PROGRAMS = {
 
 def prepared(name: str) -> Program:
     (program,) = load(PROGRAMS[name]).programs
-    return run(program, preparation())
+    return run(program, simplification())
 
 
 def arguments(name: str) -> dict[str, Any]:

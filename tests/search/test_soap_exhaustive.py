@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from mtfc.cli.selection import Choice, choose
-from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.pipelines import run, simplification
 from mtfc.compiler.search.soap.exhaustive import Bound, best_strategy
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
@@ -49,7 +49,7 @@ def test_the_search_finds_the_best_strategy_of_lenet() -> None:
     """On 4 devices, of 3 * 10 ** 9 strategies."""
     path = EXAMPLES / "lenet.mtf"
     chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, {}))
-    space = soap_space(run(chosen.program, preparation()), named("p100_cluster", {}), 4)
+    space = soap_space(run(chosen.program, simplification()), named("p100_cluster", {}), 4)
     found = soap_search(space, Budget(60.0, 100))
     proven = best_strategy(space.evaluator, space.choices, found.best, time.perf_counter() + 60.0)
     assert proven.is_optimal
