@@ -14,7 +14,7 @@ RUNS = 3
 
 PROVEN = (
     ("transformer_lm", ("--target", "tpu_v2"), 5.0),
-    ("transformer_seq2seq", ("--target", "tpu_v2"), None),
+    ("transformer_seq2seq", ("--target", "tpu_v2", "--axes", "2"), None),
     ("transformer_lm", ("--target", "tpu_v2", "--mesh", "grid", "--storage"), None),
     ("llama", ("--target", "h100", "--devices", "64"), None),
 )

@@ -70,6 +70,23 @@ def _check_bounds(program: Program, mesh: Mesh, hardware: Hardware, storage: boo
         assert memory <= price.memory, layout
 
 
+def test_a_bound_of_no_layouts() -> None:
+    """Where no layout of a mesh is new, or fits."""
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
+    bound = Bound(space, parts_of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    assert bound.of_all(layouts(space, mesh)[:0]).shape == (0,)
+
+
+def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
+    program = example("digits")
+    pricer, known = Pricer.of(program, TORUS), [(Mesh("line", (("all", 8),)), Layout("none"))]
+    step, forward = pricer.undistributed(), program.function("forward")
+    found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic(), known=known)
+    assert not found.is_optimal
+    assert found.lower_bound <= found.objective == pricer(*known[0]).seconds
+
+
 def example(name: str) -> Program:
     return load((ROOT / "examples" / f"{name}.mtf").read_text("utf-8")).programs[0]
 

@@ -143,7 +143,7 @@ class Bound:
         array can be cut along axes of `all` that it is not pending over.
         """
         table, sets = self._steps[bytes], range(len(self.degrees))
-        present = [int(mask) for mask in np.unique(over)]
+        present = [int(mask) for mask in np.unique(over)] or [0]
         least = {0: np.zeros(len(over))}
         for left in (each for each in sets[1:] if any(each & mask == each for mask in present)):
             cut = own | (all & ~over) | (halved & over & ~np.uint8(left))

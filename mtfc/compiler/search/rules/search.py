@@ -201,6 +201,7 @@ class Search:
     def _descend(self, on: Branching, until: float) -> None:
         """From nothing split to a layout whose bound no change of one dimension improves; it and the next best are compiled."""
         row, best = np.zeros(len(on.order), np.uint8), float("inf")
+        found: list[tuple[float, Layout]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
             bounds = on.bound.of_all(rows)
@@ -208,9 +209,10 @@ class Search:
             if not len(rows) or bounds[ranked[0]] >= best:
                 break
             row, best = rows[ranked[0]], float(bounds[ranked[0]])
-        for each in ranked if best < self.limit else ():
-            if monotonic() < until and bounds[each] < self.limit:
-                self.try_out(on.bound.mesh, on.layout(rows[each]))
+            found = [(float(bounds[i]), on.layout(rows[i])) for i in ranked]
+        for bound, layout in found:
+            if bound < self.limit and monotonic() < until:
+                self.try_out(on.bound.mesh, layout)
 
     def _work_out(self, block: Block) -> None:
         if block.stage == Stage.ALL:
