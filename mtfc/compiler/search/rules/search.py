@@ -37,11 +37,14 @@ from mtfc.compiler.search.rules.space import Columns, Rows, layout_of, space_of
 BLOCK = 1 << 12
 """Rows that are worked on together."""
 
-PROVING, DESCENDING = 0.3, 0.3
+PROVING, DESCENDING = 0.5, 0.2
 """Which part of the time branching has before good layouts are looked for otherwise, and which part that has."""
 
 COMPILED = 6
 """How many layouts are compiled at the end of each descent."""
+
+NEVER = 1e9
+"""Seconds that no step takes."""
 
 ROUNDING = 1e-9
 """By which part a bound may be too large."""
@@ -136,7 +139,12 @@ class Branching:
         rows = np.unique(np.concatenate(changed), axis=0)
         for column in sorted(space.storing):
             rows[:, column] = rows[:, space.columns[column].base]
-        return rows[self.bound.memory(rows, columns) <= self.bound.hardware.device.memory]
+        return rows
+
+    def scores(self, rows: Rows) -> Seconds:
+        """Bounds, and more than any for rows that cannot fit, the more they lack the more."""
+        lacking = self.bound.memory(rows, frozenset(self.order)) / self.bound.hardware.device.memory
+        return np.where(lacking > 1, NEVER * lacking, self.bound.of_all(rows))
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
@@ -183,13 +191,18 @@ class Search:
         return self.queue[0][0] * (1 - ROUNDING) if self.queue else float("inf")
 
     def run(self, branchings: Sequence[Branching]) -> None:
-        """Where there is no proof in a part of the time, look for good layouts first, which leave less to be looked at."""
-        for on in branchings:
-            self._push(on.start())
-        started = monotonic()
-        self._branch(started + PROVING * (self.until - started))
+        """Meshes of few axes first, whose layouts leave less of the others to be looked at; and where there is no proof in a part
+        of the time, good layouts before that goes on.
+        """
+        started, seconds = monotonic(), self.until - monotonic()
+        numbers = sorted({len(on.bound.mesh.axes) for on in branchings})
+        for i, number in enumerate(numbers):
+            for on in branchings:
+                if len(on.bound.mesh.axes) == number:
+                    self._push(on.start())
+            self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
         if self.bound < self.limit and self.objective == "time":
-            until = monotonic() + DESCENDING * (self.until - started)
+            until = monotonic() + DESCENDING * seconds
             for on in branchings:
                 self._descend(on, until)
         self._branch(self.until)
@@ -204,12 +217,12 @@ class Search:
         found: list[tuple[float, Layout]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
-            bounds = on.bound.of_all(rows)
-            ranked = np.argsort(bounds)[:COMPILED]
-            if not len(rows) or bounds[ranked[0]] >= best:
+            scores = on.scores(rows)
+            ranked = np.argsort(scores)[:COMPILED]
+            if scores[ranked[0]] >= best:
                 break
-            row, best = rows[ranked[0]], float(bounds[ranked[0]])
-            found = [(float(bounds[i]), on.layout(rows[i])) for i in ranked]
+            row, best = rows[ranked[0]], float(scores[ranked[0]])
+            found = [(float(scores[i]), on.layout(rows[i])) for i in ranked]
         for bound, layout in found:
             if bound < self.limit and monotonic() < until:
                 self.try_out(on.bound.mesh, layout)
