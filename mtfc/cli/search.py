@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import attrs
 from mtfc.cli.errors import ERRORS, OK, UsageError, say
 from mtfc.cli.files import write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
+from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
 from mtfc.cli.sources import Sources
 from mtfc.cli.target import target_of
@@ -174,7 +174,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         say(f"{options.file}: {error}")
         return ERRORS
     finally:
-        _clear()
+        clear()
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
@@ -222,7 +222,7 @@ def _request(
         options.objective,
         options.storage,
         started + options.budget,
-        _progress if sys.stderr.isatty() else _silent,
+        reporter(".4g"),
     )
 
 
@@ -248,7 +248,7 @@ def _shown(options: argparse.Namespace, result: Result, file: str, choice: Choic
 
     if options.output:
         write_text(options.output, inserted(sources.texts[file], result))
-    _clear()
+    clear()
     until = monotonic() + options.budget
     asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None
     if options.format == "json":
@@ -304,18 +304,3 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
         found = tuple(meshes(devices, options.axes))
     check_room(hardware, found[0], options.target or hardware.name)
     return found
-
-
-def _progress(doing: str, best: float | None, bound: float | None) -> None:
-    """One line on a terminal, again and again."""
-    known = [f"{name} {each:.4g}" for name, each in (("best", best), ("at least", bound)) if each is not None]
-    print(f"\r\x1b[K{', '.join([doing, *known])}", end="", file=sys.stderr, flush=True)
-
-
-def _silent(doing: str, best: float | None, bound: float | None) -> None:
-    """No progress where no one looks."""
-
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

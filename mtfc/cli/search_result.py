@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -20,7 +21,7 @@ from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
 from mtfc.frontend.parser import parse
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Result:
     """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took."""
 
@@ -33,11 +34,11 @@ class Result:
     objective: Objective
     seconds: float
 
-    @property
+    @cached_property
     def price(self) -> Price:
         return self.pricer(self.found.mesh, self.found.layout)
 
-    @property
+    @cached_property
     def prices(self) -> dict[str, Price]:
         return {name: self.pricer(*each) for name, each in self.others.items()}
 
@@ -122,8 +123,8 @@ def inserted(text: str, result: Result) -> str:
     found = result.found
     meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
     is_declared = found.mesh in result.meshes and found.mesh.name in meshes
-    mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=_free(found.mesh.name, named))
-    layout = attrs.evolve(found.layout, name=_free(found.layout.name, named))
+    mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=free_name(found.mesh.name, named))
+    layout = attrs.evolve(found.layout, name=free_name(found.layout.name, named))
     layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
     lines = text.splitlines(keepends=True)
     if not is_declared and len(meshes) == 1:
@@ -147,7 +148,8 @@ def _declarations(mesh: Mesh, layout: Layout) -> str:
     return mesh_text(mesh) + layout_text(layout, mesh)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, with a number where it is taken."""
     number, wanted = 2, name
     while name in taken:
         name, number = f"{wanted}_{number}", number + 1

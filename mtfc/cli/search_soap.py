@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.cli.search_result import free_name
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned
@@ -93,7 +94,4 @@ def inserted(text: str, placed: Placed) -> str:
     """The file's text with the placement that was found at its end, under a name that is free."""
     file = parse(text, "", Diagnostics())
     taken = {each.name.text for each in file.declarations if isinstance(each, ast.PlacementDecl)}
-    number, name = 2, "found"
-    while name in taken:
-        name, number = f"found_{number}", number + 1
-    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{placed.text(name)}"
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{placed.text(free_name('found', taken))}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import ERRORS, OK, say
 from mtfc.cli.files import STANDARD, read_bytes, write_text
 from mtfc.cli.options import seconds
+from mtfc.cli.progress import clear, reporter
 from mtfc.cli.sources import Sources, known_as
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     content = read_bytes(options.file)
     from mtfc.compiler.search.solver.contest_format import Malformed, read
     from mtfc.compiler.search.solver.network import Infeasible
-    from mtfc.compiler.search.solver.solve import NotFound, silent, solve
+    from mtfc.compiler.search.solver.solve import NotFound, solve
 
     started = monotonic()
     try:
-        solution = solve(read(content), deadline, _progress if sys.stderr.isatty() else silent)
+        solution = solve(read(content), deadline, reporter(","))
     except Malformed as error:
         return _failed(f"{known_as(options.file)}: {error}")
     except Infeasible as error:
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
             f"{known_as(options.file)}, in {options.time_limit:g} s: {error}; --time-limit gives more"
         )
     finally:
-        _clear()
+        clear()
     write_text(options.output, f"{json.dumps(_record(solution, monotonic() - started))}\n")
     return OK
 
@@ -80,16 +80,3 @@ def _record(solution: Solution, seconds: float) -> dict[str, object]:
 def _failed(message: str) -> int:
     say(message)
     return ERRORS
-
-
-def _progress(doing: str, cost: int | None, bound: int | None) -> None:
-    """One line on a terminal, again and again."""
-    known = [
-        f"{name} {value:,}" for name, value in (("cost", cost), ("at least", bound)) if value is not None
-    ]
-    print(f"\r\x1b[K{', '.join([doing, *known])}", end="", file=sys.stderr, flush=True)
-
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -14,10 +14,11 @@ from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.passes.combine_collectives import CombineCollectives
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, value_of
-from mtfc.compiler.search.rules.bound import Bound
+from mtfc.compiler.search.rules.bound import COMBINED, Bound
 from mtfc.compiler.search.rules.parts import parts_of
 from mtfc.compiler.search.rules.search import search
 from mtfc.compiler.search.rules.space import Rows, Space, layout_of, meshes, space_of
@@ -68,6 +69,10 @@ def _check_bounds(program: Program, mesh: Mesh, hardware: Hardware, storage: boo
         price = pricer(mesh, layout)
         assert least <= price.seconds * (1 + 1e-9), layout
         assert memory <= price.memory, layout
+
+
+def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
+    assert CombineCollectives().max_bytes == COMBINED
 
 
 def test_a_bound_of_no_layouts() -> None:

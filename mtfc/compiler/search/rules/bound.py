@@ -26,7 +26,7 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
 from mtfc.compiler.search.rules.parts import Array, Gather, Parts, Route, Work
-from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, axes_of, degree
+from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, axes_of, degree, union
 
 COMBINED = 4 * 2**20
 """Arrays of so many bytes are not combined with others into one collective."""
@@ -69,11 +69,6 @@ class Bound:
         number = self.space.number
         return frozenset(number[name] for name in dims if name in number)
 
-    def union(self, rows: Rows, columns: Columns) -> Rows:
-        """The axes in any of the columns, for each row."""
-        found: Rows = np.bitwise_or.reduce(rows[:, sorted(columns)], axis=1)
-        return found
-
     def of_flops(self, rows: Rows, decided: Columns) -> Seconds:
         """The FLOPs alone, where only some columns are decided yet: the others could be split over all axes."""
         return self._split(rows, decided, self.heavy)
@@ -86,7 +81,7 @@ class Bound:
         total = np.zeros(len(rows))
         for columns, amount in parts:
             open = not columns <= decided
-            total += amount / self.degrees[-1] if open else (amount / self.degrees)[self.union(rows, columns)]
+            total += amount / self.degrees[-1] if open else (amount / self.degrees)[union(rows, columns)]
         return total
 
     def of_computation(self, rows: Rows) -> Seconds:
@@ -100,7 +95,8 @@ class Bound:
     def of_all(self, rows: Rows) -> Seconds:
         """Everything."""
         each = _Rows(self, rows)
-        return each.work(self.parts.work) + each.sums(self.parts.routes) + each.gathers(self.parts.gathers)
+        seconds = each.work(self.parts.work) + each.sums(self.parts.routes)
+        return seconds + each.gathers(self.parts.gathers) if self.space.storing else seconds
 
     @cached_property
     def _lanes(self) -> list[list[tuple[float, float]]]:
@@ -188,7 +184,7 @@ class _Rows:
     def union(self, dims: Dims) -> Rows:
         columns = self.bound.columns(dims)
         if columns not in self._unions:
-            self._unions[columns] = self.bound.union(self.rows, columns)
+            self._unions[columns] = union(self.rows, columns)
         return self._unions[columns]
 
     def work(self, parts: Mapping[Work, int]) -> Seconds:

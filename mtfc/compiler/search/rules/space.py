@@ -85,12 +85,12 @@ class Space:
     def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
         """Each row with each set of axes that the column can have beside those that are decided; and which row each was."""
         base, beside = self.columns[column].base, self.columns[column].beside
-        taken = _union(rows, beside & decided)
+        taken = union(rows, beside & decided)
         start = np.zeros(len(rows), np.uint8)
         if base is not None:
             start = rows[:, base]
             bases = frozenset(b for i in beside if (b := self.columns[i].base) is not None)
-            taken = taken | _union(rows, bases) | start | self._added(rows, column, decided)
+            taken = taken | union(rows, bases) | start | self._added(rows, column, decided)
         found, origins = [], []
         for mask in self.masks(column, mesh):
             sizes = np.array([degree(mask | each, mesh) for each in range(1 << len(mesh.axes))])
@@ -112,7 +112,8 @@ class Space:
         return added
 
 
-def _union(rows: Rows, columns: Columns) -> Rows:
+def union(rows: Rows, columns: Columns) -> Rows:
+    """The axes in any of the columns, for each row."""
     found: Rows = np.bitwise_or.reduce(rows[:, sorted(columns)], axis=1)
     return found
 
