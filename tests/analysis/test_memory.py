@@ -18,6 +18,7 @@ layout l = {a: all}
 dim a = 8
 dim b = 8
 dim c = 16
+dim d = 3
 """
 
 
@@ -78,6 +79,20 @@ SHARING = {
         " %s: f32[b], %t: f32[] = all_reduce %p, %r axes={all}; %q: f32[b] = mul %s, %t",
         [["p", "s", "q"], ["r", "t"]],
     ),
+    "windows are read where their source is, which stays": (
+        "%p: f32[b, c] = exp %y; %w: f32[a, d, c] = window %p source=b out=a kernel=d stride=1 before=1 after=1 dilation=1"
+        " value=0.0; %r: f32[a, d, c] = broadcast %y dims=[a, d, c]; %q: f32[a] = einsum %w, %r dims=[a]",
+        [["p"], ["q"]],
+    ),
+    "unless the caller wants them": (
+        "%q: f32[a, d, c] = window %y source=b out=a kernel=d stride=1 before=1 after=1 dilation=1 value=0.0",
+        [["q"]],
+    ),
+    "what a product makes for a fold to add up is nowhere": (
+        "%p: f32[a, d] = einsum %x, %x dims=[a, d]; %q: f32[b] = fold %p source=b out=a kernel=d stride=1 before=1 after=1"
+        " dilation=1",
+        [["q"]],
+    ),
     "a gather is not": (
         "%p: f32[a{all}, b] = exp %x; %q: f32[a, b] = all_gather %p dim=a axes={all}",
         [["p"], ["q"]],
@@ -99,9 +114,10 @@ def test_sharing(rule: str) -> None:
 def test_peak_is_the_first_equation_where_most_is_alive() -> None:
     read = program("""
       input %x: f32[a{all}, b]
+      input %y: f32[c]
       %p: f32[a, b] = all_gather %x dim=a axes={all}
       %s: f32[a] = sum %p over=[b]
-      %q: f32[a, c] = broadcast %s dims=[a, c]
+      %q: f32[a, c] = einsum %s, %y dims=[a, c]
       %t: f32[a] = sum %q over=[c]
       %u: f32[a] = add %s, %t
       output u = %u
@@ -111,7 +127,7 @@ def test_peak_is_the_first_equation_where_most_is_alive() -> None:
     assert [(b.birth, b.death) for b in found] == [(0, 1), (1, 5), (2, 3), (3, 4)]
     assert peak(found, read.mesh) == 3
     held = memory_of(read.function("forward"), read.mesh, Numbers(read.mesh))
-    assert held.activations_peak == 4 * (2 * 8 + 8 * 16 + 8 + 8)  # x, q, s and t
+    assert held.activations_peak == 4 * (2 * 8 + 16 + 8 * 16 + 8 + 8)  # x, y, q, s and t
 
 
 def test_empty_function_holds_its_arguments() -> None:

@@ -11,7 +11,7 @@ from mtfc.compiler.analysis.cost_json import costs_json
 from mtfc.compiler.analysis.difference import differences
 from mtfc.compiler.analysis.formula import formula
 from mtfc.compiler.analysis.formula_report import formulas
-from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses
+from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses, unstored
 from mtfc.compiler.analysis.report import comparison, layout_report
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
@@ -76,7 +76,7 @@ def check_sharing(function: Function, found: Sequence[Buffer], mesh: Mesh) -> No
     apart = donated(function, last)
     held = [value for buffer in found for value in buffer.values]
     assert len(held) == len(set(held))
-    assert set(held) == birth.keys() - apart
+    assert set(held) == birth.keys() - apart - unstored(function).keys()
     for buffer in found:
         assert len({size(value, mesh) for value in buffer.values}) == 1
         assert (buffer.birth, buffer.death) == (birth[buffer.values[0]], last[buffer.values[-1]])
@@ -90,8 +90,8 @@ def bounds(function: Function, mesh: Mesh) -> tuple[list[int], list[int]]:
     A loop's body sees its slices from the start; the loop needs as much again as the worst equation of its body.
     """
     last, birth = last_uses(function), {v: i for i, eqn in enumerate(function.body) for v in eqn.results}
-    apart = donated(function, last)
-    values = [(birth[v], last[v], size(v, mesh)) for v in birth if v not in apart]
+    apart, without = donated(function, last), unstored(function)
+    values = [(birth[v], last[v], size(v, mesh)) for v in birth if v not in apart and v not in without]
     slices = (a.value for a in function.arguments if a.role == "sliced")
     values += [(-1, last.get(v, 0), size(v, mesh)) for v in slices]
     across = [sum(n for first, end, n in values if first < i < end) for i in moments(function)]

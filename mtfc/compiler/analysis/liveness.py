@@ -1,8 +1,10 @@
 """Which buffers a function needs, and from when to when.
 
 Values are computed in program order. A value has a buffer of its own, from the equation that defines it to the last one that
-uses it (to the end, if it is an output), with two exceptions:
+uses it (to the end, if it is an output), with three exceptions:
 
+- A view that shows more than there is, such as windows or a broadcast, is read where its source lies; what a `fold` adds up, the
+  product before it gives it piece by piece. Neither has a buffer, unless a loop, a collective or the caller needs the array.
 - A result takes over the buffer of an operand that is not used later, where each of its elements depends on that operand
   only through the element at the same place (`takes_over`): component-wise ops, `rename`, an all-reduce.
 - An output that replaces an argument is written into the argument's buffer (the backends donate it), and so needs none,
@@ -23,7 +25,9 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.views import enlarged, folded
 
 
 @attrs.define(eq=False)
@@ -35,10 +39,27 @@ class Buffer:
     death: int
 
 
+def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
+    """The views and windows that have no buffer, in order of definition, and what is read in their place."""
+    arrays = {output.value for output in function.outputs}
+    for eqn in function.body:
+        if eqn.regions or eqn.op in KIND_OF:
+            arrays.update(eqn.operands)
+    views, windows = enlarged(function.body), folded(function.body)
+    return {
+        eqn.result: eqn.operands
+        for eqn in function.body
+        if len(eqn.results) == 1 and eqn.result not in arrays and (eqn.result in views or eqn.result in windows)
+    }
+
+
 def last_uses(function: Function) -> dict[Value, int]:
-    """The number of the last equation that uses each value; outputs are used by one after the last."""
+    """The number of the last equation that uses each value or a view of it; outputs are used by one after the last."""
     last = {value: i for i, eqn in enumerate(function.body) for value in (*eqn.results, *eqn.operands)}
-    return last | {output.value: len(function.body) for output in function.outputs}
+    last |= {output.value: len(function.body) for output in function.outputs}
+    for value, read in reversed(unstored(function).items()):
+        last |= {source: max(last[value], last[source]) for source in read}
+    return last
 
 
 def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool:
@@ -82,13 +103,14 @@ def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
     """All buffers but those of the arguments."""
     last = last_uses(function)
     in_arguments = donated(function, last)
+    without = unstored(function)
     found: list[Buffer] = []
     holder: dict[Value, Buffer] = {}
     for i, eqn in enumerate(function.body):
         found += _inside(eqn, i, mesh) if eqn.regions else []
         free = [value for value in dict.fromkeys(eqn.operands) if value in holder and last[value] == i]
         for result in eqn.results:
-            if result in in_arguments:
+            if result in in_arguments or result in without:
                 continue
             donor = next((value for value in free if takes_over(eqn, value, result, mesh)), None)
             if donor is None:

@@ -3,7 +3,7 @@
 What an equation moves follows from what a compiler like XLA keeps in memory at all, which each op says (`opdef.Storage`): whoever
 reads a view reads what it is a view of, at most as many bytes as the view has; fused equations become one kernel with what uses
 them, and are stored only where something else than fused equations and reductions uses them, or where the function, or a loop,
-gives them away.
+gives them away. A product and the `fold` that adds up what it makes are one kernel, the transpose of a convolution.
 
 An equation moves the bytes of stored operands and, where it is stored itself, of its results; each stored one is a kernel, which
 costs the device's overhead. The roofline is a bound from below for a kernel, and a sum of them one from above for kernels that
@@ -23,6 +23,7 @@ from mtfc.compiler.ir.opdef import Storage
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.views import folded
 
 
 @attrs.frozen
@@ -68,7 +69,7 @@ class Memory:
     def __init__(self, function: Function, mesh: Mesh) -> None:
         self.mesh = mesh
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
-        self.stored = _stored(function, self.makers)
+        self.stored = _stored(function, self.makers) - folded(function.body)
 
     def is_stored(self, eqn: Equation) -> bool:
         return any(value in self.stored for value in eqn.results)

@@ -3,8 +3,9 @@
 The backward loop runs the other way. It carries the cotangents of what the forward loop carries, and the sums of what each
 iteration contributes to the cotangents of invariant operands; it yields the cotangents of sliced ones. What its body needs of
 the forward body it gets in one of three ways: invariant and sliced operands are handed in again; what follows from invariant
-operands alone is computed again; all the rest the forward loop yields, and the backward loop slices. Under `checkpoint` the
-forward loop yields what it carries only, and the rest is computed again, too.
+operands alone, and views that are larger than what they are a view of, such as the windows of a convolution, are computed again;
+all the rest the forward loop yields, and the backward loop slices. Under `checkpoint` the forward loop yields what it carries
+only, and the rest is computed again, too.
 
 What is yielded is stacked along the loop's dimension. In a value that has it already it goes by another name on the way.
 """
@@ -20,6 +21,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, dim_of, make_loop, pairs, region_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.ir.views import enlarged
 
 Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequence[Value]], dict[Value, Value]]
 """`autodiff.backward`: it and this module need each other, so it is handed in."""
@@ -87,11 +89,11 @@ def _from_invariants(region: Function, body: Iterable[Equation]) -> set[Value]:
 
 def _again(body: Body, checkpoint: bool) -> list[Equation]:
     """The forward equations to be computed again for the backward ones, in order."""
-    constant = _from_invariants(body.region, body.forward)
+    free = _from_invariants(body.region, body.forward).union(enlarged(body.forward))
     needed = set(_free_values(body.backward, body.grads.values()))
     again = []
     for eqn in reversed(body.forward):
-        if needed.intersection(eqn.results) and (checkpoint or constant.issuperset(eqn.results)):
+        if needed.intersection(eqn.results) and (checkpoint or free.issuperset(eqn.results)):
             again.append(attrs.evolve(eqn, stage="backward"))
             needed.update(eqn.operands)
     return again[::-1]
