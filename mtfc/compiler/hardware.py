@@ -71,8 +71,8 @@ class Link:
     bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
     torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring
     devices have this bandwidth together. wraps: a part of a ring or side is a ring itself, with neighbours on both sides, where
-    its length is a multiple of this, and else a line; None: only a whole side is. `sizes` is empty for an outermost switch that
-    has room for any number.
+    its length is a multiple of this and no fewer devices are in use than a block with such sides has, and else a line; None:
+    only a whole side is. `sizes` is empty for an outermost switch that has room for any number.
     """
 
     name: str

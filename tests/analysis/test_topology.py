@@ -58,10 +58,25 @@ def test_an_axis_has_a_side_of_a_torus_to_itself_where_there_is_room() -> None:
         "rows": [("ici.0", 4, 1)],
         "cols": [("ici.1", 8, 1)],
     }
+    assert stretches(Topology.of(grid(rows=4, cols=4), pod)) == {
+        "rows": [("ici.0", 4, 1)],
+        "cols": [("ici.1", 4, 1)],
+    }
     assert stretches(Topology.of(grid(rows=32, cols=8), pod)) == {
         "rows": [("ici.1", 2, 8), ("ici.0", 16, 1)],
         "cols": [("ici.1", 8, 1)],
     }
+
+
+def test_an_axis_over_several_lanes_is_divided_evenly() -> None:
+    """A side of 28 has room for all of 24, for 16 of 64 (and 4 beside them), but not for half of 31."""
+    pod = machine(torus(16, 20, 28))
+    found = {size: stretches(Topology.of(grid(all=size), pod))["all"] for size in (24, 64, 31)}
+    assert found[24] == [("ici.2", 24, 1)]
+    assert found[64] == [("ici.2", 16, 1), ("ici.1", 4, 1)]
+    assert found[31] == [("ici.2", 28, 1), ("ici.1", 2, 1)]
+    four = machine(switch(4, name="inner"), switch(4, name="outer"))
+    assert stretches(Topology.of(grid(all=15), four))["all"] == [("inner", 4, 1), ("outer", 4, 1)]
 
 
 def test_ring_algorithms_on_a_switch() -> None:
@@ -92,6 +107,15 @@ def test_a_part_of_a_side_is_a_line() -> None:
         Topology.of(grid(all=8), machine(torus(16, wraps=4))).seconds("all_gather", ("all",), 1e7).values()
     )
     assert ring == pytest.approx(4 * A + 8e7 * 7 / 8 / (2 * B))
+
+
+def test_less_than_a_cube_of_a_torus_does_not_wrap() -> None:
+    """The scaling book: slices of TPU v4 wrap around where they are whole cubes of 4 x 4 x 4; one of 2 x 2 x 4 does not."""
+    pod = machine(torus(16, 16, 16, wraps=4))
+    (part,) = Topology.of(grid(all=4), pod).seconds("all_gather", ("all",), S / 4).values()
+    assert part == pytest.approx(3 * A + S * 3 / 4 / B)
+    (cube,) = Topology.of(grid(x=4, y=4, z=4), pod).seconds("all_gather", ("z",), S / 4).values()
+    assert cube == pytest.approx(2 * A + S * 3 / 4 / (2 * B))
 
 
 def test_a_part_of_a_ring_is_a_line() -> None:
@@ -132,6 +156,17 @@ def test_groups_that_lie_between_each_other_share_a_ring() -> None:
     topology = Topology.of(grid(outer=4, inner=2), pod)
     (apart,) = topology.seconds("all_gather", ("outer",), S / 4).values()
     assert apart == pytest.approx(2 * 3 * A + S * 3 / 4 / (B / 2))
+
+
+def test_a_shift_goes_one_way_and_the_shorter_one() -> None:
+    """Every link of a ring carries what all devices send over it in one direction: of a shift by k, k shards."""
+    ring = Topology.of(grid(all=8), machine(torus(8)))
+    seconds = {hops: ring.seconds("permute", ("all",), S, hops)["ici"] for hops in (1, 3, 4, 7)}
+    assert seconds == pytest.approx(
+        {hops: far * (A + S / B) for hops, far in {1: 1, 3: 3, 4: 4, 7: 1}.items()}
+    )
+    nodes = Topology.of(grid(all=8), machine(torus(4), Link("outer", "ring", (2,), Rate.constant(B), A)))
+    assert nodes.seconds("permute", ("all",), S, 4)["outer"] == pytest.approx(A + S / B)
 
 
 def test_bandwidth_by_message_size() -> None:

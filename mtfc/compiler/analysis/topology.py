@@ -12,7 +12,7 @@ member has:
     all-reduce                   both of them
     all-to-all                   (n - 1) latency + s (n - 1) / (n bandwidth), of s bytes on each device; on a ring or line, where
                                  they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
-    permute                      latency and s / bandwidth for each hop
+    permute                      latency and s / bandwidth for each hop; a shift goes one way round a ring, the shorter one
 
 `bandwidth` is that of one device when all send at once: of a link that k devices share, the k-th part. A ring has neighbours on
 both sides and so twice the bandwidth and half the steps; sides of a torus add up. Where several groups go over the same links
@@ -122,10 +122,17 @@ class Topology:
     def _crossing(self, parts: Sequence[Stretch], size: int, inner: int) -> Crossing:
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
-        is_all = size == self.used[lane.name] > 2 and lane.link.kind != "switch"
-        return Crossing(
-            lane, size, reach // size, inner, is_all and size % (lane.link.wraps or lane.size or 1) == 0
-        )
+        is_ring = size == self.used[lane.name] > 2 and self._wraps(lane, size)
+        return Crossing(lane, size, reach // size, inner, is_ring)
+
+    def _wraps(self, lane: Lane, size: int) -> bool:
+        """Whether so many members, all that are in use there, have neighbours on both sides."""
+        link = lane.link
+        if link.kind == "switch" or link.wraps is None:
+            return link.kind != "switch" and size == lane.size
+        parts = (part for parts in self.stretches.values() for part in parts if part.lane.link is link)
+        used = prod(part.size for part in parts)
+        return size % link.wraps == 0 and used >= link.wraps ** len(link.sizes)
 
     def seconds(self, kind: str, axes: Axes, local_bytes: float, hops: int | None = None) -> dict[str, float]:
         """What a collective takes on each lane that it works on; `local_bytes` is one processor's operand.
@@ -135,8 +142,10 @@ class Topology:
         crossings = self.crossings(axes)
         group = self.mesh.size(axes)
         whole = local_bytes * group if kind in ("all_gather", "all_to_all") else local_bytes
-        if kind in ("all_to_all", "permute"):
-            return {c.lane.name: self._exchange(kind, c, local_bytes, whole, hops) for c in crossings}
+        if kind == "permute":
+            return {c.lane.name: self._permute(c, local_bytes, hops) for c in crossings}
+        if kind == "all_to_all":
+            return {c.lane.name: self._all_to_all(c, local_bytes, whole) for c in crossings}
         found: dict[str, float] = {}
         for together in _tori(crossings):
             rounds = 2 if kind == "all_reduce" else 1
@@ -152,14 +161,20 @@ class Topology:
         sent = whole * (members - 1) / (members * sides[0].inner)
         return steps * sides[0].lane.link.latency + sent / rate
 
-    def _exchange(self, kind: str, c: Crossing, local: float, whole: float, hops: int | None) -> float:
-        rate, size, latency = self.bandwidth(c, whole), c.size, c.lane.link.latency
-        if kind == "permute":
-            far = min(size // 2, hops) if hops is not None else size // 4
-            passed = max(1, far) if c.has_neighbours else 1
-            return passed * (c.stride * latency + local / rate)
-        share = (size // 2) * ((size + 1) // 2) if c.has_neighbours else size - 1
-        return c.steps * latency + local * share / (size * rate)
+    def _all_to_all(self, c: Crossing, local: float, whole: float) -> float:
+        share = (c.size // 2) * ((c.size + 1) // 2) if c.has_neighbours else c.size - 1
+        return c.steps * c.lane.link.latency + local * share / (c.size * self.bandwidth(c, whole))
+
+    def _permute(self, c: Crossing, local: float, hops: int | None) -> float:
+        """Where it goes anywhere, over a quarter of a ring on average, and both ways."""
+        rate, passed = self.bandwidth(c, local), 1
+        if c.has_neighbours and hops is None:
+            passed = max(1, c.size // 4)
+        elif c.has_neighbours and hops is not None:
+            there = -(-hops // c.inner) % c.size
+            passed = max(1, min(there, c.size - there))
+            rate /= 2 if c.is_ring else 1
+        return passed * (c.stride * c.lane.link.latency + local / rate)
 
     def bandwidth(self, crossing: Crossing, size: float) -> float:
         """Bytes/s that one device sends there in all directions, when all devices of the mesh do, of an array of `size` bytes."""
@@ -191,12 +206,22 @@ class _Free:
         while size > 1 and self.lanes:
             self._advance(size, rest)
             lane, taken = self.lanes[self.at], self._taken()
-            is_last = self.at == len(self.lanes) - 1
-            part = size if is_last else min(size, int(self._room(self.at)))
+            part = self._part(size, rest)
             found.append(Stretch(lane, part, taken))
             self.used[lane.name] = taken * part
             size, rest = -(-size // part), -(-rest // part)
+            self.at += size > 1
         return found
+
+    def _part(self, size: int, rest: int) -> int:
+        """How much of an axis goes on this lane: all, or else a divisor of it if what is left finds room, or else what fits."""
+        room, outer = self._room(self.at), self._outer_room()
+        if size <= room or self.at == len(self.lanes) - 1:
+            return size
+        return next((n for n in range(int(room), 1, -1) if size % n == 0 and rest <= n * outer), int(room))
+
+    def _outer_room(self) -> float:
+        return prod(self._room(at) for at in range(self.at + 1, len(self.lanes)))
 
     def _taken(self) -> int:
         return self.used.get(self.lanes[self.at].name, 1)
@@ -206,12 +231,13 @@ class _Free:
         return inf if lane.size is None else lane.size // self.used.get(lane.name, 1)
 
     def _advance(self, size: int, rest: int) -> None:
-        """Go on to the next lane where this one is full, or where the axis fits into the next side of the same torus alone."""
+        """Go on to the next lane where this one is full, and to the next side of a torus where only there is room for the axis
+        alone.
+        """
         while self.at < len(self.lanes) - 1:
-            outer = self.lanes[self.at + 1 :]
-            is_side = outer[0].link is self.lanes[self.at].link
-            room = prod(self._room(self.at + 1 + i) for i in range(len(outer)))
-            better = is_side and self._room(self.at) < size <= self._room(self.at + 1) and rest <= room
-            if self._room(self.at) > 1 and not better:
+            room, next_room = self._room(self.at), self._room(self.at + 1)
+            is_side = self.lanes[self.at + 1].link is self.lanes[self.at].link
+            better = (room < size or self._taken() > 1) and size <= next_room and rest <= self._outer_room()
+            if room > 1 and not (is_side and better):
                 return
             self.at += 1
