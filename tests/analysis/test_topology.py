@@ -155,7 +155,12 @@ def test_groups_that_lie_between_each_other_share_a_ring() -> None:
     pod = machine(torus(8))
     topology = Topology.of(grid(outer=4, inner=2), pod)
     (apart,) = topology.seconds("all_gather", ("outer",), S / 4).values()
+    assert apart == pytest.approx(2 * 2 * A + S * 3 / 4 / (2 * B / 2))
+    line = Topology.of(grid(outer=4, inner=2), machine(torus(16)))
+    (apart,) = line.seconds("all_gather", ("outer",), S / 4).values()
     assert apart == pytest.approx(2 * 3 * A + S * 3 / 4 / (B / 2))
+    (near,) = topology.seconds("all_gather", ("inner",), S / 2).values()
+    assert near == pytest.approx(A + S / 2 / B)
 
 
 def test_a_shift_goes_one_way_and_the_shorter_one() -> None:

@@ -122,12 +122,12 @@ class Topology:
     def _crossing(self, parts: Sequence[Stretch], size: int, inner: int) -> Crossing:
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
-        is_ring = size == self.used[lane.name] > 2 and self._wraps(lane, size)
+        is_ring = reach == self.used[lane.name] > 2 and self._wraps(lane)
         return Crossing(lane, size, reach // size, inner, is_ring)
 
-    def _wraps(self, lane: Lane, size: int) -> bool:
-        """Whether so many members, all that are in use there, have neighbours on both sides."""
-        link = lane.link
+    def _wraps(self, lane: Lane) -> bool:
+        """Whether what is in use of a lane is a ring, so that whoever goes all the way along it has neighbours on both sides."""
+        link, size = lane.link, self.used[lane.name]
         if link.kind == "switch" or link.wraps is None:
             return link.kind != "switch" and size == lane.size
         parts = (part for parts in self.stretches.values() for part in parts if part.lane.link is link)
