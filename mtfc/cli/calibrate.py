@@ -6,8 +6,8 @@ import argparse
 import platform
 from typing import TYPE_CHECKING
 
-from mtfc.cli.errors import OK, say
-from mtfc.cli.files import STANDARD, write_text
+from mtfc.cli.errors import OK, UsageError, say
+from mtfc.cli.files import STANDARD, check_folder, write_text
 from mtfc.cli.options import count
 from mtfc.cli.sources import Sources
 
@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.frontend.hardware_text import hardware_text
 
+    if options.backend == "numpy" and options.devices is not None:
+        raise UsageError("--devices is for JAX; NumPy computes on one device")
+    check_folder(options.output)
     say("measuring; other work on this machine would disturb it")
     hardware, what = _measured(options)
     write_text(options.output, hardware_text(hardware, what))

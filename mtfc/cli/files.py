@@ -32,6 +32,15 @@ def read_neighbour(path: str) -> str | None:
     return decode(read_bytes(path), path) if Path(path).is_file() else None
 
 
+def check_folder(path: str) -> None:
+    """Raise `UsageError` where a file is to go and cannot, before the work whose result it is."""
+    folder = Path(path).resolve().parent
+    if path != STANDARD and not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"cannot write {path}: {'permission denied' if folder.exists() else 'no such directory'}"
+        )
+
+
 def write_text(path: str, text: str) -> None:
     """Write a file, or to standard output. Raises `UsageError`."""
     if path == STANDARD:

@@ -103,8 +103,9 @@ class Diagnostics:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `name` most likely meant, or None when none is close."""
+    """The candidate that `name` most likely meant, whatever its capitals, or None when none is close."""
     from difflib import get_close_matches
 
-    matches = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    folded = {each.casefold(): each for each in candidates}
+    matches = get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    return folded[matches[0]] if matches else None

@@ -68,11 +68,20 @@ def _link(link: ast.Link, is_last: bool, scope: Scope) -> Link | None:
         scope.error("E314", f"link `{link.name.text}` has no `size`", link.name.span, help=help)
         return None
     if len(sizes) > 1 and kind != "torus":
-        figure = next(each for each in link.figures if _key(each) == "size")
-        scope.error("E315", f"a {kind} has one size", figure.value.span, help="a torus has one for each side")
+        help = "a torus has one for each side"
+        scope.error("E315", f"a {kind} has one size", _value(link, "size").span, help=help)
+        return None
+    if kind == "switch" and "wraps" in found:
+        scope.error(
+            "E315", "`wraps` is for a ring or a torus, and this is a switch", _value(link, "wraps").span
+        )
         return None
     found.setdefault("latency", 0.0)
     return Link(link.name.text, sizes=sizes, **found)
+
+
+def _value(link: ast.Link, key: str) -> ast.Node:
+    return next(figure.value for figure in link.figures if _key(figure) == key)
 
 
 def _entries(

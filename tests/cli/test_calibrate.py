@@ -31,6 +31,22 @@ def test_what_it_writes_is_a_target(mtfc: Mtfc, folder: Path) -> None:
     assert mtfc("simulate", "model.mtf", "--target", "here.mtf").status == 1  # two processors, one device
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--backend", "numpy", "--devices", "4"], "--devices is for JAX"),
+        (["-o", "none/here.mtf"], "cannot write none/here.mtf: no such directory"),
+    ],
+)
+def test_what_cannot_be_is_said_before_measuring(
+    mtfc: Mtfc, folder: Path, options: list[str], says: str
+) -> None:
+    outcome = mtfc("calibrate", *options)
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert "measuring" not in outcome.err
+
+
 def test_without_jax(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     outcome = mtfc("calibrate", "--quick")

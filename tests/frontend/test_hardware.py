@@ -67,9 +67,10 @@ def test_declared_hardware_goes_before_the_librarys() -> None:
     assert named("h200", own.hardware).device.memory == 141 * 2**30
 
 
-def test_unknown_hardware() -> None:
+@pytest.mark.parametrize("name", ["h10", "H100"])
+def test_unknown_hardware(name: str) -> None:
     with pytest.raises(CompileError) as error:
-        named("h10", module(BOX).hardware)
+        named(name, module(BOX).hardware)
     (diagnostic,) = error.value.diagnostics
     assert (diagnostic.code, diagnostic.help) == ("E313", "did you mean `h100`?")
 
