@@ -43,15 +43,18 @@ def named(target: str, declared: Mapping[str, Hardware]) -> Hardware:
 
 
 def in_file(text: str, file: str) -> Hardware:
-    """The first hardware that a file declares. Raises `CompileError`."""
+    """The one hardware that a file declares. Raises `CompileError` (E313)."""
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics)
     diagnostics.raise_if_errors()
-    if not module.hardware:
-        help = "such as `mtfc calibrate` writes"
-        Scope(diagnostics).error("E313", "this file declares no hardware", Span(file, 1, 1, 1, 1), help=help)
+    if len(module.hardware) != 1:
+        several = f"several hardware: {', '.join(module.hardware)}"
+        message = f"this file declares {several if module.hardware else 'no hardware'}"
+        help = "a file for `--target` declares one, such as `mtfc calibrate` writes"
+        Scope(diagnostics).error("E313", message, Span(file, 1, 1, 1, 1), help=help)
         diagnostics.raise_if_errors()
-    return next(iter(module.hardware.values()))
+    (hardware,) = module.hardware.values()
+    return hardware
 
 
 def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:

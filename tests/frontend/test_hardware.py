@@ -75,9 +75,19 @@ def test_unknown_hardware(name: str) -> None:
     assert (diagnostic.code, diagnostic.help) == ("E313", "did you mean `h100`?")
 
 
-def test_a_file_without_hardware() -> None:
-    with pytest.raises(CompileError, match="E313"):
-        in_file("dim batch = 4\n", "t.mtf")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dim batch = 4\n", "declares no hardware"),
+        (BOX + BOX.replace("box", "other"), "several hardware: box, other"),
+    ],
+)
+def test_a_file_with_no_hardware_or_several(text: str, says: str) -> None:
+    with pytest.raises(CompileError) as error:
+        in_file(text, "t.mtf")
+    (diagnostic,) = error.value.diagnostics
+    assert diagnostic.code == "E313"
+    assert says in diagnostic.message
 
 
 def test_a_mesh_that_is_too_large() -> None:
