@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.analysis.topology import Topology, lie_as_one
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.types import Mesh
 
@@ -77,6 +77,14 @@ def test_an_axis_over_several_lanes_is_divided_evenly() -> None:
     assert found[31] == [("ici.2", 28, 1), ("ici.1", 2, 1)]
     four = machine(switch(4, name="inner"), switch(4, name="outer"))
     assert stretches(Topology.of(grid(all=15), four))["all"] == [("inner", 4, 1), ("outer", 4, 1)]
+
+
+def test_axes_that_lie_as_one_would() -> None:
+    nodes, pod = machine(switch(4, name="inner"), switch(name="outer")), machine(torus(16, 16))
+    for first in (0, 1):
+        assert lie_as_one(grid(a=2, b=2, c=2), nodes, first)
+    assert not lie_as_one(grid(a=2, b=4), pod, 0)
+    assert [lie_as_one(grid(a=2, b=4, c=8), pod, first) for first in (0, 1)] == [True, False]
 
 
 def test_ring_algorithms_on_a_switch() -> None:

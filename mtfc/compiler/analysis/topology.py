@@ -24,6 +24,7 @@ the bandwidth of a member, which is p times that of its devices.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from math import inf, prod
 
 import attrs
@@ -182,6 +183,21 @@ class Topology:
         rate = link.bandwidth.at(size) / min(link.shared, self.mesh.devices)
         between = crossing.stride if crossing.has_neighbours else 1
         return rate * (2 if crossing.is_ring else 1) / between
+
+
+def lie_as_one(mesh: Mesh, hardware: Hardware, first: int) -> bool:
+    """Whether every group over both or neither of an axis and the next works on the same lanes where one axis stands for them.
+
+    Not on a torus, for example, where each of them has a side to itself.
+    """
+    (outer, size), (inner, times), *rest = mesh.axes[first:]
+    one = Mesh(mesh.name, (*mesh.axes[:first], (outer, size * times), *rest))
+    apart, joined = Topology.of(mesh, hardware), Topology.of(one, hardware)
+    groups = (axes for count in range(len(one.axes) + 1) for axes in combinations(one.names, count))
+    return all(
+        apart.crossings((*axes, inner) if outer in axes else axes) == joined.crossings(axes)
+        for axes in groups
+    )
 
 
 def _tori(crossings: Iterable[Crossing]) -> list[list[Crossing]]:

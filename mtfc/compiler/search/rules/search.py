@@ -17,6 +17,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.topology import lie_as_one
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
@@ -73,19 +74,22 @@ class Block:
 class Branching:
     """A mesh, its bound, and the columns in the order in which they are decided: those of the heaviest work first, storage last.
 
-    any_shape: whether meshes of the same devices with fewer axes are searched too.
+    joints: axes that could be one with the next, of a mesh that is searched too.
     """
 
     bound: Bound
     order: tuple[int, ...]
-    any_shape: bool
+    joints: tuple[int, ...]
     objective: Objective
 
     @classmethod
     def on(cls, bound: Bound, any_shape: bool, objective: Objective) -> Branching:
+        """any_shape: whether meshes of the same devices with fewer axes are searched too."""
         columns = range(len(bound.space.columns))
         heavy = dict.fromkeys([*(i for each, _ in bound.heavy for i in sorted(each)), *columns])
-        return cls(bound, tuple(sorted(heavy, key=bound.space.storing.__contains__)), any_shape, objective)
+        pairs = range(len(bound.mesh.axes) - 1) if any_shape else ()
+        joints = tuple(first for first in pairs if lie_as_one(bound.mesh, bound.hardware, first))
+        return cls(bound, tuple(sorted(heavy, key=bound.space.storing.__contains__)), joints, objective)
 
     @property
     def storage(self) -> int:
@@ -123,7 +127,7 @@ class Branching:
 
     def bounded(self, block: Block) -> Block:
         """The rows of a block with everything decided, but for those that a mesh of fewer axes has too, with full bounds."""
-        new = _is_new(block.rows, len(self.bound.mesh.axes)) if self.any_shape else slice(None)
+        new = _is_new(block.rows, self.joints)
         rows, bounds = block.rows[new], block.bounds[new]
         if self.objective == "time":
             bounds = np.maximum(bounds, self.bound.of_all(rows))
@@ -150,9 +154,9 @@ class Branching:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
 
 
-def _is_new(rows: Rows, axes: int) -> Booleans:
-    """Where no two neighbouring axes split the same dimensions, as one axis of both sizes would."""
-    apart = [((rows >> i ^ rows >> (i + 1)) & 1).any(axis=1) for i in range(axes - 1)]
+def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
+    """Where neighbouring axes that could be one do not split the same dimensions, as one axis of both sizes would."""
+    apart = [((rows >> i ^ rows >> (i + 1)) & 1).any(axis=1) for i in joints]
     return np.logical_and.reduce(apart) if apart else np.ones(len(rows), np.bool_)
 
 
