@@ -107,6 +107,24 @@ def test_every_machine_of_the_library(name: str) -> None:
     assert re.search("data sheet|Google Cloud's page|Jouppi|the paper", text)
 
 
+@pytest.mark.parametrize(
+    ("name", "petaflops"),
+    [
+        ("tpu_v2", 11.5),
+        ("tpu_v3", 126),
+        ("tpu_v4", 1100),
+        ("tpu_v5e", 50.63),
+        ("tpu_v5p", 4000),
+        ("tpu_v6e", 234.9),
+    ],
+)
+def test_peaks_of_whole_pods(name: str, petaflops: float) -> None:
+    """The Mesh-TensorFlow paper (section 9) of TPU v2, the JAX scaling book of v5p, Google Cloud's pages of the others."""
+    pod = named(name, {})
+    assert pod.devices is not None
+    assert pod.devices * pod.device.rate("bf16").peak == pytest.approx(petaflops * 1e15, rel=0.03)
+
+
 def test_the_library_is_complete() -> None:
     wanted = (
         "p100_cluster k80_cluster p2_8xlarge tpu_v2 tpu_v3 tpu_v4 tpu_v5e tpu_v5p tpu_v6e v100 a100 h100 h200"
