@@ -32,6 +32,8 @@ ITEM_BYTES = {
 
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:.* )?\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][a-z\d-]*)\((.*)$")
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
 TRIP_COUNT = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 FIRST_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")
@@ -79,6 +81,44 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     for (kind, quantity), amount in traffic.get(name, Counter()).items():
         report.setdefault(kind, {})[quantity] = amount
     return report
+
+
+def cycles(hlo: str) -> int:
+    """The cycles that the TPU compiler expects one device to compute in one run; loops count once per iteration.
+
+    Kernels for which it names none, copies in the background for example, and collectives count nothing.
+    """
+    known: dict[str, int] = {}
+    trips: dict[str, int] = {}
+    name = ""
+    for name, instructions in _computations(re.sub(r"/\*.*?\*/", "", hlo)):
+        counts = [
+            each for each in instructions if each.opcode == "constant" and each.type.startswith("s32[]")
+        ]
+        if len(counts) == 1 and instructions[-1].opcode == "compare":
+            trips[name] = int(counts[0].rest.split(")")[0])
+        known[name] = sum(_cycles(instruction, known, trips) for instruction in instructions)
+    return known.get(name, 0)
+
+
+def _cycles(instruction: Instruction, known: Mapping[str, int], trips: Mapping[str, int]) -> int:
+    if instruction.collective:
+        return 0
+    if instruction.opcode in ("while", "call", "conditional"):
+        inside = sum(known.get(callee, 0) for callee in CALLED.findall(instruction.rest))
+        return inside * (_trips(instruction, trips) if inside else 0)
+    found = CYCLES.search(instruction.rest)
+    return int(found[1]) if found else 0
+
+
+def _trips(instruction: Instruction, trips: Mapping[str, int]) -> int:
+    """How often a loop runs whose counter starts at 0 and is compared with a constant, as those that JAX makes."""
+    condition = CONDITION.search(instruction.rest)
+    if condition is None:
+        return 1
+    if condition[1] not in trips:
+        raise ValueError(f"the HLO does not say how often the loop {instruction.name} runs")
+    return trips[condition[1]]
 
 
 def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:

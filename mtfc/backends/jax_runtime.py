@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from math import prod
 from types import ModuleType
@@ -36,9 +36,11 @@ def hlo(program: Program, function: str | None = None) -> str:
     return str(lowered(program, function).compile().as_text())
 
 
-def lowered(program: Program, function: str | None = None) -> Any:
-    """A function of the program as a `jax.stages.Lowered`, without data. Raises `Unavailable`."""
-    module, mesh = _execute(generate(program))
+def lowered(program: Program, function: str | None = None, on: Sequence[Any] | None = None) -> Any:
+    """A function of the program as a `jax.stages.Lowered`, without data, on the first of the given devices or on those that are
+    there. Raises `Unavailable`.
+    """
+    module, mesh = _execute(generate(program), on)
     name = function or program.functions[-1].name
     roles = ("parameter", "state", "input") if name == "step" else ("parameter", "input")
     jax = import_jax()
@@ -49,12 +51,13 @@ def lowered(program: Program, function: str | None = None) -> Any:
         return getattr(module, NAMES[name]).lower(*structs)
 
 
-def _execute(source: str) -> tuple[ModuleType, Any]:
+def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
     """The module as it stands, and its mesh."""
     import_jax()
     module = ModuleType("program")
     exec(compile(source, "<generated>", "exec"), module.__dict__)
-    return module, module.make_mesh(devices(prod(module.MESH.values())))
+    count = prod(module.MESH.values())
+    return module, module.make_mesh(devices(count) if on is None else on[:count])
 
 
 def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,7 +49,9 @@ def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
     return {
         eqn.result: eqn.operands
         for eqn in function.body
-        if len(eqn.results) == 1 and eqn.result not in arrays and (eqn.result in views or eqn.result in windows)
+        if len(eqn.results) == 1
+        and eqn.result not in arrays
+        and (eqn.result in views or eqn.result in windows)
     }
 
 

@@ -6,13 +6,13 @@ them, and are stored only where something else than fused equations and reductio
 gives them away. A product and the `fold` that adds up what it makes are one kernel, the transpose of a convolution.
 
 An equation moves the bytes of stored operands and, where it is stored itself, of its results; each stored one is a kernel, which
-costs the device's overhead. The roofline is a bound from below for a kernel, and a sum of them one from above for kernels that
-overlap, which on one device they rarely do.
+costs the device's overhead and reads an array once, however many of its equations need it. The roofline is a bound from below for
+a kernel, and a sum of them one from above for kernels that overlap, which on one device they rarely do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -70,6 +70,7 @@ class Memory:
         self.mesh = mesh
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
         self.stored = _stored(function, self.makers) - folded(function.body)
+        self.reads = dict(self._reads(function))
 
     def is_stored(self, eqn: Equation) -> bool:
         return any(value in self.stored for value in eqn.results)
@@ -77,10 +78,33 @@ class Memory:
     def moved(self, eqn: Equation) -> int:
         """Bytes that an equation reads and writes."""
         written = sum(value.type.local_bytes(self.mesh) for value in eqn.results if value in self.stored)
-        read = [self.read(value) for value in dict.fromkeys(eqn.operands)]
+        read = {value: self.read(value) for value in self.reads[eqn.results[0]]}
         if _storage(eqn) == "lookup":
-            read[0] = min(read[0], eqn.result.type.local_bytes(self.mesh))
-        return written + sum(read)
+            (table, *_) = eqn.operands
+            read[table] = min(read.get(table, 0), eqn.result.type.local_bytes(self.mesh))
+        return written + sum(read.values())
+
+    def _reads(self, function: Function) -> Iterator[tuple[Value, tuple[Value, ...]]]:
+        """First results of equations, and what they read: of a kernel's equations, the first to need an array does."""
+        kernels = self._kernels(function)
+        known: set[tuple[Equation, Value]] = set()
+        for eqn in function.body:
+            arrays = {
+                value: (kernels[eqn], self.views(value)[-1]) for value in eqn.operands if self.views(value)
+            }
+            yield eqn.results[0], tuple(value for value, array in arrays.items() if array not in known)
+            known.update(arrays.values())
+
+    def _kernels(self, function: Function) -> dict[Equation, Equation]:
+        """The equation whose result the kernel stores that an equation is part of; where there are several, the first."""
+        users: dict[Value, Equation] = {}
+        found: dict[Equation, Equation] = {}
+        for eqn in reversed(function.body):
+            users |= dict.fromkeys(eqn.operands, eqn)
+            user = None if self.is_stored(eqn) else next((users[v] for v in eqn.results if v in users), None)
+            is_part = user is not None and _storage(eqn) in ("view", "fused")
+            found[eqn] = found[user] if is_part and user is not None else eqn
+        return found
 
     def read(self, value: Value) -> int:
         """Bytes that come from memory where a value is read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import OPS
@@ -22,23 +22,21 @@ def enlarged(body: Iterable[Equation]) -> dict[Value, Value]:
     return {value: source for value, source in sources.items() if value.type.size > source.type.size}
 
 
-def folded(body: Iterable[Equation]) -> set[Value]:
+def folded(body: Sequence[Equation]) -> set[Value]:
     """Windows that a product makes for `fold` to add up, and what is between them.
 
     The two are one kernel, the transpose of a convolution, and only what is added up is stored.
     """
     users: dict[Value, list[Equation]] = {}
-    products = []
     for eqn in body:
         for value in eqn.operands:
             users.setdefault(value, []).append(eqn)
-        if eqn.op == "einsum":
-            products.append(eqn.result)
+    leading: set[Value] = set()
+    for eqn in reversed(body):
+        if eqn.op == "fold" or (is_view(eqn) and eqn.result in leading):
+            leading.update(value for value in eqn.operands if users[value] == [eqn])
     found: set[Value] = set()
-    for product in products:
-        chain = [product]
-        while len(using := users.get(chain[-1], ())) == 1 and (using[0].op == "fold" or is_view(using[0])):
-            chain.append(using[0].result)
-        folds = [i for i, value in enumerate(chain[:-1]) if users[value][0].op == "fold"]
-        found.update(chain[: folds[-1] + 1] if folds else ())
+    for eqn in body:
+        if leading.intersection(eqn.results) and (eqn.op == "einsum" or found.intersection(eqn.operands)):
+            found.update(eqn.results)
     return found

@@ -60,10 +60,11 @@ class Roofline:
         pairs = zip(eqn.results, made, strict=True)
         written = sum(type.local_bytes(self.mesh) for value, type in pairs if value in memory.stored)
         needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
-        read = [self._read(memory, value, type) for value, type in needed.items()]
+        read = {value: self._read(memory, value, needed[value]) for value in memory.reads[eqn.results[0]]}
         if OPS[eqn.op].storage == "lookup":
-            read[0] = min(read[0], made[0].local_bytes(self.mesh))
-        return written + sum(read)
+            (table, *_) = eqn.operands
+            read[table] = min(read.get(table, 0), made[0].local_bytes(self.mesh))
+        return written + sum(read.values())
 
     def _read(self, memory: Memory, value: Value, type: TensorType) -> int:
         """Bytes that come from memory where a value is read that is placed so, or what it is a view of."""

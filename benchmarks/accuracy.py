@@ -1,0 +1,172 @@
+"""What is predicted beside what is measured.
+
+- Training steps on eight virtual CPU devices, which `mtfc calibrate` measures before, beside `mtfc simulate`: the relative error of
+  each, and whether of any two whose measured times are more than 20 per cent apart the right one is predicted to be faster.
+- The cycles of computation that the TPU compiler expects for whole training steps, beside the computation that `simulate`
+  predicts from the data sheet. This needs libtpu, and no TPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+
+import attrs
+
+from benchmarks.figures import Figure, median_seconds
+from mtfc.backends import calibration, hlo, jax_backend, jax_runtime, tpu
+from mtfc.backends.devices import Unavailable
+from mtfc.cli.inputs import draw_batch
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.analysis.step_time import StepTime, step_time
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Program
+from mtfc.frontend.targets import named
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+DEVICES = 8
+RUNS = 5
+APART = 1.2
+"""Measured times whose ratio is larger must be predicted in the same order."""
+
+
+@attrs.frozen
+class Case:
+    """A layout of an example, on a mesh of other sizes and with other dimensions where that is said."""
+
+    model: str
+    layout: str
+    mesh: str | None = None
+    dims: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        sizes = ", ".join(f"{dim} {size}" for dim, size in self.dims[:2])
+        return f"{self.model} {self.layout}" + (f" ({sizes})" if sizes else "")
+
+    def lowered(self) -> Program:
+        path = EXAMPLES / f"{self.model}.mtf"
+        choice = Choice(model=None, layout=self.layout, mesh=self.mesh, dims=dict(self.dims))
+        selection = choose(path.read_text(), str(path), choice)
+        return selection.cases[0].lower(selection.program)
+
+
+def _cases(model: str, layouts: dict[str, str | None], **dims: int) -> list[Case]:
+    return [Case(model, layout, mesh, tuple(dims.items())) for layout, mesh in layouts.items()]
+
+
+TWO_LAYER = dict.fromkeys(("replicated", "data_parallel", "model_parallel", "hybrid", "tiled_3d"))
+DIGITS = dict.fromkeys(("replicated", "batch_split", "hidden_split", "tiled", "image_split"))
+TRANSFORMER = {"data_parallel": "all:8", "model_parallel": "all:8", "hybrid": "rows:2;cols:4"}
+SMALL = {"d_model": 256, "length": 128, "vocab": 4096, "d_k": 32, "layers": 2}
+
+MEASURED = (
+    *_cases("two_layer", TWO_LAYER, batch=1024, io=256),
+    *_cases("two_layer", TWO_LAYER, batch=128, io=1024),
+    *_cases("digits", DIGITS, batch=960, hidden=2048, rows=16, cols=16),
+    *_cases("soybean_mlp", {"data": "gpus:8", "hybrid": "groups:2;gpus:4"}, batch=800, units=1024),
+    *_cases("transformer_lm", TRANSFORMER, batch=32, heads=8, **SMALL),
+    *_cases("moe_lm", {"expert_parallel": None, "hybrid": "rows:4;cols:2"}, batch=32, groups=8, d_ff=1024, **SMALL),
+    *_cases("alexnet", dict.fromkeys(("data", "mixed", "hybrid")), batch=32),
+    *_cases("lenet", {"data": "gpus:8", "hybrid": "rows:4;cols:2"}, batch=1024),
+    *_cases("rnnlm", {"data": "nodes:2;gpus:4", "hybrid": "nodes:2;gpus:4"}, batch=64, units=512, words=4000, length=10),
+)  # fmt: skip
+
+COMPILED = (
+    ("v2:2x2", Case("two_layer", "hybrid", None, (("batch", 8192), ("io", 2048)))),
+    ("v3:2x2", Case("two_layer", "tiled_3d", None, (("batch", 8192), ("io", 2048)))),
+    ("v5e:2x4", Case("two_layer", "data_parallel", None, (("batch", 8192), ("io", 2048)))),
+    (
+        "v2:2x2",
+        Case("digits", "tiled", None, (("batch", 8192), ("hidden", 8192), ("rows", 64), ("cols", 64))),
+    ),
+    ("v2:16x16", Case("transformer_lm", "hybrid")),
+    ("v3:8x16", Case("transformer_lm", "model_parallel")),
+    ("v3:2x2", Case("vgg16", "data")),
+    ("v3:2x2", Case("alexnet", "data")),
+)
+"""Where the TPU compiler compiles them for."""
+
+
+def figures() -> Iterator[Figure]:
+    yield from _measured()
+    yield from _compiled()
+
+
+def predicted(program: Program, hardware: Hardware) -> StepTime:
+    assert program.mesh is not None
+    return step_time(program.function("step"), program.mesh, hardware)
+
+
+# Measured
+
+
+def _measured() -> Iterator[Figure]:
+    hardware = calibration.with_jax("here", DEVICES, calibration.Effort())
+    found = []
+    for case in MEASURED:
+        program = case.lowered()
+        found.append((predicted(program, hardware).seconds, measured(program)))
+        yield Figure(f"{case.name}: measured step", found[-1][1], "s")
+        yield Figure("    predicted over measured", found[-1][0] / found[-1][1], "")
+    yield Figure("steps measured", len(found), "")
+    yield Figure("mean relative error", fmean(abs(p / m - 1) for p, m in found), "")
+    yield Figure(
+        "typical factor between predicted and measured", exp(fmean(abs(log(p / m)) for p, m in found)), ""
+    )
+    apart, wrong = order(found)
+    yield Figure("pairs that are more than 20 per cent apart", apart, "")
+    yield Figure("of these predicted in the wrong order", wrong, "", 0)
+
+
+def measured(program: Program) -> float:
+    """Seconds of a training step on data that is drawn."""
+    module = jax_runtime.load(jax_backend.generate(program))
+    batch = draw_batch(program.function("forward"), 0)[0]
+    held = {
+        "parameters": module.init(0),
+        "state": module.init_state() if hasattr(module, "init_state") else {},
+    }
+    inputs = module.shard(batch, module.INPUTS)
+
+    def step() -> None:
+        outputs, held["parameters"], held["state"] = module.train_step(
+            held["parameters"], held["state"], inputs, 0
+        )
+        outputs["loss"].block_until_ready()
+
+    return median_seconds(step, RUNS)
+
+
+def order(found: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Of (predicted, measured) times: pairs whose measured ones are apart, and those of them that are predicted the wrong way."""
+    apart = [
+        (a, b) for a, b in combinations(sorted(found, key=lambda each: each[1]), 2) if b[1] > APART * a[1]
+    ]
+    return len(apart), sum(a[0] >= b[0] for a, b in apart)
+
+
+# Compiled
+
+
+def _compiled() -> Iterator[Figure]:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles; it has no TPU to run on
+    try:
+        tpu.topology(COMPILED[0][0])
+    except Unavailable as error:
+        print(f"  left out: {error}")
+        return
+    errors = []
+    for topology, case in COMPILED:
+        program, generation = case.lowered(), topology.split(":")[0]
+        cycles = hlo.cycles(tpu.hlo(program, topology, "step"))
+        compiled = cycles / tpu.CLOCKS[generation]
+        computation = predicted(program, named(f"tpu_{generation}", {})).total.compute
+        errors.append(abs(computation / compiled - 1))
+        yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")
+        yield Figure("    predicted computation over the compiler's", computation / compiled, "")
+    yield Figure("largest relative error of the predicted computation", max(errors), "", 0.15)
