@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mtfc.backends.devices import devices
-from mtfc.backends.hlo import collectives
+from mtfc.backends.hlo import collectives, cycles
 
 
 def traffic(count: int, elements: int, bytes: int) -> dict[str, int]:
@@ -198,3 +198,38 @@ def test_loop_of_jax() -> None:
 
     found = compiled(loop, SPLIT, (P("rows"), P("rows")), "float32")
     assert found == {"all_reduce": traffic(4, 16, 64), "all_gather": traffic(4, 16, 64)}
+
+
+def _expected(number: int) -> str:
+    return f'backend_config={{"window_config":{{"estimated_cycles":"{number}"}}}}'
+
+
+COUNTED = f"""\
+%body (x: f32[5]) -> f32[5] {{
+  %x = f32[5]{{0}} parameter(0)
+  %sum = f32[5]{{0}} all-reduce(%x), {PAIRS}, to_apply=%add, {_expected(1000)}
+  ROOT %y = f32[5]{{0}} fusion(%sum), kind=kLoop, calls=%fused, {_expected(7)}
+}}
+
+%until (x: f32[5]) -> pred[] {{
+  %x = s32[] parameter(0)
+  %six = s32[]{{:T(256)}} constant(6)
+  ROOT %lt = pred[] compare(%x, %six), direction=LT
+}}
+
+"""
+
+
+def test_cycles_of_loops_count_once_per_iteration_and_collectives_not_at_all() -> None:
+    instructions = (
+        f"%r = f32[4,8]{{1,0}} convolution(%p, %p), dim_labels=bf_io->bf, {_expected(100)}",
+        "%w = f32[5]{0} while(%r), condition=%until, body=%body",
+        f"%z = f32[4,8]{{1,0}} all-reduce(%p), {PAIRS}, to_apply=%add, {_expected(5)}",
+    )
+    assert cycles(entry(*PARAMETERS, *instructions, before=COUNTED)) == 100 + 6 * 7
+
+
+def test_a_loop_without_a_known_end_is_an_error() -> None:
+    before = COUNTED.replace("compare(%x, %six), direction=LT", "custom-call(%x)")
+    with pytest.raises(ValueError, match="how often"):
+        cycles(entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%until, body=%body", before=before))

@@ -11,7 +11,7 @@ from mtfc.frontend.check import check
 from tests.frontend.test_functions import DIMS
 from tests.frontend.test_functions import codes as codes_of
 from tests.frontend.test_functions import program as elaborated
-from tests.harness import generic_data, reference
+from tests.harness import differentiated, generic_data, reference
 
 LOOPS = """dim layers = 2; dim one = 1; dim time = length
 fn dense[d_in, d_out](x: [..., d_in]) -> [..., d_out] {
@@ -269,6 +269,32 @@ def test_random_numbers_depend_on_the_step_and_on_all_iterations_around() -> Non
     assert all(eqn.span for eqn in forward.body), "what a draw depends on stands at its line"
     layers = outer.attrs["dim"]
     assert found == [("invariant", "step_number", None), ("sliced", "range", layers)]
+
+
+def test_windows_are_made_again_for_the_gradient() -> None:
+    """What a loop keeps of a convolution is its input: its windows would take as many times that as they have elements."""
+    forward = differentiated(
+        program("""
+    dim taps = 3
+    model net(x: [batch, length, io]) {
+      repeat layers {
+        param f: [taps, io, made] = normal()
+        w = window(x, length -> [length, taps], padding = (1, 1))
+        x = tanh(rename(einsum(w, f -> [batch, length, made]), made -> io))
+      }
+      loss = mean(square(x))
+      return loss
+    }
+    dim made = io
+    train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+    """),
+        "step",
+    ).function("step")
+    first, second = (eqn for eqn in forward.body if eqn.regions)
+    kept = [value.type.names for value in first.results]
+    assert any("length" in names for names in kept)
+    assert not any("taps" in names for names in kept)
+    assert "window" in {eqn.op for eqn in region_of(second).body}
 
 
 def _argument(eqn: Equation, value: Value) -> tuple[str, Value]:
