@@ -1,6 +1,6 @@
 """What is predicted beside what is measured.
 
-- Training steps on eight virtual CPU devices, which `mtfc calibrate` measures before, beside `mtfc simulate`: the relative error of
+- Training steps on eight virtual CPU devices, which `mtfc calibrate` measures first, beside `mtfc simulate`: the error of
   each, and whether of any two whose measured times are more than 20 per cent apart the right one is predicted to be faster.
 - The cycles of computation that the TPU compiler expects for whole training steps, beside the computation that `simulate`
   predicts from the data sheet. This needs libtpu, and no TPU.

@@ -57,11 +57,14 @@ class Device:
     bandwidth: Rate
     overhead: float = 0.0
 
+    def rated(self, dtype: str) -> str:
+        """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""
+        given = [each for each in (dtype, "f32") if each in self.flops]
+        return given[0] if given else min(self.flops, key=lambda each: self.flops[each].peak)
+
     def rate(self, dtype: str) -> Rate:
-        """FLOP/s of a dtype; of one that is not given, as in f32, or else as in the slowest that is."""
-        return (
-            self.flops.get(dtype) or self.flops.get("f32") or min(self.flops.values(), key=lambda r: r.peak)
-        )
+        """FLOP/s of a dtype."""
+        return self.flops[self.rated(dtype)]
 
 
 @attrs.frozen

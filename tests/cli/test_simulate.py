@@ -47,6 +47,15 @@ def test_text(mtfc: Mtfc) -> None:
     assert "einsum(x, w -> [batch, classes]) + bias" in out
 
 
+def test_a_dtype_without_a_rate_is_told(mtfc: Mtfc, folder: Path) -> None:
+    assert "rate of" not in mtfc("simulate", "model.mtf", "--target", "v100").out
+    (folder / "box.mtf").write_text(BOX.replace("f32", "f16"))
+    assert (
+        "f32 at the rate of f16: box has none of its own"
+        in mtfc("simulate", "model.mtf", "--target", "box.mtf").out
+    )
+
+
 def test_a_file_without_training_is_timed_forward(mtfc: Mtfc, folder: Path) -> None:
     text = (folder / "model.mtf").read_text()
     (folder / "model.mtf").write_text(text.partition("train ")[0])

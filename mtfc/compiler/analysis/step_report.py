@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.analysis.cost import LayoutCost
 from mtfc.compiler.analysis.report import heading, whole
@@ -33,12 +33,19 @@ def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
     held, room = bytes_text(whole(cost.memory.total)), bytes_text(int(hardware.device.memory))
     rows = [
         ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
-        ["computation", seconds_text(total.compute), ""],
+        ["computation", seconds_text(total.compute), ", ".join(_replaced(step.dtypes, hardware))],
         ["communication", seconds_text(total.communication), f"links in use: {links}" if links else ""],
         ["  exposed", seconds_text(total.exposed), "computation waits for it"],
         ["memory", held, f"of {room}" if fits(cost, hardware) else f"does NOT fit in {room}"],
     ]
     return aligned(rows, right={1})
+
+
+def _replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
+    """The dtypes that the machine has no rate for."""
+    for dtype in sorted(dtypes):
+        if (rated := hardware.device.rated(dtype)) != dtype:
+            yield f"{dtype} at the rate of {rated}: {hardware.name} has none of its own"
 
 
 def _by_line(cost: LayoutCost, step: StepTime, sources: Mapping[str, str]) -> list[str]:

@@ -82,13 +82,14 @@ class Event:
 class StepTime:
     """Seconds of one execution of a function, where they go by source line, and what happens when.
 
-    busy: what each lane needs. ideal: what the FLOPs would take at the device's peak rates.
+    busy: what each lane needs. ideal: what the FLOPs would take at the device's peak rates. dtypes: of products.
     """
 
     seconds: float
     lines: Lines
     busy: Mapping[str, float]
     ideal: float
+    dtypes: frozenset[str]
     events: tuple[Event, ...]
 
     @property
@@ -114,6 +115,12 @@ class _Item:
     lines: Lines
     ideal: float = 0.0
     inside: StepTime | None = None
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        if self.inside is not None:
+            return self.inside.dtypes
+        return frozenset({self.eqn.operands[0].type.dtype}) if self.eqn.op == "einsum" else frozenset()
 
     @property
     def communicates(self) -> bool:
@@ -193,7 +200,8 @@ def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> St
     events = [
         event for id, slot in timeline.items() for event in _events(items[id[0]], graph.tasks[id], slot.start)
     ]
-    return StepTime(end, lines, busy, sum(item.ideal for item in items), tuple(events))
+    dtypes = frozenset[str]().union(*(item.dtypes for item in items))
+    return StepTime(end, lines, busy, sum(item.ideal for item in items), dtypes, tuple(events))
 
 
 def _add(lines: dict[Span | None, Seconds], more: Lines) -> None:
