@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from mtfc.compiler.analysis.liveness import Buffer, buffers, peak
+from mtfc.compiler.analysis.liveness import Buffer, buffers, peak, unstored
 from mtfc.compiler.analysis.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Role, Value
@@ -113,6 +113,10 @@ def _bytes(values: Iterable[Value], scale: Scale) -> Amount:
 def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
     """(line, bytes) of each value that is kept: see `Memory`."""
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
+    for value, read in reversed(unstored(function).items()):
+        if value in needed:
+            needed.remove(value)
+            needed.update(read)
     for argument in function.arguments:
         if argument.role in ("parameter", "state") or argument.value in needed:
             yield argument.span, bytes_of(argument.value.type, scale)

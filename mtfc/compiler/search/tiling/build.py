@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.liveness import takes_over
+from mtfc.compiler.analysis.liveness import takes_over, unstored
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops
@@ -76,6 +76,7 @@ class NetworkBuilder:
     uses: dict[Value, list[_Use]] = attrs.field(factory=dict)
     makers: dict[Value, Equation] = attrs.field(factory=dict)
     free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
+    unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict)
     clock: int = 0
 
     def network(self, function: Function) -> Network:
@@ -130,6 +131,10 @@ class NetworkBuilder:
             self.edges.append(Edge(first, second, costs))
 
     def _kept(self, value: Value, until: int) -> None:
+        """What is not stored is read in others."""
+        for source in self.unstored.get(value, ()):
+            if source in self.sources:
+                self._kept(source, until)
         node = self.nodes[self.sources[value].node]
         node.death = max(node.death, until)
 
@@ -137,6 +142,7 @@ class NetworkBuilder:
 
     def _body(self, function: Function, times: int) -> None:
         replaced = {output.value for output in function.outputs if output.updates is not None}
+        self.unstored |= unstored(function)
         for eqn in function.body:
             self.clock += 1
             if eqn.regions:
@@ -155,7 +161,7 @@ class NetworkBuilder:
         made = [each.made(rule, own, self.mesh) for each, own in zip(options, placed, strict=True)]
         held = np.zeros(len(options))
         for i, value in enumerate(eqn.results):
-            held += 0 if value in replaced else self._bytes(types[i] for types in made)
+            held += 0 if value in replaced or value in self.unstored else self._bytes(types[i] for types in made)
         node = self._node(eqn, options, held)
         costs = [self.work(own, each) for each, own in zip(options, placed, strict=True)]
         self.nodes[node].costs = np.array(costs, np.float64) * times
