@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mtfc.backends import jax_kernels
 from mtfc.backends.devices import devices, import_jax
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 
@@ -28,17 +29,21 @@ Point = tuple[float, float]
 """The size of something, and the seconds that it takes."""
 
 RUNS = 3
+NOTABLY = 1.25
+"""An op whose time is that of its bytes times less than this has no rate of its own."""
+
 LEAST_REPETITIONS = 4
 MOST_REPETITIONS = 1 << 20
 
 
 @attrs.frozen
 class Effort:
-    """What is measured: sides of square matrices, bytes of arrays, and seconds that one run should take."""
+    """What is measured: sides of square matrices, bytes of arrays, elements for single ops, and seconds that one run takes."""
 
     sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27)
     messages: tuple[int, ...] = (1 << 6, 1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
+    elements: int = 1 << 20
     seconds: float = 0.1
 
     def each(self, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
@@ -51,7 +56,7 @@ class Effort:
         return found
 
 
-QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 0.01)
+QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 1 << 12, 0.01)
 
 
 def seconds_each(loop: Loop, effort: Effort) -> float:
@@ -155,7 +160,8 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     dtypes = ("f32", "bf16") if found[0].platform == "cpu" else ("f32", "bf16", "f16")
     flops = {dtype: box.products(dtype, effort) for dtype in dtypes}
     bandwidth = rising(effort.each(effort.sizes, lambda size: box.sum(size, effort)))
-    device = Device(flops, box.memory(), bandwidth, box.overhead(effort))
+    ops = box.ops(bandwidth, effort)
+    device = Device(flops, box.memory(), bandwidth, box.overhead(effort), ops)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
         times = effort.each(effort.messages, lambda size: box.all_reduce(size, effort))
@@ -164,6 +170,10 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
 
 
 JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+def _of_result(op: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda one, result: op(result)
 
 
 @attrs.frozen
@@ -204,6 +214,19 @@ class _Devices:
         return self._seconds(
             lambda one, result: 0.5 * (one @ result), jnp.ones((4, 4), "float32") / 4, effort
         )
+
+    def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
+        """Elements/s of the ops that take notably longer than reading and writing their bytes."""
+        import jax.numpy as jnp
+
+        size = 8 * effort.elements
+        start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
+        found = {}
+        for name, op in jax_kernels.KERNELS.items():
+            rate = effort.elements / self._seconds(_of_result(op), start, effort)
+            if rate < effort.elements / (NOTABLY * size / bandwidth.at(size)):
+                found[name] = rate
+        return found
 
     def all_reduce(self, size: int, effort: Effort) -> Point:
         import jax

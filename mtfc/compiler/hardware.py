@@ -17,6 +17,8 @@ import attrs
 
 Kind = Literal["switch", "ring", "torus"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus")
+POOLING = ("pool", "unpool")
+"""Kernels that are several ops: a reduction of windows, and its gradient."""
 
 
 @attrs.frozen
@@ -50,12 +52,16 @@ class Rate:
 class Device:
     """One processor: FLOP/s by dtype and by the FLOPs of one kernel, memory in bytes, its bandwidth in bytes/s by the bytes that
     one kernel reads and writes, and the seconds that starting a kernel costs.
+
+    ops: of those that take longer than their bytes, elements/s of the largest array that they read or write, by the names of ops
+    and of `POOLING`.
     """
 
     flops: Mapping[str, Rate]
     memory: float
     bandwidth: Rate
     overhead: float = 0.0
+    ops: Mapping[str, float] = attrs.field(factory=dict)
 
     def rated(self, dtype: str) -> str:
         """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""

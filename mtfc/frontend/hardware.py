@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.hardware import KINDS, Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.hardware import KINDS, POOLING, Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.ir.ops import OPS
 from mtfc.frontend import ast
 from mtfc.frontend.constants import number
 from mtfc.frontend.scope import Scope, listing
@@ -194,17 +195,42 @@ def _point(entry: ast.Figure, scope: Scope) -> tuple[float, float] | None:
 
 
 def _flops(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
+    return _table(
+        figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", scope.dtype, _rate, scope
+    )
+
+
+def _ops(figure: ast.Figure, scope: Scope) -> dict[str, float] | None:
+    known = (*OPS, *POOLING)
+
+    def is_known(name: ast.Name) -> bool:
+        if name.text not in known:
+            scope.unknown(
+                "E012",
+                f"no op is called `{name.text}`",
+                name,
+                known,
+                "see the table of ops in the language's manual",
+            )
+        return name.text in known
+
+    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
+
+
+def _table(
+    figure: ast.Figure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
+) -> dict[str, Any] | None:
+    """Entries whose keys are names of something."""
     if not isinstance(figure.value, ast.Figures) or not figure.value.entries:
-        _wrong(figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", scope)
+        _wrong(figure, expected, scope)
         return None
     places: dict[str, Span] = {}
-    found: dict[str, Rate | None] = {}
+    found: dict[str, Any] = {}
     for entry in figure.value.entries:
         name = ast.Name(entry.key.span, _key(entry))
         is_new = scope.declare("entry", name, places)
-        found[name.text] = _rate(entry, scope) if is_new and scope.dtype(name) else None
-    rates = {dtype: rate for dtype, rate in found.items() if rate is not None}
-    return rates if len(rates) == len(found) else None
+        found[name.text] = read(entry, scope) if is_new and is_key(name) else None
+    return None if None in found.values() else found
 
 
 DEVICE: Mapping[str, Read] = {
@@ -212,6 +238,7 @@ DEVICE: Mapping[str, Read] = {
     "memory": _positive,
     "bandwidth": _rate,
     "overhead": _not_negative,
+    "ops": _ops,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,

@@ -12,11 +12,13 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
     """A file in canonical form that declares the hardware, figures rounded to four digits."""
     device = hardware.device
     flops = "".join(f"{dtype}: {_rate(rate)}\n" for dtype, rate in device.flops.items())
+    ops = "".join(f"{name}: {_number(rate)}\n" for name, rate in device.ops.items())
     lines = [
         *(f"# {line}".rstrip() for line in comment.splitlines()),
         f"hardware {hardware.name} = {{",
         f"device: {{\nflops: {{\n{flops}}}\nmemory: {_number(device.memory)}",
-        f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}\n}}",
+        f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
+        f"ops: {{\n{ops}}}\n}}" if ops else "}",
         *map(_link, hardware.links),
         "}",
     ]

@@ -6,13 +6,13 @@ them, and are stored only where something else than fused equations and reductio
 gives them away. A product and the `fold` that adds up what it makes are one kernel, the transpose of a convolution.
 
 An equation moves the bytes of stored operands and, where it is stored itself, of its results; each stored one is a kernel, which
-costs the device's overhead and reads an array once, however many of its equations need it. The roofline is a bound from below for
-a kernel, and a sum of them one from above for kernels that overlap, which on one device they rarely do.
+costs the device's overhead. The roofline is a bound from below for a kernel, and a sum of them one from above for kernels that
+overlap, which on one device they rarely do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -48,14 +48,23 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if _storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
     size = memory.moved(eqn)
-    return Work(flops, size, kernel_seconds(eqn, flops, size, memory.is_stored(eqn), device))
+    return Work(flops, size, kernel_seconds(eqn, flops, size, largest(eqn, memory.mesh), memory, device))
 
 
-def kernel_seconds(eqn: Equation, flops: int, size: int, is_stored: bool, device: Device) -> float:
-    """Seconds of so many FLOPs on so many bytes."""
+def largest(eqn: Equation, mesh: Mesh) -> int:
+    """Elements of the largest array that a placed equation reads or writes."""
+    return max(value.type.local_size(mesh) for value in (*eqn.operands, *eqn.results))
+
+
+def kernel_seconds(
+    eqn: Equation, flops: int, size: int, elements: int, memory: Memory, device: Device
+) -> float:
+    """Seconds of so many FLOPs on so many bytes, and elements of the largest array."""
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     seconds = max(flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size))
-    return seconds + (device.overhead if is_stored else 0.0)
+    if rate := device.ops.get(memory.kernel(eqn)):
+        seconds = max(seconds, elements / rate)
+    return seconds + (device.overhead if memory.is_stored(eqn) else 0.0)
 
 
 def _storage(eqn: Equation) -> Storage:
@@ -69,42 +78,29 @@ class Memory:
     def __init__(self, function: Function, mesh: Mesh) -> None:
         self.mesh = mesh
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
-        self.stored = _stored(function, self.makers) - folded(function.body)
-        self.reads = dict(self._reads(function))
+        self.folded = folded(function.body)
+        self.stored = _stored(function, self.makers) - self.folded
 
     def is_stored(self, eqn: Equation) -> bool:
         return any(value in self.stored for value in eqn.results)
 
+    def kernel(self, eqn: Equation) -> str:
+        """The op, or what it is together with others (`hardware.POOLING`)."""
+        source = self.makers.get(eqn.operands[0]) if eqn.operands else None
+        if eqn.op == "fold":
+            return "fold" if eqn.operands[0] in self.folded else "unpool"
+        while source is not None and _storage(source) == "view" and source.op != "window":
+            source = self.makers.get(source.operands[0])
+        is_pooling = _storage(eqn) == "reduced" and source is not None and source.op == "window"
+        return "pool" if is_pooling else eqn.op
+
     def moved(self, eqn: Equation) -> int:
         """Bytes that an equation reads and writes."""
         written = sum(value.type.local_bytes(self.mesh) for value in eqn.results if value in self.stored)
-        read = {value: self.read(value) for value in self.reads[eqn.results[0]]}
+        read = [self.read(value) for value in dict.fromkeys(eqn.operands)]
         if _storage(eqn) == "lookup":
-            (table, *_) = eqn.operands
-            read[table] = min(read.get(table, 0), eqn.result.type.local_bytes(self.mesh))
-        return written + sum(read.values())
-
-    def _reads(self, function: Function) -> Iterator[tuple[Value, tuple[Value, ...]]]:
-        """First results of equations, and what they read: of a kernel's equations, the first to need an array does."""
-        kernels = self._kernels(function)
-        known: set[tuple[Equation, Value]] = set()
-        for eqn in function.body:
-            arrays = {
-                value: (kernels[eqn], self.views(value)[-1]) for value in eqn.operands if self.views(value)
-            }
-            yield eqn.results[0], tuple(value for value, array in arrays.items() if array not in known)
-            known.update(arrays.values())
-
-    def _kernels(self, function: Function) -> dict[Equation, Equation]:
-        """The equation whose result the kernel stores that an equation is part of; where there are several, the first."""
-        users: dict[Value, Equation] = {}
-        found: dict[Equation, Equation] = {}
-        for eqn in reversed(function.body):
-            users |= dict.fromkeys(eqn.operands, eqn)
-            user = None if self.is_stored(eqn) else next((users[v] for v in eqn.results if v in users), None)
-            is_part = user is not None and _storage(eqn) in ("view", "fused")
-            found[eqn] = found[user] if is_part and user is not None else eqn
-        return found
+            read[0] = min(read[0], eqn.result.type.local_bytes(self.mesh))
+        return written + sum(read)
 
     def read(self, value: Value) -> int:
         """Bytes that come from memory where a value is read."""

@@ -161,7 +161,9 @@ class NetworkBuilder:
         made = [each.made(rule, own, self.mesh) for each, own in zip(options, placed, strict=True)]
         held = np.zeros(len(options))
         for i, value in enumerate(eqn.results):
-            held += 0 if value in replaced or value in self.unstored else self._bytes(types[i] for types in made)
+            held += (
+                0 if value in replaced or value in self.unstored else self._bytes(types[i] for types in made)
+            )
         node = self._node(eqn, options, held)
         costs = [self.work(own, each) for each, own in zip(options, placed, strict=True)]
         self.nodes[node].costs = np.array(costs, np.float64) * times

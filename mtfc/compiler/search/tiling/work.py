@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, kernel_seconds
+from mtfc.compiler.analysis.roofline import Memory, kernel_seconds, largest
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
@@ -38,9 +38,10 @@ class Roofline:
         """Of one execution; the equation has the strategy's layout."""
         if OPS[eqn.op].storage in ("view", "made"):
             return 0.0
-        flops = OPS[eqn.op].flops(self._placed(eqn, strategy), Numbers(self.mesh))
-        is_stored = self.memories[eqn.results[0]].is_stored(eqn)
-        return kernel_seconds(eqn, flops, self._moved(eqn, strategy), is_stored, self.device)
+        placed, memory = self._placed(eqn, strategy), self.memories[eqn.results[0]]
+        flops = OPS[eqn.op].flops(placed, Numbers(self.mesh))
+        elements = largest(placed, self.mesh)
+        return kernel_seconds(eqn, flops, self._moved(eqn, strategy), elements, memory, self.device)
 
     def _placed(self, eqn: Equation, strategy: Strategy) -> Equation:
         """FLOP rules look at the types of operands and results."""
@@ -60,11 +61,10 @@ class Roofline:
         pairs = zip(eqn.results, made, strict=True)
         written = sum(type.local_bytes(self.mesh) for value, type in pairs if value in memory.stored)
         needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
-        read = {value: self._read(memory, value, needed[value]) for value in memory.reads[eqn.results[0]]}
+        read = [self._read(memory, value, type) for value, type in needed.items()]
         if OPS[eqn.op].storage == "lookup":
-            (table, *_) = eqn.operands
-            read[table] = min(read.get(table, 0), made[0].local_bytes(self.mesh))
-        return written + sum(read.values())
+            read[0] = min(read[0], made[0].local_bytes(self.mesh))
+        return written + sum(read)
 
     def _read(self, memory: Memory, value: Value, type: TensorType) -> int:
         """Bytes that come from memory where a value is read that is placed so, or what it is a view of."""

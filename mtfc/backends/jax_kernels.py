@@ -1,0 +1,124 @@
+"""Single ops for `calibrate` to measure, as the JAX backend writes them.
+
+Each is a function from an array of numbers between 0 and 1 to one of the same size, so that they can be chained. What makes the
+result of an op as large as its operand costs little beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+ROW = 64
+"""Elements of a row, of a table or of what is reduced."""
+
+
+def _elementwise(name: str) -> Callable[[Any], Any]:
+    def kernel(x: Any) -> Any:
+        import jax
+
+        return 0.5 * getattr(jax.numpy, name)(x)
+
+    return kernel
+
+
+def _rows(x: Any) -> tuple[Any, Any]:
+    """The array as a table, and a row number for each of its rows."""
+    table = x.reshape(-1, ROW)
+    return table, (table[:, 0] * (len(table) - 1)).astype("int32")
+
+
+def _gather(x: Any) -> Any:
+    table, ids = _rows(x)
+    return table[ids].reshape(-1)
+
+
+def _scatter_add(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    table, ids = _rows(x)
+    return 0.001 * jnp.zeros_like(table).at[ids].add(table).reshape(-1) + 0.1
+
+
+def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reduction of each row, and what it gives beside each element."""
+
+    def kernel(x: Any) -> Any:
+        import jax.numpy as jnp
+
+        table = x.reshape(-1, ROW)
+        return (0.01 * jnp.broadcast_to(function(table)[:, None], table.shape) + 0.1).reshape(-1)
+
+    return kernel
+
+
+def _sum(table: Any) -> Any:
+    return table.sum(axis=1)
+
+
+def _max(table: Any) -> Any:
+    return table.max(axis=1)
+
+
+def _top_k(table: Any) -> Any:
+    import jax
+
+    return jax.lax.top_k(table, 4)[0][:, 3]
+
+
+def _cumsum(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    return 0.01 * jnp.cumsum(x.reshape(-1, ROW), axis=1).reshape(-1)
+
+
+def _random(name: str) -> Callable[[Any], Any]:
+    def kernel(x: Any) -> Any:
+        import jax
+
+        key = jax.random.key((x[0] * 1000).astype("int32"))
+        return getattr(jax.random, name)(key, x.shape, x.dtype)
+
+    return kernel
+
+
+def _pooled(image: Any) -> Any:
+    """Maxima of 2 x 2 neighbours."""
+    import jax
+
+    return jax.lax.reduce_window(image, -jax.numpy.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def _image(x: Any) -> Any:
+    return x.reshape(-1, 8, 8, 16)
+
+
+def _pool(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.tile(_pooled(_image(x)).reshape(-1), 4)
+
+
+def _unpool(x: Any) -> Any:
+    import jax
+
+    return 0.9 * jax.grad(lambda image: _pooled(image).sum())(_image(x)).reshape(-1) * x
+
+
+KERNELS: dict[str, Callable[[Any], Any]] = {
+    "exp": _elementwise("exp"),
+    "log": lambda x: 0.1 - 0.1 * _elementwise("log")(x + 0.1),
+    "tanh": _elementwise("tanh"),
+    "sum": _reduced(_sum),
+    "max": _reduced(_max),
+    "cumsum": _cumsum,
+    "top_k": _reduced(_top_k),
+    "gather": _gather,
+    "scatter_add": _scatter_add,
+    "bernoulli": _random("uniform"),
+    "uniform": _random("uniform"),
+    "normal": _random("normal"),
+    "pool": _pool,
+    "unpool": _unpool,
+}
+"""By the names that `hardware` declarations have for them."""
