@@ -34,7 +34,7 @@ from mtfc.frontend.targets import named
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LEAST = 10.0
 RUNS = 15
-OPTIMUM = 120.0
+OPTIMUM, PROOF = 120.0, 30.0
 
 
 @attrs.frozen
@@ -72,9 +72,10 @@ def figures() -> Iterator[Figure]:
             for cluster in CLUSTERS:
                 if wanted <= {network, str(row.gpus), cluster}:
                     yield from _searched(program, network, row, cluster)
-    if wanted <= {"optimum"}:
-        yield from _optimum("lenet", {})
-        yield from _optimum("rnnlm", {"length": 2})
+    for cluster in CLUSTERS:
+        if wanted <= {"optimum", cluster}:
+            yield from _optimum("lenet", {}, cluster)
+            yield from _optimum("rnnlm", {"length": 2}, cluster)
 
 
 def prepared(network: str, dims: dict[str, int] | None = None) -> Program:
@@ -125,13 +126,14 @@ def _timed(space: SoapSpace, work: Callable[[], Evaluated]) -> tuple[Evaluated, 
     return work(), time.perf_counter() - begin
 
 
-def _optimum(network: str, dims: dict[str, int]) -> Iterator[Figure]:
+def _optimum(network: str, dims: dict[str, int], cluster: str) -> Iterator[Figure]:
     """Section 8.4: on 4 devices; what the search finds over the best there is."""
-    space = soap_space(prepared(network, dims), named("p100_cluster", {}), 4)
+    space = soap_space(prepared(network, dims), named(f"{cluster}_cluster", {}), 4)
     found = soap_search(space, Budget(30.0, 1000)).best
     begin = time.perf_counter()
-    proven = best_strategy(space.evaluator, space.choices, space.data_parallel(), begin + OPTIMUM)
+    proven = best_strategy(space.evaluator, space.choices, found, begin + OPTIMUM)
     seconds = time.perf_counter() - begin
     what = "the best of all" if proven.is_optimal else f"the best in {OPTIMUM:.0f} s, unproven"
-    yield Figure(f"{network}, 4 p100: found over {what}", found.seconds / proven.best.seconds, "x", 1.0)
-    yield Figure(f"{network}, 4 p100: exhaustive search, {proven.visited} beginnings", seconds, "s")
+    yield Figure(f"{network}, 4 {cluster}: found over {what}", found.seconds / proven.best.seconds, "x", 1.0)
+    looked = f"{proven.strategies:.1e} strategies, {proven.simulated} simulated"
+    yield Figure(f"{network}, 4 {cluster}: exhaustive search, {looked}", seconds, "s", PROOF)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
+from time import monotonic
 
 from mtfc.compiler.search.found import Progress, silent
 
+OFTEN = 0.1
+"""Seconds from one line to the next, at least."""
 
-def reporter(number: str) -> Progress:
-    """Writes figures in the format `number`, `.4g` for example."""
+
+def reporter(number: str, until: float) -> Progress:
+    """Writes figures in the format `number`, `.4g` for example, and how many seconds are left `until` a time of `monotonic`."""
     if not sys.stderr.isatty():
         return silent
+    written = 0.0
 
     def report(doing: str, best: float | None, bound: float | None) -> None:
+        nonlocal written
+        now = monotonic()
+        if now - written < OFTEN:
+            return
+        written = now
         figures = (("best", best), ("at least", bound))
         known = [f"{name} {each:{number}}" for name, each in figures if each is not None]
-        _write(", ".join([doing, *known]))
+        _write(", ".join([doing, *known, f"{max(until - now, 0.0):.0f} s left"]))
 
     return report
 

@@ -34,6 +34,7 @@ examples:
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  what this rule would cost, and through which lines
 
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
+  mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
 
 OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or with the placement `found`,
 which `mtfc verify OUT.mtf` runs.
@@ -75,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget", type=seconds, default=60.0, metavar="SECONDS", help="when to stop (default: 60)"
+    )
+    parser.add_argument(
+        "--exhaustive",
+        action="store_true",
+        help="until what is found is proven to be the best of all, on few devices; with --space soap",
     )
     parser.add_argument(
         "--why-not",
@@ -180,6 +186,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
     if options.export and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
+    if options.exhaustive and options.space != "soap":
+        raise UsageError("--exhaustive takes --space soap: the other spaces are searched so anyway")
     started = monotonic()
     file = sources.read(options.file)
     choice = Choice(options.model, None, options.mesh, options.dims)
@@ -194,7 +202,7 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
     hardware = _hardware(options, selection, sources)
     meshes = _meshes(options, selection, hardware)
     if options.space == "soap":
-        return _placed(options, sources.texts[file], selection, hardware, meshes[0].devices)
+        return _placed(options, sources.texts[file], selection, hardware, meshes[0].devices, started)
     request = _request(options, selection, hardware, meshes, started)
     found = SPACES[options.space].search(request)
     if options.export:
@@ -222,7 +230,7 @@ def _request(
         options.objective,
         options.storage,
         started + options.budget,
-        reporter(".4g"),
+        reporter(".4g", started + options.budget),
     )
 
 
@@ -262,14 +270,22 @@ def _shown(options: argparse.Namespace, result: Result, file: str, choice: Choic
 
 
 def _placed(
-    options: argparse.Namespace, text: str, selection: Selection, hardware: Hardware, devices: int
+    options: argparse.Namespace,
+    text: str,
+    selection: Selection,
+    hardware: Hardware,
+    devices: int,
+    started: float,
 ) -> int:
     """The `soap` space, in which there are no layouts."""
     from mtfc.cli import search_soap
 
     if options.objective != "time" or options.why_not:
         raise UsageError("the space `soap` has no --objective but time, and no --why-not")
-    found = search_soap.search(selection, hardware, devices, options.budget)
+    until = started + options.budget
+    progress = reporter(".4g", until)
+    found = search_soap.search(selection, hardware, devices, until, options.exhaustive, progress)
+    clear()
     if options.output:
         write_text(options.output, search_soap.inserted(text, found))
     if options.format == "json":

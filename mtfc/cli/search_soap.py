@@ -10,18 +10,21 @@ import attrs
 from mtfc.cli.search_result import free_name
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.analysis.table import aligned
+from mtfc.compiler.analysis.table import aligned, wrapped
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.pipelines import run, simplification
+from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.mcmc import Budget
-from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, soap_search, soap_space
+from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, proven, soap_search, soap_space
 from mtfc.frontend import ast
 from mtfc.frontend.parser import parse
 from mtfc.frontend.placements import DeclaredPlacement, placement_text, strategy
 
+BEFORE_PROOF = 0.1
+"""Of the time, before an exhaustive search begins."""
 MOST_SHOWN = 20
 """Placements of more operators are written to a file, and not shown."""
 
@@ -40,12 +43,25 @@ class Placed:
         return placement_text(name, self.space.devices, self.space.graph, self.result.best.strategy)
 
 
-def search(selection: Selection, hardware: Hardware, devices: int, budget: float) -> Placed:
-    """Raises `NothingFits`, and `CompileError` where a declared placement is wrong."""
+def search(
+    selection: Selection,
+    hardware: Hardware,
+    devices: int,
+    until: float,
+    exhaustive: bool = False,
+    progress: Progress = silent,
+) -> Placed:
+    """Until a time of `monotonic`; where all strategies are to be looked at, most of the time is for that.
+
+    Raises `NothingFits`, and `CompileError` where a declared placement is wrong.
+    """
     started = monotonic()
     space = soap_space(run(selection.program, simplification()), hardware, devices)
     declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
-    result = soap_search(space, Budget(budget))
+    budget = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
+    result = soap_search(space, Budget(budget), progress=progress)
+    if exhaustive:
+        result = proven(space, result, until - monotonic(), progress)
     return Placed(selection, space, result, declared, monotonic() - started)
 
 
@@ -54,16 +70,17 @@ def _declared(placement: DeclaredPlacement, space: SoapSpace) -> Evaluated:
 
 
 def record(placed: Placed) -> dict[str, Any]:
-    """The record that language.md has. No bound is known; the layout is a placement."""
+    """The record that language.md has; the layout is a placement."""
     best, others = placed.result.best, {**placed.result.baselines, **placed.declared}
     return {
         "space": "soap",
         "target": placed.space.hardware.name,
         "devices": placed.space.devices,
         "objective_seconds": best.seconds,
-        "lower_bound_seconds": None,
-        "optimal": False,
+        "lower_bound_seconds": placed.result.lower_bound,
+        "optimal": placed.result.is_optimal,
         "locally_optimal": placed.result.locally_optimal,
+        "strategies": placed.space.strategies,
         "evaluated": placed.result.evaluated,
         "search_seconds": round(placed.seconds, 3),
         "mesh": {},
@@ -81,13 +98,25 @@ def report(placed: Placed) -> str:
     for name, each in {"found": best, **placed.result.baselines, **placed.declared}.items():
         size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
         rows.append([name, seconds_text(each.seconds), *size, f"{each.seconds / best.seconds:.2f}"])
-    ended = (
-        "no other configuration of one operator is better" if placed.result.locally_optimal else "time is up"
-    )
     shown = placed.text() if len(space.graph.operators) <= MOST_SHOWN else ""
     lines = [f"  {line}" for line in shown.splitlines()]
-    tried = f"  {placed.result.evaluated} strategies of {len(space.graph.operators)} operators were simulated; {ended}."
-    return "\n".join([heading, *lines, "", tried, "", *aligned(rows, right=range(1, 5))])
+    found = wrapped(_proof(placed).split(), 2)
+    return "\n".join([heading, *lines, "", *found, "", *aligned(rows, right=range(1, 5))])
+
+
+def _proof(placed: Placed) -> str:
+    """How good it is known to be."""
+    result, operators = placed.result, len(placed.space.graph.operators)
+    tried = f"{result.evaluated} were simulated."
+    if result.is_optimal:
+        return (
+            f"Proven the best of {placed.space.strategies:.3g} strategies of {operators} operators: {tried}"
+        )
+    local = "No other configuration of a single operator is better."
+    at_most = f"{result.best.seconds / result.lower_bound:.2f} times the best of all"
+    bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
+    ended = local if result.locally_optimal else "The time was up before that was a local optimum."
+    return f"{ended} {bound}. Of {placed.space.strategies:.3g} strategies of {operators} operators {tried}"
 
 
 def inserted(text: str, placed: Placed) -> str:

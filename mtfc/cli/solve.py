@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     started = monotonic()
     try:
-        solution = solve(read(content), deadline, reporter(","))
+        solution = solve(read(content), deadline, reporter(",", deadline))
     except Malformed as error:
         return _failed(f"{known_as(options.file)}: {error}")
     except Infeasible as error:

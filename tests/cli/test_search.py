@@ -129,13 +129,23 @@ PLACED = ("--space", "soap", "--target", "p100_cluster", "--devices", "2", "--bu
 def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
     out = str(tmp_path / "placed.mtf")
     found = mtfc("search", "model.mtf", *PLACED, "-o", out, "--format", "json").json
-    assert (found["space"], found["devices"], found["lower_bound_seconds"]) == ("soap", 2, None)
-    assert found["objective_seconds"] <= min(found["baselines"].values())
+    assert (found["space"], found["devices"], found["optimal"]) == ("soap", 2, False)
+    assert 0 < found["lower_bound_seconds"] < found["objective_seconds"] <= min(found["baselines"].values())
     assert found["layout"] in Path(out).read_text("utf-8")
     assert mtfc("verify", out, "--backend", "numpy").status == 0
     again = mtfc("search", out, *PLACED, "-o", out)
     assert "placement found_2" in Path(out).read_text("utf-8")
     assert "  found " in again.out and "data_parallel" in again.out
+
+
+def test_placements_are_proven_to_be_the_best(mtfc: Mtfc) -> None:
+    found = mtfc("search", "model.mtf", *PLACED[:-1], "20", "--exhaustive", "--format", "json").json
+    assert found["optimal"] and found["locally_optimal"]
+    assert found["lower_bound_seconds"] == found["objective_seconds"]
+    run = mtfc("search", "model.mtf", *PLACED[:-1], "20", "--exhaustive")
+    assert f"Proven the best of {found['strategies']:.3g} strategies" in run.out
+    refused = mtfc("search", "model.mtf", "--exhaustive")
+    assert refused.status == 2 and "--exhaustive takes --space soap" in refused.err
 
 
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:

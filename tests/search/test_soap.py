@@ -17,6 +17,7 @@ from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.known import random_strategy
 from mtfc.compiler.search.soap.links import links
+from mtfc.compiler.search.soap.lower_bound import lower_bound
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
 from mtfc.frontend.targets import named
@@ -31,12 +32,12 @@ def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> SoapSp
 def as_task_graph(found: Evaluated) -> TaskGraph:
     """The same tasks for the simulator of `analysis/`, numbered alike."""
     after: dict[int, list[tuple[int, ...]]] = {}
-    for block in found.blocks:
+    for block in found.tasks.blocks:
         for before, number, waiting, place in block.edges.T.tolist():
-            task = int(found.offsets[waiting]) + place
-            after.setdefault(task, []).append((int(found.offsets[before]) + number,))
-    device = np.concatenate([block.device for block in found.blocks]).tolist()
-    seconds = np.concatenate([block.seconds for block in found.blocks]).tolist()
+            task = int(found.tasks.offsets[waiting]) + place
+            after.setdefault(task, []).append((int(found.tasks.offsets[before]) + number,))
+    device = np.concatenate([block.device for block in found.tasks.blocks]).tolist()
+    seconds = np.concatenate([block.seconds for block in found.tasks.blocks]).tolist()
     return TaskGraph(
         Task((i,), str(device[i]), seconds[i], tuple(dict.fromkeys(after.get(i, ()))))
         for i in range(len(device))
@@ -78,6 +79,17 @@ def test_a_limit_never_hides_a_strategy_within_it() -> None:
         assert space.evaluator.full(strategy, 0.99 * seconds).seconds in (seconds, inf)
 
 
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_strategy_is_below_the_bound(name: str, devices: int) -> None:
+    space, random = space_of(name, devices), Random(4)
+    bound = lower_bound(space.evaluator.tasks, space.choices)
+    strategies = [random_strategy(space.choices, random) for _ in range(20)]
+    taken = [space.evaluator.full(each).seconds for each in (on_one_device(space), *strategies)]
+    assert bound <= min(taken) * (1 + 1e-9)
+    assert devices > 1 or bound == pytest.approx(min(taken))
+
+
 def on_one_device(space: SoapSpace) -> Strategy:
     return tuple(Configuration((), (0,)) for _ in space.graph.operators)
 
@@ -87,7 +99,7 @@ def test_one_device_sends_nothing_and_works_without_a_break(name: str) -> None:
     space = space_of(name)
     found = space.evaluator.full(on_one_device(space))
     assert found.sent == 0
-    work = sum(block.seconds.sum() for block in found.blocks)
+    work = sum(block.seconds.sum() for block in found.tasks.blocks)
     assert found.seconds == pytest.approx(work)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from itertools import product
+from math import inf
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from mtfc.cli.selection import Choice, choose
-from mtfc.compiler.pipelines import run, simplification
-from mtfc.compiler.search.soap.exhaustive import Bound, best_strategy
+from mtfc.compiler.pipelines import preparation, run
+from mtfc.compiler.search.soap.bounds import Bounds
+from mtfc.compiler.search.soap.exhaustive import best_strategy
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
+from mtfc.compiler.search.soap.waits import waits
 from mtfc.frontend.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 
@@ -24,39 +28,71 @@ def space_of(name: str, devices: int, target: str = "k80_cluster") -> SoapSpace:
     return soap_space(prepared(name), named(target, {}), devices)
 
 
+def example(name: str, target: str, **dims: int) -> SoapSpace:
+    path = EXAMPLES / f"{name}.mtf"
+    chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, dims))
+    return soap_space(run(chosen.program, preparation()), named(target, {}), 4)
+
+
 @pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])
 def test_the_best_is_that_of_looking_at_every_strategy(target: str) -> None:
     space = space_of("dense", 3, target)
     seconds = min(space.evaluator.full(each).seconds for each in product(*space.choices))
     found = best_strategy(space.evaluator, space.choices, space.data_parallel())
-    assert found.is_optimal
-    assert found.best.seconds == seconds
+    assert found.is_optimal and found.lower_bound == found.best.seconds == seconds
+    assert found.simulated < found.strategies == np.prod([each.count for each in space.choices])
 
 
+@pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bounds_of_beginnings_are_never_above_what_a_strategy_takes(name: str) -> None:
-    space, random = space_of(name, 2), Random(1)
-    bound = Bound(space.evaluator.tasks, [list(each) for each in space.choices])
+def test_bounds_of_sets_are_never_above_what_a_strategy_in_them_takes(name: str, target: str) -> None:
+    space, random = space_of(name, 4 if name == "dense" else 2, target), Random(1)
+    lists = [list(each) for each in space.choices]
+    tables = waits(space.evaluator.tasks, lists)
+    bounds, everything = Bounds(tables), tables.parts > 0
     for _ in range(60):
-        chosen = tuple(random.randrange(each.count) for each in space.choices)
-        strategy = tuple(list(each)[i] for each, i in zip(space.choices, chosen, strict=True))
-        seconds = space.evaluator.full(strategy).seconds
-        for i, each in enumerate(chosen):
-            assert bound.of(chosen[:i])[each] <= seconds * (1 + 1e-9)
+        chosen = [random.randrange(len(each)) for each in lists]
+        seconds = space.evaluator.full(tuple(each[i] for each, i in zip(lists, chosen, strict=True))).seconds
+        for decided in (0, len(lists) // 2, len(lists)):
+            allowed = everything.copy()
+            for operator in random.sample(range(len(lists)), decided):
+                allowed[operator] = np.arange(allowed.shape[1]) == chosen[operator]
+            found = bounds.of(allowed)
+            assert max(found[np.arange(len(lists)), chosen]) <= seconds * (1 + 1e-9)
+            assert np.isinf(found[~allowed]).all() and np.isfinite(found[allowed]).all()
 
 
-def test_the_search_finds_the_best_strategy_of_lenet() -> None:
-    """On 4 devices, of 3 * 10 ** 9 strategies."""
-    path = EXAMPLES / "lenet.mtf"
-    chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, {}))
-    space = soap_space(run(chosen.program, simplification()), named("p100_cluster", {}), 4)
+def test_bounds_say_what_one_device_takes() -> None:
+    """On it everything is work, and nothing is sent."""
+    space = space_of("recurrent", 1)
+    tables = waits(space.evaluator.tasks, [list(each) for each in space.choices])
+    seconds = space.data_parallel().seconds
+    assert Bounds(tables).of(tables.parts > 0).min() == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])
+def test_the_search_finds_the_best_strategy_of_lenet(target: str) -> None:
+    """On 4 devices, of 3 * 10 ** 9 strategies on P100s and 2 * 10 ** 11 on K80s."""
+    space = example("lenet", target)
     found = soap_search(space, Budget(60.0, 100))
     proven = best_strategy(space.evaluator, space.choices, found.best, time.perf_counter() + 60.0)
     assert proven.is_optimal
     assert proven.best is found.best
 
 
+def test_the_best_strategy_of_two_steps_of_a_recurrent_network() -> None:
+    """On 4 P100s, of 7 * 10 ** 9 strategies, whatever is known before."""
+    space = example("rnnlm", "p100_cluster", length=2)
+    seconds = set()
+    for known in (space.data_parallel(), space.expert()):
+        proven = best_strategy(space.evaluator, space.choices, known, time.perf_counter() + 60.0)
+        assert proven.is_optimal
+        seconds.add(proven.best.seconds)
+    assert len(seconds) == 1
+
+
 def test_without_time_nothing_is_proven() -> None:
     space = space_of("attention", 2)
-    found = best_strategy(space.evaluator, space.choices, space.data_parallel(), deadline=0.0)
+    found = best_strategy(space.evaluator, space.choices, space.data_parallel(), deadline=-inf)
     assert not found.is_optimal and found.best.seconds == space.data_parallel().seconds
+    assert 0 == found.lower_bound < found.best.seconds

@@ -37,8 +37,10 @@ class Block:
     held: Array
 
 
-def edges(before: int, numbers: Array, after: int, others: Array) -> Array:
-    """Edges from tasks of one block to tasks of another; a single number stands for as many as there are of the other."""
+def edges(before: int | Array, numbers: Array, after: int, others: Array) -> Array:
+    """Edges from tasks of one block, or of several, to tasks of another; a single number stands for as many as there are of the
+    other.
+    """
     found = np.empty((4, max(np.size(numbers), np.size(others))), np.int64)
     found[0], found[1], found[2], found[3] = before, numbers, after, others
     return found
@@ -55,8 +57,8 @@ class Reductions:
         self.sent = 0
         self.held = np.zeros(links.count)
 
-    def add(self, devices: Sequence[int], size: int, before: Iterable[Array]) -> int:
-        """A sum of `size` bytes on each device, after tasks given as (block, task) columns; the number of its end."""
+    def add(self, devices: Sequence[int], size: int, before: Iterable[tuple[int | Array, Array]]) -> int:
+        """A sum of `size` bytes on each device, after tasks given as (blocks, tasks); the number of its end."""
         start = self.task(self.links.ports, 0.0)
         for block, tasks in before:
             self.edges.append(edges(block, tasks, self.own, start))

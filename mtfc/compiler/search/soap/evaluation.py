@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Any
 
 import attrs
 import numpy as np
 
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.blocks import Array, Block
+from mtfc.compiler.search.soap.joined import Joined, joined, replaced, spliced
 from mtfc.compiler.search.soap.kernels import connect, first_change, simulate
 from mtfc.compiler.search.soap.tasks import Tasks
 
@@ -19,13 +21,11 @@ class Evaluated:
     """A strategy, its task graph and its timeline: when each task is ready and ends.
 
     seconds: of a step; infinite where that is not known, and the timeline neither, as it is beyond a limit or memory does not
-    suffice. sent: bytes that
-    go from device to device. held: bytes on each device.
+    suffice. sent: bytes that go from device to device. held: bytes on each device.
     """
 
     strategy: Strategy
-    blocks: tuple[Block, ...]
-    offsets: Array
+    tasks: Joined
     ready: Array
     end: Array
     seconds: float
@@ -42,73 +42,68 @@ class Evaluator:
 
     def full(self, strategy: Strategy, limit: float = inf) -> Evaluated:
         """From nothing (FlexFlow, Algorithm 1)."""
-        blocks = [self.tasks.build(i, strategy) for i in range(len(self.tasks.names))]
-        changed = np.ones(len(blocks), bool)
-        held = np.sum([block.held for block in blocks], axis=0)
-        return self._simulated(strategy, blocks, changed, None, limit, sum(b.sent for b in blocks), held)
+        return self.built(
+            strategy, [self.tasks.build(i, strategy) for i in range(len(self.tasks.names))], limit
+        )
+
+    def built(self, strategy: Strategy, blocks: Sequence[Block], limit: float = inf) -> Evaluated:
+        """The same where the blocks of the task graph are there."""
+        tasks, held = joined(blocks), np.sum([block.held for block in blocks], axis=0)
+        ready, end = np.full(tasks.count, inf), np.full(tasks.count, inf)
+        found = Evaluated(strategy, tasks, ready, end, inf, sum(block.sent for block in blocks), held)
+        return self._simulated(found, connect(tasks.edges, tasks.offsets, tasks.count), 0.0, limit)
 
     def delta(self, old: Evaluated, changes: Mapping[int, Configuration], limit: float = inf) -> Evaluated:
         """The same for a strategy that differs in some operators from one whose task graph is known, and perhaps its timeline
         (Algorithm 2).
         """
         strategy = tuple(changes.get(i, each) for i, each in enumerate(old.strategy))
-        blocks = list(old.blocks)
-        changed = np.zeros(len(blocks), bool)
+        numbers = sorted({block for operator in changes for block in self.tasks.touching[operator]})
+        new = {i: self.tasks.build(i, strategy) for i in numbers}
         sent, held = old.sent, old.held.copy()
-        for i in {block for operator in changes for block in self.tasks.touching[operator]}:
-            blocks[i] = self.tasks.build(i, strategy)
-            sent += blocks[i].sent - old.blocks[i].sent
-            held += blocks[i].held - old.blocks[i].held
-            changed[i] = True
-        return self._simulated(strategy, blocks, changed, old, limit, sent, held)
-
-    def _simulated(
-        self,
-        strategy: Strategy,
-        blocks: Sequence[Block],
-        changed: Array,
-        old: Evaluated | None,
-        limit: float,
-        sent: int,
-        held: Array,
-    ) -> Evaluated:
-        self.count += 1
-        sizes = np.array([len(block.device) for block in blocks])
-        offsets = np.concatenate(([0], np.cumsum(sizes)))
-        count = int(offsets[-1])
-        if held.max() > self.tasks.memory:
-            nothing = np.empty(0)
-            return Evaluated(strategy, tuple(blocks), offsets, nothing, nothing, inf, sent, held)
-        device = np.concatenate([block.device for block in blocks])
-        seconds = np.concatenate([block.seconds for block in blocks])
-        edges = np.concatenate([block.edges for block in blocks], axis=1)
-        before, after, first, waiting = connect(edges, offsets, count)
-        ready, end = np.full(count, inf), np.full(count, inf)
+        for i, block in new.items():
+            sent += block.sent - old.tasks.blocks[i].sent
+            held += block.held - old.tasks.blocks[i].held
+        tasks = replaced(old.tasks, new)
+        ready, end = np.full(tasks.count, inf), np.full(tasks.count, inf)
+        edges = connect(tasks.edges, tasks.offsets, tasks.count)
         since = 0.0
-        if old is not None and old.seconds < inf:
-            affected = np.repeat(changed, sizes)
-            _mark(affected, blocks, changed, offsets)
-            keep_old, keep_new = np.repeat(~changed, np.diff(old.offsets)), np.repeat(~changed, sizes)
-            ready[keep_new], end[keep_new] = old.ready[keep_old], old.end[keep_old]
-            since = first_change(before, after, affected, end, _soonest(old, changed))
+        if new and old.seconds < inf:
+            unknown = {i: np.full(len(block.device), inf) for i, block in new.items()}
+            ready = spliced(old.ready, old.tasks.offsets, unknown)
+            end = spliced(old.end, old.tasks.offsets, unknown)
+            affected = _affected(tasks, new)
+            since = first_change(edges[0], edges[1], affected, end, _soonest(old, numbers))
             ready[affected] = inf
-        ports = self.tasks.links.ports + 1
-        found = simulate(before, after, first, waiting, device, seconds, ready, end, since, limit, ports)
-        return Evaluated(strategy, tuple(blocks), offsets, ready, end, float(found), sent, held)
+        found = Evaluated(strategy, tasks, ready, end, inf, sent, held)
+        return self._simulated(found, edges, since, limit)
+
+    def _simulated(self, found: Evaluated, edges: Any, since: float, limit: float) -> Evaluated:
+        """With a timeline, of which what comes before `since` is right already."""
+        self.count += 1
+        if found.held.max() > self.tasks.memory:
+            return found
+        tasks, ports = found.tasks, self.tasks.links.ports + 1
+        known = [*edges, tasks.device, tasks.seconds, found.ready, found.end, since, limit, ports]
+        seconds = simulate(*known)
+        return attrs.evolve(found, seconds=float(seconds))
 
 
-def _mark(affected: Array, blocks: Sequence[Block], changed: Array, offsets: Array) -> None:
-    """Mark the tasks that wait for something in an edge of a changed block."""
-    for i in np.flatnonzero(changed).tolist():
-        edges = blocks[i].edges
-        affected[offsets[edges[2]] + edges[3]] = True
+def _affected(tasks: Joined, new: Mapping[int, Block]) -> Array:
+    """Which tasks are in changed blocks, or wait for something in an edge of one."""
+    found = np.zeros(tasks.count, bool)
+    for i in new:
+        found[tasks.offsets[i] : tasks.offsets[i + 1]] = True
+    edges = np.concatenate([block.edges for block in new.values()], axis=1)
+    found[tasks.offsets[edges[2]] + edges[3]] = True
+    return found
 
 
-def _soonest(old: Evaluated, changed: Array) -> float:
+def _soonest(old: Evaluated, numbers: Sequence[int]) -> float:
     """When the first task of a changed block, or one that such a block has an edge to, was ready."""
-    soonest = inf
-    for i in np.flatnonzero(changed).tolist():
-        edges, (low, high) = old.blocks[i].edges, old.offsets[i : i + 2]
-        soonest = min(soonest, old.ready[low:high].min(initial=inf))
-        soonest = min(soonest, old.ready[old.offsets[edges[2]] + edges[3]].min(initial=inf))
-    return soonest
+    tasks = old.tasks
+    edges = np.concatenate([tasks.blocks[i].edges for i in numbers], axis=1)
+    soonest = old.ready[tasks.offsets[edges[2]] + edges[3]].min(initial=inf)
+    for i in numbers:
+        soonest = min(soonest, old.ready[tasks.offsets[i] : tasks.offsets[i + 1]].min(initial=inf))
+    return float(soonest)

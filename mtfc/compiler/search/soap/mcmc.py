@@ -23,7 +23,7 @@ import attrs
 from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.operators.graph import Operator
 from mtfc.compiler.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.found import NothingFits
+from mtfc.compiler.search.found import NothingFits, Progress, silent
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
 from mtfc.compiler.search.soap.known import parameters_of
 from mtfc.compiler.search.soap.space import Choices
@@ -55,8 +55,11 @@ class Found:
 class Search:
     """A search for a strategy of one graph. Every result is reached from the same random numbers."""
 
-    def __init__(self, evaluator: Evaluator, choices: Sequence[Choices], seed: int = 0) -> None:
+    def __init__(
+        self, evaluator: Evaluator, choices: Sequence[Choices], seed: int = 0, progress: Progress = silent
+    ) -> None:
         self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
+        self.progress = progress
         self.layers = _layers(evaluator)
         self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
@@ -93,6 +96,7 @@ class Search:
                 is_over = number == proposals or number - improved > proposals / 2
             if is_over or time.perf_counter() > deadline:
                 break
+            self.progress(f"{self.evaluator.count} strategies", best.seconds, None)
             proposed = self.evaluator.delta(current, self.propose(), self._limit(current, start))
             if proposed.seconds == inf and current.seconds < inf:
                 continue
@@ -144,6 +148,7 @@ class Search:
                     return current, False
                 if configuration == current.strategy[operator]:
                     continue
+                self.progress(f"{self.evaluator.count} strategies, descending", current.seconds, None)
                 found = self.evaluator.delta(current, {operator: configuration}, current.seconds)
                 if found.seconds < current.seconds:
                     current, since = found, 0

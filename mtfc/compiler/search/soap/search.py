@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from math import prod
 from random import Random
 
 import attrs
@@ -13,8 +14,11 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.operators.gradients import flow
 from mtfc.compiler.operators.graph import OperatorGraph, operator_graph
 from mtfc.compiler.operators.unroll import unroll
+from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
+from mtfc.compiler.search.soap.exhaustive import best_strategy
 from mtfc.compiler.search.soap.known import data_parallel, expert, random_strategy
+from mtfc.compiler.search.soap.lower_bound import lower_bound
 from mtfc.compiler.search.soap.mcmc import Budget, Search
 from mtfc.compiler.search.soap.space import Choices, space
 from mtfc.compiler.search.soap.tasks import Tasks
@@ -30,6 +34,11 @@ class SoapSpace:
     choices: list[Choices]
     evaluator: Evaluator
 
+    @property
+    def strategies(self) -> int:
+        """How many there are."""
+        return prod(each.count for each in self.choices)
+
     def data_parallel(self) -> Evaluated:
         return self.evaluator.full(data_parallel(self.graph, self.devices))
 
@@ -39,12 +48,17 @@ class SoapSpace:
 
 @attrs.frozen(eq=False)
 class SoapResult:
-    """The best strategy, and those that it is compared with by name; see `mcmc.Found`."""
+    """The best strategy, and those that it is compared with by name; see `mcmc.Found`. No strategy is below `lower_bound`."""
 
     best: Evaluated
     baselines: Mapping[str, Evaluated]
     evaluated: int
     locally_optimal: bool
+    lower_bound: float
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.lower_bound >= self.best.seconds
 
 
 def operators_of(program: Program) -> OperatorGraph:
@@ -60,7 +74,7 @@ def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
     return SoapSpace(graph, hardware, devices, space(graph.operators, hardware, devices), Evaluator(tasks))
 
 
-def soap_search(within: SoapSpace, budget: Budget, seed: int = 0) -> SoapResult:
+def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:
     """The best strategy that chains from data parallelism, the expert's and a random strategy find.
 
     Raises `NothingFits` where memory suffices for none.
@@ -69,6 +83,20 @@ def soap_search(within: SoapSpace, budget: Budget, seed: int = 0) -> SoapResult:
     known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
     starts = [each.strategy for each in known.values()]
     starts.append(random_strategy(within.choices, Random(seed)))
+    bound = lower_bound(within.evaluator.tasks, within.choices)
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
-    found = Search(within.evaluator, within.choices, seed).run(starts, left)
-    return SoapResult(found.best, known, found.evaluated, found.locally_optimal)
+    found = Search(within.evaluator, within.choices, seed, progress).run(starts, left)
+    return SoapResult(found.best, known, found.evaluated, found.locally_optimal, bound)
+
+
+def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Progress = silent) -> SoapResult:
+    """What an exhaustive search makes of a result, as far as it comes in some seconds."""
+    deadline = time.perf_counter() + seconds
+    found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
+    return SoapResult(
+        found.best,
+        result.baselines,
+        result.evaluated + found.simulated,
+        found.is_optimal or (result.locally_optimal and found.best is result.best),
+        max(result.lower_bound, found.lower_bound),
+    )

@@ -11,6 +11,8 @@ Blocks stand in an order in which every edge goes upward, which numbers their ta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import attrs
@@ -56,6 +58,12 @@ class Bundle:
 
     parameters: tuple[Value, ...]
     steps: tuple[Step, ...]
+
+    @cached_property
+    def places(self) -> list[tuple[int | None, ...]]:
+        """Of each step: which of its arguments the parameters are, None for those that it does not use."""
+        found = [{value: i for i, value in enumerate(step.arguments)} for step in self.steps]
+        return [tuple(each.get(value) for value in self.parameters) for each in found]
 
 
 @attrs.frozen
@@ -199,10 +207,11 @@ class Tasks:
     def _updated(self, own: int, name: Name, placed: _Placed) -> Block:
         bundle: Bundle = name.of
         block = Reductions(own, self.links)
+        before, number, device = placed.backs(bundle)
         for mask, size in placed.shares(bundle).items():
             devices = [device for device in range(self.links.count) if mask >> device & 1]
-            before = [(self.index[Name("back", step)], placed.on(step, mask)) for step in bundle.steps]
-            end = block.add(devices, size, before)
+            has = np.isin(device, devices)
+            end = block.add(devices, size, [(before[has], number[has])])
             tasks = [block.task(device, self.update_seconds(size)) for device in devices]
             block.edges.append(edges(own, end, own, np.array(tasks)))
             block.held[devices] += size * (2 + self.states)
@@ -249,15 +258,18 @@ class _Placed:
             split *= degree if name in value.type.names else 1
         return value.type.size * ITEM_BYTES[value.type.dtype] // split
 
-    def on(self, step: Step, mask: int) -> Array:
-        """The parts on some devices."""
-        devices = self.configuration(step).devices
-        return np.array([i for i, device in enumerate(devices) if mask >> device & 1], np.int64)
+    def backs(self, bundle: Bundle) -> tuple[Array, Array, Array]:
+        """All parts of the steps of a bundle: their blocks of the backward pass, their numbers there and their devices."""
+        devices = [self.configuration(step).devices for step in bundle.steps]
+        counts = [len(each) for each in devices]
+        blocks = [self.tasks.index[Name("back", step)] for step in bundle.steps]
+        number = np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(blocks, counts), number, np.array(list(chain.from_iterable(devices)))
 
-    def held(self, parameter: Value, step: Step) -> list[tuple[Any, int]]:
-        known, signatures = self.tasks._regions, self.tasks.flow.signatures
-        configuration = self.configuration(step)
-        key = (signatures[step], step.arguments.index(parameter), configuration)
+    def held(self, place: int, parameter: Value, step: Step) -> list[tuple[Any, int]]:
+        """The parts of a parameter, an argument of a step, that its parts use, and on which devices."""
+        known, configuration = self.tasks._regions, self.configuration(step)
+        key = (self.tasks.flow.signatures[step], place, configuration)
         if key not in known:
             if len(known) > REMEMBERED:
                 known.clear()
@@ -266,12 +278,17 @@ class _Placed:
 
     def shares(self, bundle: Bundle) -> dict[int, int]:
         """Which devices hold how many bytes of the parameters in common: mask -> bytes."""
+        signatures = self.tasks.flow.signatures
+        alike = {
+            (signatures[step], places, self.configuration(step)): step
+            for step, places in zip(bundle.steps, bundle.places, strict=True)
+        }
         found: dict[int, int] = {}
-        for parameter in bundle.parameters:
+        for i, parameter in enumerate(bundle.parameters):
             held = set()
-            for step in bundle.steps:
-                if parameter in step.arguments:
-                    held |= set(self.held(parameter, step))
+            for (_, places, _), step in alike.items():
+                if (place := places[i]) is not None:
+                    held |= set(self.held(place, parameter, step))
             for cell in cells(parameter, held):
                 found[cell.mask] = found.get(cell.mask, 0) + cell.bytes
         return found
