@@ -57,7 +57,10 @@ class Evaluator:
         """The same for a strategy that differs in some operators from one whose task graph is known, and perhaps its timeline
         (Algorithm 2).
         """
-        strategy = tuple(changes.get(i, each) for i, each in enumerate(old.strategy))
+        configurations = list(old.strategy)
+        for operator, configuration in changes.items():
+            configurations[operator] = configuration
+        strategy = tuple(configurations)
         numbers = sorted({block for operator in changes for block in self.tasks.touching[operator]})
         new = {i: self.tasks.build(i, strategy) for i in numbers}
         sent, held = old.sent, old.held.copy()

@@ -7,6 +7,8 @@ disagree on the way: all that have the same parameters, as the steps of a recurr
 stretch of operators that follow each other to a random number of parts by samples. A chain ends when it has made its proposals,
 or half of them in a row have not improved its best strategy; or with the time.
 
+The descent, too, changes layers as well as single operators: a local optimum is one that neither makes better.
+
 No choice depends on the time but when it ends, so a search that has the time for its proposals finds the same wherever it runs.
 """
 
@@ -30,6 +32,8 @@ from mtfc.compiler.search.soap.space import Choices
 
 SHARPNESS = 300.0
 """beta times the cost at the start: what takes 1/300 longer is accepted with probability 1/e."""
+CHAINS = 0.6
+"""How much of the time is for chains, all together; the rest is for the descent."""
 STRETCHES, LAYERS = 0.25, 0.4
 """How often a stretch of operators changes, or a layer where operators share parameters; else it is one operator."""
 
@@ -75,7 +79,7 @@ class Search:
         begin, first = time.perf_counter(), self.evaluator.count
         best: Evaluated | None = None
         for number, start in enumerate(starts):
-            share = begin + budget.seconds * 0.8 * (number + 1) / len(starts)
+            share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
             found = self.chain(self.evaluator.full(start), budget.proposals, share)
             if best is None or found.seconds < best.seconds:
                 best = found
@@ -139,21 +143,23 @@ class Search:
         return found
 
     def descend(self, current: Evaluated, deadline: float, most: int | None = None) -> tuple[Evaluated, bool]:
-        """Change one operator at a time as long as that helps; whether none could help when it ended."""
-        since = operator = 0
+        """Change a layer or an operator at a time as long as that helps; whether none could help when it ended."""
+        changed = [*self.layers, *([operator] for operator in range(len(self.choices)))]
+        since = at = 0
         last = inf if most is None else self.evaluator.count + most
-        while since < len(self.choices):
-            for configuration in self.choices[operator]:
+        while since < len(changed):
+            for configuration in self.choices[changed[at][0]]:
                 if time.perf_counter() > deadline or self.evaluator.count >= last:
                     return current, False
-                if configuration == current.strategy[operator]:
+                if all(current.strategy[operator] == configuration for operator in changed[at]):
                     continue
                 self.progress(f"{self.evaluator.count} strategies, descending", current.seconds, None)
-                found = self.evaluator.delta(current, {operator: configuration}, current.seconds)
+                changes = dict.fromkeys(changed[at], configuration)
+                found = self.evaluator.delta(current, changes, current.seconds)
                 if found.seconds < current.seconds:
                     current, since = found, 0
             since += 1
-            operator = (operator + 1) % len(self.choices)
+            at = (at + 1) % len(changed)
         return current, True
 
 

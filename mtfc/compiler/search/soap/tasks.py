@@ -87,6 +87,11 @@ class Tasks:
         self.names = list(_names(flow))
         self.index = {name: i for i, name in enumerate(self.names)}
         self.touching = _touching(self.names, self.number)
+        self.backs = {
+            name.of: [self.index[Name("back", step)] for step in name.of.steps]
+            for name in self.names
+            if name.kind == "updated"
+        }
         self._parts: dict[tuple[int, tuple[tuple[str, int], ...]], Parts] = {}
         self._transfers: dict[Any, Transfers] = {}
         self._exchanges: dict[Any, tuple[Block, Block]] = {}
@@ -210,7 +215,9 @@ class Tasks:
         before, number, device = placed.backs(bundle)
         for mask, size in placed.shares(bundle).items():
             devices = [device for device in range(self.links.count) if mask >> device & 1]
-            has = np.isin(device, devices)
+            is_member = np.zeros(self.links.count, bool)
+            is_member[devices] = True
+            has = is_member[device]
             end = block.add(devices, size, [(before[has], number[has])])
             tasks = [block.task(device, self.update_seconds(size)) for device in devices]
             block.edges.append(edges(own, end, own, np.array(tasks)))
@@ -262,7 +269,7 @@ class _Placed:
         """All parts of the steps of a bundle: their blocks of the backward pass, their numbers there and their devices."""
         devices = [self.configuration(step).devices for step in bundle.steps]
         counts = [len(each) for each in devices]
-        blocks = [self.tasks.index[Name("back", step)] for step in bundle.steps]
+        blocks = self.tasks.backs[bundle]
         number = np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(blocks, counts), number, np.array(list(chain.from_iterable(devices)))
 
