@@ -3,6 +3,8 @@
     compiled = mtfc.compile("model.mtf", layout="hybrid")
     print(compiled.ir())                 # one processor's program, with its collectives
     open("model.py", "w").write(compiled.jax())
+    print(compiled.simulate("h100")["step_seconds"])
+    print(mtfc.search("model.mtf", target="h100", devices=8)["layout"])
 
 Design after Mesh-TensorFlow (Shazeer et al., 2018).
 """
@@ -11,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mtfc.api import Compiled
 
-__all__ = ["compile", "compile_text"]
+__all__ = ["compile", "compile_text", "search"]
 
 
 def compile(
@@ -51,3 +53,31 @@ def compile_text(
     from mtfc.api import Choice, compile_case
 
     return compile_case(text, file, Choice(model, layout, mesh, dict(dims or {})))
+
+
+def search(
+    path: str | PathLike[str],
+    *,
+    target: str,
+    devices: int | None = None,
+    mesh: str | None = None,
+    model: str | None = None,
+    dims: Mapping[str, int] | None = None,
+    space: str = "rules",
+    objective: str = "time",
+    budget: float = 60.0,
+    exhaustive: bool = False,
+) -> dict[str, Any]:
+    """The best layout, or in the space `"soap"` the best placement, of a .mtf file's model on a machine: what
+    `mtfc search --format json` prints, with seconds and bytes of one device.
+
+    The options are those of the command; `budget` is in seconds. Raises `OSError`, `CompileError`, and
+    `mtfc.compiler.search.found.NothingFits` where memory suffices for none.
+    """
+    from mtfc.api import found
+
+    sizes = dict(dims or {})
+    return found(
+        file=str(path), target=target, devices=devices, mesh=mesh, model=model, dims=sizes,
+        space=space, objective=objective, budget=budget, exhaustive=exhaustive,
+    )  # fmt: skip

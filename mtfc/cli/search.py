@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -15,11 +15,12 @@ from mtfc.cli.files import write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
-from mtfc.cli.sources import Sources
+from mtfc.cli.sources import Sources, known_as
 from mtfc.cli.target import target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
+    from mtfc.cli.search_soap import Placed
     from mtfc.compiler.hardware import Hardware
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.pricing import Pricer
@@ -184,30 +185,54 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
-    if options.export and options.space != "tiling":
-        raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
-    if options.exhaustive and options.space != "soap":
-        raise UsageError("--exhaustive takes --space soap: the other spaces are searched so anyway")
+    found = find(options, sources, reporter(".4g", monotonic() + options.budget))
+    clear()
+    text = sources.texts[known_as(options.file)]
+    return _shown(options, found, sources) if options.space != "soap" else _placed(options, found, text)
+
+
+def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> Any:
+    """What the options ask for: a `search_result.Result`, or in the space `soap` a `search_soap.Placed`.
+
+    Raises `NothingFits`, `CompileError` and `UsageError`.
+    """
+    _check(options)
     started = monotonic()
     file = sources.read(options.file)
-    choice = Choice(options.model, None, options.mesh, options.dims)
     selection = choose(
         sources.texts[file],
         file,
-        choice,
+        _choice(options),
         every_layout=True,
         neighbour=sources.neighbour,
         skip_illegal=True,
     )
     hardware = _hardware(options, selection, sources)
     meshes = _meshes(options, selection, hardware)
+    until = started + options.budget
     if options.space == "soap":
-        return _placed(options, sources.texts[file], selection, hardware, meshes[0].devices, started)
-    request = _request(options, selection, hardware, meshes, started)
+        from mtfc.cli.search_soap import search
+
+        return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress)
+    request = _request(options, selection, hardware, meshes, until, progress)
     found = SPACES[options.space].search(request)
     if options.export:
         _export(options.export, request, found.mesh)
-    return _shown(options, _result(options, request, found, started), file, choice, sources)
+    return _result(options, request, found, started)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise `UsageError` where options do not go together."""
+    if options.export and options.space != "tiling":
+        raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
+    if options.exhaustive and options.space != "soap":
+        raise UsageError("--exhaustive takes --space soap: the other spaces are searched so anyway")
+    if options.space == "soap" and (options.objective != "time" or options.why_not):
+        raise UsageError("the space `soap` has no --objective but time, and no --why-not")
+
+
+def _choice(options: argparse.Namespace) -> Choice:
+    return Choice(options.model, None, options.mesh, options.dims)
 
 
 def _request(
@@ -215,7 +240,8 @@ def _request(
     selection: Selection,
     hardware: Hardware,
     meshes: tuple[Mesh, ...],
-    started: float,
+    until: float,
+    progress: Progress,
 ) -> Request:
     from mtfc.cli.baselines import baselines
     from mtfc.compiler.pricing import Pricer
@@ -229,8 +255,8 @@ def _request(
         baselines(selection, pricer, meshes[0].devices),
         options.objective,
         options.storage,
-        started + options.budget,
-        reporter(".4g", started + options.budget),
+        until,
+        progress,
     )
 
 
@@ -249,14 +275,14 @@ def _result(options: argparse.Namespace, request: Request, found: Found, started
     )
 
 
-def _shown(options: argparse.Namespace, result: Result, file: str, choice: Choice, sources: Sources) -> int:
+def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int:
     """Write and print what was found, and what was asked about it."""
     from mtfc.cli.search_result import inserted, record, report
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
+    file, choice = known_as(options.file), _choice(options)
     if options.output:
         write_text(options.output, inserted(sources.texts[file], result))
-    clear()
     until = monotonic() + options.budget
     asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None
     if options.format == "json":
@@ -269,29 +295,13 @@ def _shown(options: argparse.Namespace, result: Result, file: str, choice: Choic
     return OK
 
 
-def _placed(
-    options: argparse.Namespace,
-    text: str,
-    selection: Selection,
-    hardware: Hardware,
-    devices: int,
-    started: float,
-) -> int:
-    """The `soap` space, in which there are no layouts."""
-    from mtfc.cli import search_soap
+def _placed(options: argparse.Namespace, found: Placed, text: str) -> int:
+    """The same in the `soap` space, in which there are no layouts."""
+    from mtfc.cli.search_soap import inserted, record, report
 
-    if options.objective != "time" or options.why_not:
-        raise UsageError("the space `soap` has no --objective but time, and no --why-not")
-    until = started + options.budget
-    progress = reporter(".4g", until)
-    found = search_soap.search(selection, hardware, devices, until, options.exhaustive, progress)
-    clear()
     if options.output:
-        write_text(options.output, search_soap.inserted(text, found))
-    if options.format == "json":
-        print(json.dumps(search_soap.record(found), indent=2))
-    else:
-        print(search_soap.report(found))
+        write_text(options.output, inserted(text, found))
+    print(json.dumps(record(found), indent=2) if options.format == "json" else report(found))
     return OK
 
 
