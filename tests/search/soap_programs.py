@@ -29,6 +29,8 @@ model dense(x: [batch, io], labels: i32[batch]) {
 train dense { minimize loss; optimizer = momentum(learning_rate = 0.1) }
 """
 
+CLIPPED = DENSE.replace("minimize loss;", "minimize loss; clip = 1.0;")
+
 CONVOLUTIONS = """
 import conv
 dim batch = 4
@@ -104,6 +106,7 @@ train attend { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 
 PROGRAMS = {
     "dense": "import nn\nimport losses\n" + DENSE,
+    "clipped": "import nn\nimport losses\n" + CLIPPED,
     "convolutions": "import nn\nimport losses\n" + CONVOLUTIONS,
     "recurrent": "import nn\nimport losses\n" + RECURRENT,
     "attention": "import nn\n" + ATTENTION,

@@ -79,6 +79,17 @@ def test_a_limit_never_hides_a_strategy_within_it() -> None:
         assert space.evaluator.full(strategy, 0.99 * seconds).seconds in (seconds, inf)
 
 
+def test_nothing_is_updated_before_all_gradients_are_known_if_these_are_clipped() -> None:
+    space, random = space_of("clipped"), Random(5)
+    kinds = np.array([name.kind for name in space.evaluator.tasks.names])
+    for _ in range(10):
+        found = space.evaluator.full(random_strategy(space.choices, random))
+        of = np.repeat(kinds, np.diff(found.tasks.offsets))
+        start = found.end - found.tasks.seconds
+        assert start[of == "updated"].min() >= found.end[of == "added"].max()
+    assert "norm" not in {name.kind for name in space_of("dense").evaluator.tasks.names}
+
+
 @pytest.mark.parametrize("devices", [1, 3, 8])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_strategy_is_below_the_bound(name: str, devices: int) -> None:

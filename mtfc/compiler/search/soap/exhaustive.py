@@ -9,7 +9,7 @@ least bound is next, so that no strategy takes less than this, whenever the time
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf, prod
 from operator import itemgetter
@@ -71,7 +71,9 @@ class _Search:
         self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
         self.everything, self.bounds = waits.parts > 0, Bounds(waits)
         decides = _operators(evaluator.tasks.touching, len(evaluator.tasks.names))
-        self.chosen_by = [itemgetter(*operators) for operators in decides]
+        self.chosen_by: list[Callable[[Sequence[int]], Any]] = [
+            itemgetter(*operators) if operators else len for operators in decides
+        ]
         self.blocks: list[dict[Any, Block]] = [{} for _ in decides]
         self.sets = self.simulated = 0
 

@@ -57,5 +57,5 @@ def _least(tasks: Tasks, choices: Sequence[Choices]) -> Waits:
         others=none,
         shared=np.zeros((0, 1, 1, 1)),
         work=work,
-        common=tasks.update_seconds(sum(sizes)) / count,
+        common=(tasks.update_seconds(sum(sizes)) + tasks.norm_seconds(sum(sizes))) / count,
     )

@@ -72,20 +72,25 @@ class Search:
         }
 
     def run(self, starts: Sequence[Strategy], budget: Budget) -> Found:
-        """The best of chains from all starts, which share the time, and of the starts; then the local optimum next to it.
+        """The best of chains from all starts, which share the time, and of the local optima next to what these find, the best
+        one's first.
 
         Raises `NothingFits` where memory suffices for none.
         """
         begin, first = time.perf_counter(), self.evaluator.count
-        best: Evaluated | None = None
+        found = []
         for number, start in enumerate(starts):
             share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
-            found = self.chain(self.evaluator.full(start), budget.proposals, share)
-            if best is None or found.seconds < best.seconds:
-                best = found
-        if best is None or best.seconds == inf:
+            found.append(self.chain(self.evaluator.full(start), budget.proposals, share))
+        found.sort(key=lambda each: each.seconds)
+        best, is_local = found[0], False
+        if best.seconds == inf:
             raise NothingFits("no strategy was found whose memory suffices")
-        best, is_local = self.descend(best, begin + budget.seconds, budget.descent)
+        last = inf if budget.descent is None else self.evaluator.count + budget.descent
+        for each in found:
+            descended, ended = self.descend(each, begin + budget.seconds, last)
+            if descended.seconds < best.seconds or descended is best or each is best:
+                best, is_local = descended, ended
         return Found(best, self.evaluator.count - first, is_local)
 
     def chain(self, start: Evaluated, proposals: int | None, deadline: float) -> Evaluated:
@@ -142,11 +147,12 @@ class Search:
                 found[i] = Configuration(degrees, devices)
         return found
 
-    def descend(self, current: Evaluated, deadline: float, most: int | None = None) -> tuple[Evaluated, bool]:
-        """Change a layer or an operator at a time as long as that helps; whether none could help when it ended."""
+    def descend(self, current: Evaluated, deadline: float, last: float = inf) -> tuple[Evaluated, bool]:
+        """Change a layer or an operator at a time as long as that helps; whether none could help when it ended, with the time or
+        when `last` strategies had been looked at in all.
+        """
         changed = [*self.layers, *([operator] for operator in range(len(self.choices)))]
         since = at = 0
-        last = inf if most is None else self.evaluator.count + most
         while since < len(changed):
             for configuration in self.choices[changed[at][0]]:
                 if time.perf_counter() > deadline or self.evaluator.count >= last:

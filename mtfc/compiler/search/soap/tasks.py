@@ -1,19 +1,13 @@
 """The task graph of a strategy (FlexFlow, section 5.1), in blocks: one operator's configuration decides few of them.
 
-    taken      what the parts of a step take of a value: a transfer for each pair of parts on different devices that share some
-    of it step       the forward pass of a step: a task for each part summed     the terms of a pending value, added up among
-    those that hold it returned, collected, back    the same for the cotangents, from the users to the makers updated
-    parameters: gradients added up among the devices that hold the same part of one, and the update on each
-
-Blocks stand in an order in which every edge goes upward, which numbers their tasks.
+`names.py` says which blocks there are. They stand in an order in which every edge goes upward, which numbers their tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import numpy as np
@@ -22,7 +16,7 @@ from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Training, Value
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.compiler.operators.gradients import Flow
-from mtfc.compiler.operators.graph import OperatorGraph, Step
+from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.strategy import (
     Configuration,
     Parts,
@@ -31,48 +25,14 @@ from mtfc.compiler.operators.strategy import (
     holders,
     regions_held,
     transfers,
-    users,
 )
 from mtfc.compiler.search.soap.blocks import Array, Block, Reductions, edges
 from mtfc.compiler.search.soap.costs import Costs, states
 from mtfc.compiler.search.soap.links import links
+from mtfc.compiler.search.soap.names import KNOWN, Bundle, Kind, Name, Use, block_names, touching
 
 REMEMBERED = 2000
 """So many exchanges between steps are kept, to be used again."""
-
-Kind = Literal["taken", "step", "summed", "returned", "collected", "back", "updated"]
-
-
-@attrs.frozen
-class Use:
-    """A value that a step makes and another uses."""
-
-    value: Value
-    maker: Step
-    user: Step
-
-
-@attrs.frozen(eq=False)
-class Bundle:
-    """Parameters that the same operators use: their gradients are complete at the same time."""
-
-    parameters: tuple[Value, ...]
-    steps: tuple[Step, ...]
-
-    @cached_property
-    def places(self) -> list[tuple[int | None, ...]]:
-        """Of each step: which of its arguments the parameters are, None for those that it does not use."""
-        found = [{value: i for i, value in enumerate(step.arguments)} for step in self.steps]
-        return [tuple(each.get(value) for value in self.parameters) for each in found]
-
-
-@attrs.frozen
-class Name:
-    """Which block: its kind, and the step, the value of a step, the use or the bundle that it belongs to."""
-
-    kind: Kind
-    of: Any
-    value: Value | None = None
 
 
 class Tasks:
@@ -84,21 +44,25 @@ class Tasks:
         self.states, self.memory = states(training), hardware.device.memory
         self.bandwidth = hardware.device.bandwidth.peak
         self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}
-        self.names = list(_names(flow))
+        self.clips = training is not None and training.clip is not None
+        self.names = list(block_names(flow, self.clips))
         self.index = {name: i for i, name in enumerate(self.names)}
-        self.touching = _touching(self.names, self.number)
+        self.bundles = [name.of for name in self.names if name.kind == "updated"]
+        self.norm = next((i for i, name in enumerate(self.names) if name.kind == "norm"), -1)
+        self.touching = touching(self.names, self.number)
         self.backs = {
-            name.of: [self.index[Name("back", step)] for step in name.of.steps]
-            for name in self.names
-            if name.kind == "updated"
+            bundle: [self.index[Name("back", step)] for step in bundle.steps] for bundle in self.bundles
         }
         self._parts: dict[tuple[int, tuple[tuple[str, int], ...]], Parts] = {}
         self._transfers: dict[Any, Transfers] = {}
         self._exchanges: dict[Any, tuple[Block, Block]] = {}
         self._regions: dict[Any, list[tuple[Any, int]]] = {}
+        self._shares: dict[Any, dict[int, int]] = {}
         self._build: dict[Kind, Callable[..., Block]] = {
             "taken": self._taken, "step": self._step, "summed": self._summed, "returned": self._returned,
-            "collected": self._collected, "back": self._back, "updated": self._updated,
+            "collected": self._collected, "back": self._back, "added": self._added, "norm": self._norm,
+            "known": self._known,
+            "updated": self._updated,
         }  # fmt: skip
 
     def parts(self, operator: int, configuration: Configuration) -> Parts:
@@ -111,11 +75,16 @@ class Tasks:
         """A parameter of so many bytes, its gradient and states are read, it and the states written."""
         return size * (3 + 2 * self.states) / self.bandwidth
 
+    def norm_seconds(self, size: int) -> float:
+        """A gradient of so many bytes is read for the norm, where gradients are clipped."""
+        return size / self.bandwidth if self.clips else 0.0
+
     def forget(self) -> None:
         """Drop what is remembered of blocks, so that a task graph is made from nothing; costs of parts stay."""
         self._transfers.clear()
         self._exchanges.clear()
         self._regions.clear()
+        self._shares.clear()
 
     def build(self, block: int, strategy: Sequence[Configuration]) -> Block:
         name = self.names[block]
@@ -209,20 +178,53 @@ class Tasks:
             block.edges.append(edges(own, end, after, members))
         return block.block()
 
-    def _updated(self, own: int, name: Name, placed: _Placed) -> Block:
-        bundle: Bundle = name.of
+    def _added(self, own: int, name: Name, placed: _Placed) -> Block:
+        """The gradients of a bundle; before they are clipped each device reads its own, for their norm."""
         block = Reductions(own, self.links)
-        before, number, device = placed.backs(bundle)
-        for mask, size in placed.shares(bundle).items():
-            devices = [device for device in range(self.links.count) if mask >> device & 1]
+        before, number, device = placed.backs(name.of)
+        for mask, size in placed.shares(name.of).items():
+            devices = _members(mask)
             is_member = np.zeros(self.links.count, bool)
             is_member[devices] = True
             has = is_member[device]
             end = block.add(devices, size, [(before[has], number[has])])
-            tasks = [block.task(device, self.update_seconds(size)) for device in devices]
-            block.edges.append(edges(own, end, own, np.array(tasks)))
+            if self.clips:
+                read = np.array([block.task(each, self.norm_seconds(size)) for each in devices])
+                block.edges.append(edges(own, end, own, read))
+                block.edges.append(edges(own, read, self.norm, 0))
+        return block.block()
+
+    def _norm(self, own: int, name: Name, placed: _Placed) -> Block:
+        mask = 0
+        for each in self.bundles:
+            for shared in placed.shares(each):
+                mask |= shared
+        block = Reductions(own, self.links)
+        end = block.add(_members(mask), ITEM_BYTES["f32"], [])
+        block.edges.append(edges(own, np.array([end]), self.index[KNOWN], 0))
+        return block.block()
+
+    def _known(self, own: int, name: Name, placed: _Placed) -> Block:
+        block = Reductions(own, self.links)
+        block.task(self.links.ports, 0.0)
+        return block.block()
+
+    def _updated(self, own: int, name: Name, placed: _Placed) -> Block:
+        """Each device's copy of the parameters of a bundle, once their gradients are added up, or the norm of all is known."""
+        block, end = Reductions(own, self.links), -1
+        for mask, size in placed.shares(name.of).items():
+            devices = _members(mask)
+            tasks = np.array([block.task(device, self.update_seconds(size)) for device in devices])
+            end += _tasks(devices)
+            before = (self.index[KNOWN], 0) if self.clips else (self.index[Name("added", name.of)], end)
+            block.edges.append(edges(*before, own, tasks))
             block.held[devices] += size * (2 + self.states)
         return block.block()
+
+
+def _members(mask: int) -> list[int]:
+    """The devices of a mask."""
+    return [device for device in range(mask.bit_length()) if mask >> device & 1]
 
 
 def _tasks(devices: Sequence[int]) -> int:
@@ -285,6 +287,14 @@ class _Placed:
 
     def shares(self, bundle: Bundle) -> dict[int, int]:
         """Which devices hold how many bytes of the parameters in common: mask -> bytes."""
+        known, key = self.tasks._shares, (bundle, *map(self.configuration, bundle.steps))
+        if key not in known:
+            if len(known) > REMEMBERED:
+                known.clear()
+            known[key] = self._shared(bundle)
+        return known[key]
+
+    def _shared(self, bundle: Bundle) -> dict[int, int]:
         signatures = self.tasks.flow.signatures
         alike = {
             (signatures[step], places, self.configuration(step)): step
@@ -303,55 +313,3 @@ class _Placed:
 
 def _none() -> Array:
     return np.zeros((4, 0), np.int64)
-
-
-def _names(flow: Flow) -> Iterator[Name]:
-    """All blocks, in an order in which every edge goes upward."""
-    graph = flow.graph
-    uses: dict[Step, list[Use]] = {step: [] for step in graph.steps}
-    for step in graph.steps:
-        for value in step.inputs:
-            use = Use(value, graph.makers[value], step)
-            uses[use.maker].append(use)
-            yield Name("taken", use)
-        yield Name("step", step)
-        yield from (Name("summed", step, value) for value in step.outputs if value in step.pending)
-    for step in reversed(graph.steps):
-        if not flow.gradients[step]:
-            continue
-        for use in uses[step]:
-            if use.value in flow.gradients[use.user]:
-                yield Name("returned", use)
-        for value in step.outputs:
-            if value in step.pending and value in flow.seeds:
-                yield Name("collected", step, value)
-        yield Name("back", step)
-    yield from (Name("updated", bundle) for bundle in _bundles(flow))
-
-
-def _bundles(flow: Flow) -> Iterator[Bundle]:
-    graph: OperatorGraph = flow.graph
-    together: dict[tuple[int, ...], tuple[list[Value], dict[Step, None]]] = {}
-    number = {step: i for i, operator in enumerate(graph.operators) for step in operator.steps}
-    for parameter, steps in users(graph).items():
-        own = [step for step in steps if parameter in flow.gradients[step]]
-        key = tuple(sorted({number[step] for step in own}))
-        parameters, all = together.setdefault(key, ([], {}))
-        parameters.append(parameter)
-        all.update(dict.fromkeys(own))
-    for key, (parameters, all) in together.items():
-        if key:
-            yield Bundle(tuple(parameters), tuple(all))
-
-
-def _touching(names: Sequence[Name], number: dict[Step, int]) -> list[list[int]]:
-    """For each operator the blocks that its configuration decides."""
-    found: list[list[int]] = [[] for _ in range(max(number.values()) + 1)]
-    for i, name in enumerate(names):
-        if isinstance(name.of, Use):
-            steps: tuple[Step, ...] = (name.of.maker, name.of.user)
-        else:
-            steps = name.of.steps if isinstance(name.of, Bundle) else (name.of,)
-        for operator in {number[step] for step in steps}:
-            found[operator].append(i)
-    return found

@@ -19,7 +19,8 @@ from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.strategy import Configuration
 from mtfc.compiler.search.soap.blocks import Array
 from mtfc.compiler.search.soap.costs import ONE
-from mtfc.compiler.search.soap.tasks import Bundle, Name, Tasks, Use
+from mtfc.compiler.search.soap.names import Bundle, Name, Use
+from mtfc.compiler.search.soap.tasks import Tasks
 from mtfc.compiler.search.solver.kernels import compiled
 
 
@@ -196,7 +197,7 @@ class _Tables:
             self._update_pair(name, *operators)
         else:
             size = sum(value.type.local_bytes(ONE) for value in bundle.parameters)
-            self.common += self.tasks.update_seconds(size)
+            self.common += self.tasks.update_seconds(size) + self.tasks.norm_seconds(size)
 
     def _update_pair(self, name: Name, own: int, other: int) -> None:
         most = self.parts.shape[1]
@@ -213,13 +214,21 @@ class _Tables:
             self.shared.append((self.number[step], other if self.tasks.number[step] == own else own, table))
 
     def _raise(self, found: Array, step: Step, name: Name) -> None:
-        end = self._between(Name("back", step), name)[1].max(axis=1, initial=-inf)
+        added = Name("added", name.of)
+        if self.tasks.clips:  # what is added up is waited for by all updates
+            least = self.tasks.build(self.tasks.index[name], self.strategy).seconds.max(initial=0.0)
+            end = self._between(Name("back", step), added)[1].max(axis=1, initial=-inf) + least
+        else:
+            end = self._between(Name("back", step), added, name)[1].max(axis=1, initial=-inf)
         np.maximum(found[: len(end)], end, out=found[: len(end)])
 
     def _update_work(self, name: Name) -> Array:
         """What devices take for the updates of a bundle."""
-        block = self.tasks.build(self.tasks.index[name], self.strategy)
-        return np.bincount(block.device, block.seconds, minlength=self.room)[: self.room]
+        found = np.zeros(self.room)
+        for each in (Name("added", name.of), name):
+            block = self.tasks.build(self.tasks.index[each], self.strategy)
+            found += np.bincount(block.device, block.seconds, minlength=self.room)[: self.room]
+        return found
 
 
 @compiled
