@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic
 
 import attrs
@@ -18,13 +19,15 @@ from mtfc.compiler.passes.combine_collectives import CombineCollectives
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, value_of
-from mtfc.compiler.search.rules.bound import COMBINED, Bound
-from mtfc.compiler.search.rules.parts import parts_of
+from mtfc.compiler.search.rules.bound import Bound
+from mtfc.compiler.search.rules.collectives import COMBINED
+from mtfc.compiler.search.rules.parts import Step
 from mtfc.compiler.search.rules.search import search
 from mtfc.compiler.search.rules.space import Rows, Space, layout_of, meshes, space_of
 from mtfc.frontend.targets import named
 from tests.documents import ROOT
 from tests.generators.programs import programs
+from tests.generators.scope import Options
 from tests.harness import HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.properties.test_jax import AS_WRITTEN
@@ -36,7 +39,17 @@ SLOW_LINKS = Hardware(
 )
 """Where what a layout sends is all that matters."""
 
+SLOW_CORES = Hardware(
+    "slow_cores",
+    Device({"f32": Rate.constant(1e6)}, 1e12, Rate.constant(1e6), 0.0),
+    (Link("net", "switch", (), Rate.constant(1e12), 0.0),),
+)
+"""Where what a layout computes is."""
+
 TORUS = named("tpu_v2", {})
+
+SPATIAL = programs(Options(spatial=True, statements=5, layouts=1))
+EXAMPLES = 10
 
 
 def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
@@ -52,23 +65,36 @@ def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
 @holds_for(programs(), FEW_EXAMPLES)
 def test_no_layout_costs_less_than_its_bound(program: HasSource) -> None:
     module = load(program.source)
-    for hardware in (SLOW_LINKS, TORUS):
+    for hardware in (SLOW_LINKS, TORUS, SLOW_CORES):
         for storage in (False, True):
             _check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage)
 
 
+test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES)(
+    test_no_layout_costs_less_than_its_bound.check
+)
+
+
 def _check_bounds(program: Program, mesh: Mesh, hardware: Hardware, storage: bool) -> None:
+    """Where all columns are decided, and where only some are."""
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=storage)
-    rows = layouts(space, mesh, most=10)
-    bound = Bound(space, parts_of(pricer.undistributed(), hardware.device), mesh, hardware)
-    everything = frozenset(range(len(space.columns)))
-    seconds = np.maximum(bound.of_flops(rows, everything), bound.of_computation(rows))
-    bounds = (np.maximum(seconds, bound.of_all(rows)), bound.memory(rows, everything))
-    for row, least, memory in zip(rows, *bounds, strict=True):
-        layout = layout_of(space, row.tolist(), mesh)
-        price = pricer(mesh, layout)
-        assert least <= price.seconds * (1 + 1e-9), layout
-        assert memory <= price.memory, layout
+    rows, columns = layouts(space, mesh, most=6), range(len(space.columns))
+    bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
+    prices = [pricer(mesh, layout_of(space, row.tolist(), mesh)) for row in rows]
+    computing = [i for i in columns if i not in space.storing]
+    for decided in (columns, computing, columns[::2], columns[1::2], ()):
+        known = bound.known(_only(rows, decided), frozenset(decided))
+        is_open = storage and space.storing.isdisjoint(decided)
+        bounds = (np.maximum(bound.flops(known), bound.seconds(known, is_open)), bound.memory(known))
+        for row, price, least, memory in zip(rows, prices, *bounds, strict=True):
+            assert least <= price.seconds * (1 + 1e-9), (layout_of(space, row.tolist(), mesh), decided)
+            assert memory <= price.memory, (layout_of(space, row.tolist(), mesh), decided)
+
+
+def _only(rows: Rows, decided: Iterable[int]) -> Rows:
+    found = np.zeros_like(rows)
+    found[:, list(decided)] = rows[:, list(decided)]
+    return found
 
 
 def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
@@ -79,8 +105,9 @@ def test_a_bound_of_no_layouts() -> None:
     """Where no layout of a mesh is new, or fits."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
-    bound = Bound(space, parts_of(pricer.undistributed(), TORUS.device), mesh, TORUS)
-    assert bound.of_all(layouts(space, mesh)[:0]).shape == (0,)
+    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    nothing = layouts(space, mesh)[:0]
+    assert bound.seconds(bound.known(nothing, frozenset())).shape == (0,)
 
 
 def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:

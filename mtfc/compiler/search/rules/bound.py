@@ -2,7 +2,9 @@
 
 A layout is a row of bit masks, the axes that split each dimension (`space.py`). Everything in a bound depends on unions of
 masks: a processor does 1/n of the work on the dimensions D, where n are the processors along all axes that split one of D. So
-each part of the step (`parts.py`) is a small table over masks, and rows are looked up in it together.
+each part of the step (`parts.py`) is a small table over masks, and rows are looked up in it together. Of a dimension that is not
+decided yet it is known which axes can split it: none that splits another dimension of one of its tensors. Work is taken to be
+split over all of them, and what communicates over none (`Known`).
 
 Sums share what completes them: where several arrive at one place together, each answers for an equal part. What a sum costs
 is then the least on its route, and since the parts at each place add up to what completing it there costs, all of them
@@ -12,27 +14,37 @@ together cost no more than what any choice of places does (a flow is no larger t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import compress
 from typing import TypeAlias
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Hardware, Rate
+from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.rules.arrays import Array
+from mtfc.compiler.search.rules.collectives import Collectives, Seconds
+from mtfc.compiler.search.rules.gathers import Gather
+from mtfc.compiler.search.rules.moves import Gate, Move, Way
 from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
-from mtfc.compiler.search.rules.parts import Array, Gather, Parts, Route, Work
-from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, axes_of, degree, union
+from mtfc.compiler.search.rules.parts import Parts, Step
+from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, union
+from mtfc.compiler.search.rules.sums import Route, Stop
+from mtfc.compiler.search.rules.work import Work
 
-COMBINED = 4 * 2**20
-"""Arrays of so many bytes are not combined with others into one collective."""
-
-Seconds: TypeAlias = NDArray[np.float64]
 Booleans: TypeAlias = NDArray[np.bool_]
+
+
+@attrs.frozen(eq=False)
+class Known:
+    """What is known of some layouts: [layout, column] is the set of axes that split the dimension at least, and at most."""
+
+    low: Rows
+    high: Rows
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -40,125 +52,77 @@ class Bound:
     """For layouts on one mesh."""
 
     space: Space
-    parts: Parts
+    step: Step
     mesh: Mesh
     hardware: Hardware
+    numbers: dict[Dims, Columns] = attrs.field(factory=dict)
 
     @cached_property
+    def collectives(self) -> Collectives:
+        return Collectives(self.mesh, self.hardware)
+
+    @property
     def degrees(self) -> Seconds:
-        return np.array([degree(mask, self.mesh) for mask in range(1 << len(self.mesh.axes))], np.float64)
+        return self.collectives.degrees
 
     @cached_property
     def heavy(self) -> list[tuple[Columns, float]]:
         """Seconds of FLOPs by the columns that they can be split over, most first."""
         found: dict[Columns, float] = defaultdict(float)
-        for work, times in self.parts.work.items():
+        for work, times in self.step.parts(self.step.mixed).work.items():
             found[self.columns(work.dims)] += work.seconds * work.trips * times
         return sorted(found.items(), key=lambda item: -item[1])
 
-    @cached_property
-    def held(self) -> dict[Columns, int]:
-        """Bytes in memory by the columns that they are split over; how long what is gathered stays alive is not known."""
-        found: dict[Columns, int] = defaultdict(int)
-        alive = {} if self.space.storing else self.parts.alive
-        for dims, size in (*self.parts.held.items(), *alive.items()):
-            found[self.columns(dims)] += size
+    def columns(self, dims: Dims) -> Columns:
+        found = self.numbers.get(dims)
+        if found is None:
+            number = self.space.number
+            found = self.numbers[dims] = frozenset(number[name] for name in dims if name in number)
         return found
 
-    def columns(self, dims: Dims) -> Columns:
-        number = self.space.number
-        return frozenset(number[name] for name in dims if name in number)
+    def known(self, rows: Rows, decided: Columns) -> Known:
+        """What is known of layouts of which only some columns are decided."""
+        return Known(*self.space.bounds(rows, decided, self.mesh))
 
-    def of_flops(self, rows: Rows, decided: Columns) -> Seconds:
-        """The FLOPs alone, where only some columns are decided yet: the others could be split over all axes."""
-        return self._split(rows, decided, self.heavy)
+    def memory(self, known: Known) -> Seconds:
+        """Bytes; how long what is gathered stays alive is not known."""
+        held = self._split(known, self._by_columns(self.step.held))
+        if self.space.storing:
+            return held
+        whole = union(known.high, self.columns(self.step.mixed)) == 0
+        return held + np.where(whole, self._split(known, self._by_columns(self.step.alive)), 0)
 
-    def memory(self, rows: Rows, decided: Columns) -> Seconds:
-        """Bytes, where only some columns are decided yet."""
-        return self._split(rows, decided, self.held.items())
+    def _by_columns(self, sizes: Mapping[Dims, int]) -> list[tuple[Columns, float]]:
+        return [(self.columns(dims), size) for dims, size in sizes.items()]
 
-    def _split(self, rows: Rows, decided: Columns, parts: Iterable[tuple[Columns, float]]) -> Seconds:
-        total = np.zeros(len(rows))
+    def flops(self, known: Known) -> Seconds:
+        """Seconds of the FLOPs alone."""
+        return self._split(known, self.heavy)
+
+    def _split(self, known: Known, parts: Iterable[tuple[Columns, float]]) -> Seconds:
+        total = np.zeros(len(known.low))
         for columns, amount in parts:
-            open = not columns <= decided
-            total += amount / self.degrees[-1] if open else (amount / self.degrees)[union(rows, columns)]
+            total += (amount / self.degrees)[union(known.high, columns)]
         return total
 
-    def of_computation(self, rows: Rows) -> Seconds:
-        """Everything but what depends on how parameters and state are stored, at the best of that."""
-        filled = rows.copy()
-        filled[:, sorted(self.space.storing)] = len(self.degrees) - 1
-        each, routes = _Rows(self, filled), [route for route in self.parts.routes if not route.in_update]
-        gathered = self.parts.gathered_bytes if self.space.storing else None
-        return each.work(self.parts.work) + each.sums(routes, gathered)
-
-    def of_all(self, rows: Rows) -> Seconds:
-        """Everything."""
-        each = _Rows(self, rows)
-        seconds = each.work(self.parts.work) + each.sums(self.parts.routes)
-        return seconds + each.gathers(self.parts.gathers) if self.space.storing else seconds
-
-    @cached_property
-    def _lanes(self) -> list[list[tuple[float, float]]]:
-        """For each set of axes and each lane that an all-reduce over it works on: its latency, and seconds per byte at most."""
-        links = [
-            attrs.evolve(link, bandwidth=Rate.constant(link.bandwidth.peak)) for link in self.hardware.links
+    def seconds(self, known: Known, storage_is_open: bool = False) -> Seconds:
+        """Everything; with the best storage where that is open."""
+        columns = sorted(self.columns(self.step.mixed))
+        names = [
+            frozenset(name for name in self.step.mixed if self.space.number.get(name) == i) for i in columns
         ]
-        topology = Topology.of(self.mesh, attrs.evolve(self.hardware, links=tuple(links)))
-        found = []
-        for mask in range(len(self.degrees)):
-            nothing, one = (
-                topology.seconds("all_reduce", axes_of(mask, self.mesh), size) for size in (0.0, 1.0)
-            )
-            found.append([(nothing[lane], one[lane] - nothing[lane]) for lane in nothing])
-        return found
+        splits, groups = np.unique(known.high[:, columns] != 0, axis=0, return_inverse=True)
+        total = np.zeros(len(known.low))
+        for i, split in enumerate(splits):
+            rows = np.flatnonzero(groups.reshape(-1) == i)
+            parts = self.step.parts(frozenset[str]().union(*compress(names, split)))
+            total[rows] = self._seconds(parts, Known(known.low[rows], known.high[rows]), storage_is_open)
+        return total
 
-    @cached_property
-    def _steps(self) -> dict[int, Seconds]:
-        """What one step of completing a sum takes at least, by the bytes of the whole array:
-        [axes, axes that split it, the same and those that cut it by then].
-
-        It may be done with other sums, over more axes that do not split the array. Small arrays may travel with others, and add
-        no latency.
-        """
-        stops = (stop.array.bytes for route in self.parts.routes for stop in route.stops)
-        sizes = list(dict.fromkeys([*stops, *(gather.array.bytes for gather in self.parts.gathers)]))
-        local, sets = np.array(sizes)[:, None] / self.degrees, range(len(self.degrees))
-        every = np.stack([_longest(lanes, local) for lanes in self._lanes])
-        found = np.zeros((len(sizes), len(sets), len(sets), len(sets)))
-        for axes in sets[1:]:
-            for split in (each for each in sets if not each & axes):
-                over = [each for each in sets if each & axes == axes and not each & split]
-                found[:, axes, split] = np.min(every[over], axis=0)
-        return dict(zip(sizes, found, strict=True))
-
-    def completing(self, bytes: int, over: Rows, own: Rows, all: Rows, halved: Rows) -> Seconds:
-        """What completing an array of so many bytes over axes takes at least, by the best of all ways to do it in steps.
-
-        Where a use is split over an axis, a step is half an all-reduce, and what follows is smaller. Before the first one the
-        array can be cut along axes of `all` that it is not pending over.
-        """
-        table, sets = self._steps[bytes], range(len(self.degrees))
-        present = [int(mask) for mask in np.unique(over)] or [0]
-        least = {0: np.zeros(len(over))}
-        for left in (each for each in sets[1:] if any(each & mask == each for mask in present)):
-            cut = own | (all & ~over) | (halved & over & ~np.uint8(left))
-            for step in (each for each in sets[1:] if each & left == each):
-                seconds = table[step, own, cut] * np.where(halved & np.uint8(step), 0.5, 1.0)
-                total = seconds + least[left & ~step]
-                least[left] = np.minimum(least[left], total) if left in least else total
-        if len(present) == 1:
-            return least[present[0]]
-        return np.stack([least[mask] for mask in present])[
-            np.searchsorted(present, over), np.arange(len(over))
-        ]
-
-
-def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds) -> Seconds:
-    alone = bytes >= COMBINED
-    times = [fixed * alone + bytes * each for fixed, each in lanes]
-    longest: Seconds = np.max([np.zeros_like(bytes), *times], axis=0)
-    return longest
+    def _seconds(self, parts: Parts, known: Known, storage_is_open: bool) -> Seconds:
+        each = _Rows(self, known)
+        seconds = each.work(parts.work) + each.sums(parts, storage_is_open) + each.moves(parts.moves)
+        return seconds + each.gathers(parts.gathers) if self.space.storing else seconds
 
 
 @attrs.frozen
@@ -177,77 +141,180 @@ class _Sum:
 class _Rows:
     """Some layouts; unions of masks are found once."""
 
-    def __init__(self, bound: Bound, rows: Rows) -> None:
-        self.bound, self.rows = bound, rows
-        self._unions: dict[Columns, Rows] = {}
+    def __init__(self, bound: Bound, known: Known) -> None:
+        self.bound, self.known, self.number = bound, known, len(known.low)
+        self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
+        self._completed: dict[tuple[int, Columns, Columns, bytes, bytes, bytes], Seconds] = {}
 
-    def union(self, dims: Dims) -> Rows:
+    def low(self, dims: Dims) -> Rows:
+        """The axes that are known to split one of the dimensions."""
+        return self._union(dims, self.known.low, self._unions[0])
+
+    def high(self, dims: Dims) -> Rows:
+        """All axes that can split one of the dimensions."""
+        return self._union(dims, self.known.high, self._unions[1])
+
+    def _union(self, dims: Dims, rows: Rows, found: dict[Columns, Rows]) -> Rows:
         columns = self.bound.columns(dims)
-        if columns not in self._unions:
-            self._unions[columns] = union(self.rows, columns)
-        return self._unions[columns]
+        if columns not in found:
+            found[columns] = union(rows, columns)
+        return found[columns]
 
     def work(self, parts: Mapping[Work, int]) -> Seconds:
         """All work, by the roofline at peak rates."""
-        total, bandwidth = np.zeros(len(self.rows)), self.bound.hardware.device.bandwidth.peak
+        total, bandwidth = np.zeros(self.number), self.bound.hardware.device.bandwidth.peak
         for work, times in parts.items():
-            computing = work.seconds / self.bound.degrees[self.union(work.dims)]
-            moving = sum(map(self._least, work.moved), start=np.zeros(len(self.rows))) / bandwidth
+            computing = work.seconds / self.bound.degrees[self.high(work.dims)]
+            moving = sum(map(self._least, work.moved), start=np.zeros(self.number)) / bandwidth
             total += times * work.trips * (np.maximum(computing, moving) + work.overhead)
         return total
 
     def _least(self, arrays: Iterable[Array]) -> Seconds:
-        sizes = [each.bytes / self.bound.degrees[self.union(each.dims)] for each in arrays]
+        sizes = [each.bytes / self.bound.degrees[self.high(each.dims)] for each in arrays]
         least: Seconds = np.min(sizes, axis=0)
         return least
 
     def gathers(self, gathers: Mapping[Gather, int]) -> Seconds:
         """Each axis that what is stored is split over and its use is not: half of an all-reduce, when the others are gathered."""
-        total = np.zeros(len(self.rows))
+        total = np.zeros(self.number)
         for gather, times in gathers.items():
-            own, all = self.union(gather.own), self.union(gather.array.dims)
-            seconds = self.bound.completing(gather.array.bytes, all & ~own, own, all, all & ~own)
+            seconds = self._by_dims(gather) if gather.pairs else self._by_axes(gather)
             total += times * gather.array.trips * seconds
         return total
 
-    def sums(self, routes: Iterable[Route], gathered: int | None = None) -> Seconds:
-        """All sums. With `gathered` storage is open: a gather follows half an all-reduce, of that many bytes an element."""
-        sums = [each for each in map(self._sum, routes) if len(each.rows)]
-        sharing: dict[Value, Seconds] = defaultdict(lambda: np.zeros(len(self.rows)))
+    def _by_axes(self, gather: Gather) -> Seconds:
+        most = self.high(gather.own)
+        over = self.low(gather.array.dims) & ~most
+        table = self.bound.collectives.reduction(gather.array.bytes)
+        return self.bound.collectives.completing(table, over, self.low(gather.own), most, over)
+
+    def _by_dims(self, gather: Gather) -> Seconds:
+        """All axes of a dimension are gathered at once, one dimension after the other; the last one when no other is split."""
+        overs, mosts = [], []
+        for before, after in gather.pairs:
+            one, other = frozenset((before,)), frozenset((after,))
+            overs.append(self.low(one) & ~self.high(other))
+            mosts.append(self.high(one) & ~self.low(other))
+        total, later = np.zeros(self.number), np.full(self.number, np.inf)
+        every = np.bitwise_or.reduce([total.astype(np.uint8), *overs], axis=0)
+        cut = self.high(gather.array.dims)
+        for over, most in zip(overs, mosts, strict=True):
+            first, last = (self._gathered(gather, over, most, cut & ~gone) for gone in (over, every))
+            total += first
+            later = np.where(over != 0, np.minimum(later, last - first), later)
+        return total + np.where(every != 0, later, 0)
+
+    def _gathered(self, gather: Gather, over: Rows, most: Rows, cut: Rows) -> Seconds:
+        """Over some axes, or over more where `most` are not those."""
+        size, split = gather.array.bytes, self.low(gather.own) & ~over
+        exact, least = (
+            self.bound.collectives.alone(size)[over, cut],
+            self.bound.collectives.gathering(size)[over, split, cut],
+        )
+        return np.where(over == most, exact, least) / 2
+
+    def moves(self, moves: Iterable[Move]) -> Seconds:
+        """All data that changes places; where some of several shares a way, each answers for a part."""
+        found = [(move, [self._leaving(move, way) for way in move.ways]) for move in moves]
+        sharing: dict[Value, Integers] = {}
+        nothing = np.zeros(self.number, np.uint8)
+        for move, masks in found:
+            on: dict[Value, Rows] = {}
+            for way, over in zip(move.ways, masks, strict=True):
+                on.update({value: on.get(value, nothing) | over for value in way.values})
+            for value, leaving in on.items():
+                sharing[value] = sharing.get(value, 0) + (leaving != 0)
+        total = np.zeros(self.number)
+        for move, masks in found:
+            seconds = [self._moved(way, over, sharing) for way, over in zip(move.ways, masks, strict=True)]
+            total += move.trips * np.max(seconds, axis=0)
+        return total
+
+    def _leaving(self, move: Move, way: Way) -> Rows:
+        """The axes that split a dimension of what is made, and not as what reads it knows that."""
+        contested, once = np.zeros(self.number, np.uint8), np.zeros(self.number, np.uint8)
+        for column in self.bound.columns(frozenset(move.beside)):
+            mask = self.known.high[:, column]
+            contested |= once & mask
+            once |= mask
+        leaving = np.zeros(self.number, np.uint8)
+        for old, new in way.names:
+            stays = self.high(frozenset(filter(None, (new,))))
+            leaving |= self.low(frozenset((old,))) & ~stays
+        return leaving & ~contested
+
+    def _moved(self, way: Way, leaving: Rows, sharing: Mapping[Value, Integers]) -> Seconds:
+        seconds, rows = np.zeros(self.number), np.flatnonzero(leaving)
+        if not len(rows):
+            return seconds
+        shared = np.max([sharing[value][rows] for value in way.values], axis=0)
+        over, nothing = leaving[rows], np.zeros(len(rows), np.uint8)
+        table, all = self.bound.collectives.exchanging(way.bytes), self.high(way.dims)[rows] | over
+        most = self.bound.collectives.completing(table, over, nothing, all, nothing)
+        for gate in way.gates:
+            gone, all = over & ~self._passing(gate)[rows], self.high(gate.dims)[rows]
+            table = self.bound.collectives.gathering(gate.bytes)
+            most = np.maximum(
+                most, self.bound.collectives.completing(table, gone, nothing, all & ~gone, gone)
+            )
+        seconds[rows] = most / shared
+        return seconds
+
+    def _passing(self, gate: Gate) -> Rows:
+        """The axes that can split what passes."""
+        found = np.zeros(self.number, np.uint8)
+        for size, names in gate.carriers:
+            for name in names:
+                low, high = self.low(frozenset((name,))), self.high(frozenset((name,)))
+                found |= np.where(size % self.bound.degrees[low] == 0, high, 0).astype(np.uint8)
+        return found
+
+    def sums(self, parts: Parts, storage_is_open: bool) -> Seconds:
+        """All sums. Where storage is open, a gather follows half an all-reduce of a gradient."""
+        gathered = parts.gathered_bytes if storage_is_open else 0
+        sums = [each for each in map(self._sum, parts.routes) if len(each.rows)]
+        sharing: dict[Value, Seconds] = defaultdict(lambda: np.zeros(self.number))
         for each in sums:
             for stop, arrives in zip(each.route.stops, each.arrives, strict=True):
                 sharing[stop.value][each.rows] += arrives
-        total = np.zeros(len(self.rows))
+        total = np.zeros(self.number)
         for each in sums:
-            again = (
-                min(1.0, gathered / each.route.item_bytes) if gathered and _is_gradient(each.route) else 0.0
-            )
+            again = min(1.0, gathered / each.route.item_bytes) if _is_gradient(each.route) else 0.0
             total[each.rows] += self._least_on(each, sharing) * (1 + again)
         return total
 
     def _sum(self, route: Route) -> _Sum:
-        pending = self.union(route.reduced) & ~self.union(route.stops[0].own)
+        pending = self.low(route.reduced) & ~self.high(route.stops[0].own)
         rows = np.flatnonzero(pending)
         pending, going = pending[rows], np.ones(len(rows), np.bool_)
         arrives, scattered = [going], np.zeros(len(rows), np.uint8)
         for stop in route.stops[1:]:
-            free = (self.union(stop.crossed)[rows] & pending) == 0
-            scattered |= np.where(going & ~free, self.union(stop.moved)[rows], 0).astype(np.uint8)
+            free = (self.low(stop.crossed)[rows] & pending) == 0
+            most = self.high(stop.crossed)[rows] & pending != 0
+            scattered |= np.where(going & most, self.high(stop.moved)[rows], 0).astype(np.uint8)
             going = going & free
             arrives.append(going)
-        scattered |= np.where(going, self.union(route.moved)[rows], 0).astype(np.uint8)
+        scattered |= np.where(going, self.high(route.moved)[rows], 0).astype(np.uint8)
         return _Sum(route, rows, pending, arrives, scattered)
 
     def _least_on(self, sum: _Sum, sharing: Mapping[Value, Seconds]) -> Seconds:
-        least, known = np.full(len(sum.rows), np.inf), dict[tuple[int, Dims, Dims], Seconds]()
+        least = np.full(len(sum.rows), np.inf)
+        same = (sum.rows.tobytes(), sum.pending.tobytes(), sum.scattered.tobytes())
         for stop, arrives in zip(sum.route.stops, sum.arrives, strict=True):
-            key = (stop.array.bytes, stop.own, stop.array.dims)
-            if key not in known:
-                own, all = self.union(stop.own)[sum.rows], self.union(stop.array.dims)[sum.rows]
-                known[key] = self.bound.completing(stop.array.bytes, sum.pending, own, all, sum.scattered)
-            shared = stop.array.trips * known[key] / np.maximum(sharing[stop.value][sum.rows], 1)
+            own, dims = self.bound.columns(stop.own), self.bound.columns(stop.array.dims)
+            key = (stop.array.bytes, own, dims, *same)
+            if key not in self._completed:
+                self._completed[key] = self._completing(sum, stop)
+            seconds = self._completed[key]
+            shared = stop.array.trips * seconds / np.maximum(sharing[stop.value][sum.rows], 1)
             least = np.where(arrives, np.minimum(least, shared), least)
         return least
+
+    def _completing(self, sum: _Sum, stop: Stop) -> Seconds:
+        own, all = self.low(stop.own)[sum.rows], self.high(stop.array.dims)[sum.rows]
+        before = (self.high(stop.own)[sum.rows] | all) & ~sum.pending
+        table = self.bound.collectives.reduction(stop.array.bytes)
+        return self.bound.collectives.completing(table, sum.pending, own, before, sum.scattered)
 
 
 def _is_gradient(route: Route) -> bool:

@@ -112,14 +112,17 @@ class Naming:
             self._add(operand, self.names[argument.value])
 
     def _forward(self, function: Function) -> None:
-        """What component-wise equations of one operand are called because of it."""
+        """What component-wise equations of one operand are called because of it. An argument stays as it is stored."""
+        stored = {argument.value: self.own[argument.value] for argument in function.arguments}
         for eqn in function.body:
             if eqn.regions:
                 for operand, argument in pairs(eqn):
-                    self._add(argument.value, _without(self.names[operand], dim_of(eqn).name))
+                    names = stored.get(operand, self.names[operand])
+                    self._add(argument.value, _without(names, dim_of(eqn).name))
                 self._forward(region_of(eqn))
             elif len(eqn.operands) == 1 and OPS[eqn.op].layout_rule(eqn) is BY_NAME:
-                self._add(eqn.result, self.names[eqn.operands[0]])
+                (operand,) = eqn.operands
+                self._add(eqn.result, stored.get(operand, self.names[operand]))
 
 
 def _without(names: Dims, dim: str) -> Dims:

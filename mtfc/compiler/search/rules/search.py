@@ -1,16 +1,14 @@
 """The best global layout: branch and bound over meshes, and dimension by dimension over layouts.
 
 Partial layouts wait in a queue by their bounds, as blocks of rows that are worked on together. The block with the smallest bound
-is taken: its rows get one more dimension, or, if they have all, the full bound, or, if they have that, the best of them is
-compiled and priced. What is priced is so exactly what the compiler makes; once no bound is below the best price, that is proven
-to be the best.
+is taken: its rows get one more dimension, or, if they have all, the best of them is compiled and priced. What is priced is so
+exactly what the compiler makes; once no bound is below the best price, that is proven to be the best.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from time import monotonic
 
@@ -31,12 +29,16 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.rules.bound import Booleans, Bound, Seconds
-from mtfc.compiler.search.rules.parts import parts_of
-from mtfc.compiler.search.rules.space import Columns, Rows, layout_of, space_of
+from mtfc.compiler.search.rules.bound import Booleans, Bound, Known
+from mtfc.compiler.search.rules.collectives import Seconds
+from mtfc.compiler.search.rules.parts import Step
+from mtfc.compiler.search.rules.space import Integers, Rows, layout_of, space_of
 
 BLOCK = 1 << 12
 """Rows that are worked on together."""
+
+MANY = 1 << 8
+"""Rows for which a full bound takes not much longer than for one: fewer wait for it until there are more, or all is decided."""
 
 PROVING, DESCENDING = 0.5, 0.2
 """Which part of the time branching has before good layouts are looked for otherwise, and which part that has."""
@@ -51,14 +53,6 @@ ROUNDING = 1e-9
 """By which part a bound may be too large."""
 
 
-class Stage(IntEnum):
-    """How far the bounds of a block are worked out: of FLOPs, of all that the computation's rules decide, of everything."""
-
-    FLOPS = 0
-    COMPUTATION = 1
-    ALL = 2
-
-
 @attrs.frozen(eq=False)
 class Block:
     """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend."""
@@ -67,7 +61,10 @@ class Block:
     depth: int
     rows: Rows
     bounds: Seconds
-    stage: Stage = Stage.FLOPS
+
+    def where(self, kept: Booleans | Integers | slice) -> Block:
+        """Some of its rows."""
+        return attrs.evolve(self, rows=self.rows[kept], bounds=self.bounds[kept])
 
 
 @attrs.frozen(eq=False)
@@ -98,40 +95,36 @@ class Branching:
 
     def start(self) -> Block:
         rows = np.zeros((1, len(self.order)), np.uint8)
-        return Block(self, 0, rows, self._partial(rows, frozenset(), self.bound.memory(rows, frozenset())))
+        known = self.bound.known(rows, frozenset())
+        is_time = self.objective == "time"
+        return Block(self, 0, rows, self.bound.flops(known) if is_time else self.bound.memory(known))
 
-    def children(self, block: Block) -> Block:
-        """All rows with one more column decided that may fit."""
+    def children(self, block: Block, limit: float) -> Block:
+        """All rows with one more column decided that may fit and be below the limit."""
         column, before = self.order[block.depth], frozenset(self.order[: block.depth])
         rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
-        memory = self.bound.memory(rows, before | {column})
-        room = self.bound.hardware.device.memory if self.objective == "time" else np.inf
-        fits = memory <= room
-        bounds = self._partial(rows[fits], before | {column}, memory[fits])
-        return attrs.evolve(
-            block,
-            depth=block.depth + 1,
-            rows=rows[fits],
-            bounds=np.maximum(bounds, block.bounds[origins[fits]]),
-        )
+        child = attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
+        if child.depth == len(self.order):
+            child = child.where(_is_new(rows, self.joints))
+        for bound in self._bounds(child):
+            found = bound(self.bound.known(child.rows, before | {column}))
+            child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
+            child = child.where(child.bounds < limit)
+        return child
 
-    def _partial(self, rows: Rows, decided: Columns, memory: Seconds) -> Seconds:
-        return memory if self.objective == "memory" else self.bound.of_flops(rows, decided)
+    def _bounds(self, block: Block) -> Iterator[Callable[[Known], Seconds]]:
+        """What may rule rows out, the cheapest first."""
+        if self.objective == "memory":
+            yield self.bound.memory
+            return
+        yield self._too_large
+        yield self.bound.flops
+        if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
+            is_open = block.depth <= self.storage < len(self.order)
+            yield lambda known: self.bound.seconds(known, is_open)
 
-    def computed(self, block: Block) -> Block:
-        """The rows of a block with all rules of the computation decided, with bounds for all of it."""
-        bounds = block.bounds
-        if self.objective == "time":
-            bounds = np.maximum(bounds, self.bound.of_computation(block.rows))
-        return attrs.evolve(block, bounds=bounds, stage=Stage.COMPUTATION)
-
-    def bounded(self, block: Block) -> Block:
-        """The rows of a block with everything decided, but for those that a mesh of fewer axes has too, with full bounds."""
-        new = _is_new(block.rows, self.joints)
-        rows, bounds = block.rows[new], block.bounds[new]
-        if self.objective == "time":
-            bounds = np.maximum(bounds, self.bound.of_all(rows))
-        return attrs.evolve(block, rows=rows, bounds=bounds, stage=Stage.ALL)
+    def _too_large(self, known: Known) -> Seconds:
+        return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
 
     def neighbours(self, row: Rows) -> Rows:
         """The row, and all rows in which one dimension is split otherwise; what is stored follows."""
@@ -147,8 +140,9 @@ class Branching:
 
     def scores(self, rows: Rows) -> Seconds:
         """Bounds, and more than any for rows that cannot fit, the more they lack the more."""
-        lacking = self.bound.memory(rows, frozenset(self.order)) / self.bound.hardware.device.memory
-        return np.where(lacking > 1, NEVER * lacking, self.bound.of_all(rows))
+        known = Known(rows, rows)
+        lacking = self.bound.memory(known) / self.bound.hardware.device.memory
+        return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known))
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
@@ -232,27 +226,15 @@ class Search:
                 self.try_out(on.bound.mesh, layout)
 
     def _work_out(self, block: Block) -> None:
-        if block.stage == Stage.ALL:
-            self._price(block)
-        elif block.depth == len(block.on.order):
-            self._sorted(block.on.bounded(block))
-        elif block.depth == block.on.storage and block.stage == Stage.FLOPS:
-            self._sorted(block.on.computed(block))
+        """One more column, in blocks in the order of their bounds; or, where all are decided, the first row."""
+        if block.depth < len(block.on.order):
+            children = block.on.children(block, self.limit)
+            children = children.where(np.argsort(children.bounds, kind="stable"))
+            for start in range(0, len(children.rows), BLOCK):
+                self._push(children.where(slice(start, start + BLOCK)))
         else:
-            self._sorted(block.on.children(block))
-
-    def _price(self, block: Block) -> None:
-        """The first row of a block, whose others wait."""
-        self._push(attrs.evolve(block, rows=block.rows[1:], bounds=block.bounds[1:]))
-        self.try_out(block.on.bound.mesh, block.on.layout(block.rows[0]))
-
-    def _sorted(self, block: Block) -> None:
-        """Leave out what cannot be better than the best, and put the rest in order and in blocks."""
-        kept = np.flatnonzero(block.bounds < self.limit)
-        kept = kept[np.argsort(block.bounds[kept], kind="stable")]
-        for start in range(0, len(kept), BLOCK):
-            part = kept[start : start + BLOCK]
-            self._push(attrs.evolve(block, rows=block.rows[part], bounds=block.bounds[part]))
+            self._push(block.where(slice(1, None)))
+            self.try_out(block.on.bound.mesh, block.on.layout(block.rows[0]))
 
     def _push(self, block: Block) -> None:
         if len(block.rows):
@@ -291,7 +273,7 @@ def search(
     layouts are tried first, so that nothing worse is found. Rules that are `fixed` every layout has. With `storage` it is also
     searched how parameters and the optimizer's state are stored. Raises `NothingFits`.
     """
-    space, parts = space_of(forward, fixed, storage), parts_of(step, hardware.device)
+    space, parts = space_of(forward, fixed, storage), Step.of(step, hardware.device)
     room = hardware.device.memory if objective == "time" else float("inf")
     searching = Search(pricing, objective, room, until, progress)
     for mesh, layout in known:

@@ -12,8 +12,9 @@ added to one dimension.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, reduce
 from math import prod
+from operator import or_
 from typing import TypeAlias
 
 import attrs
@@ -100,6 +101,17 @@ class Space:
             found.append(more)
             origins.append(np.flatnonzero(legal))
         return np.concatenate(found), np.concatenate(origins)
+
+    def bounds(self, rows: Rows, decided: Columns, mesh: Mesh) -> tuple[Rows, Rows]:
+        """Of each row, the sets of axes that columns have at least and at most, of which only some are decided."""
+        low, high = rows.copy(), rows.copy()
+        for i in (i for i in range(len(self.columns)) if i not in decided):
+            base, beside = self.columns[i].base, self.columns[i].beside
+            most = np.uint8(reduce(or_, self.masks(i, mesh), 0))
+            free = most & ~union(rows, beside & decided)
+            low[:, i] = 0 if base is None else low[:, base]
+            high[:, i] = free if base is None else free | high[:, base]
+        return low, high
 
     def _added(self, rows: Rows, column: int, decided: Columns) -> Rows:
         """The axes that decided columns of the same rules have been given besides their bases'."""

@@ -1,0 +1,171 @@
+"""Sums that must be completed.
+
+A sum over a split dimension must be completed before it meets an equation that is not linear, or one that is split over the same
+axes itself: somewhere along a `Route` through linear equations, at the size that it has there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.search.rules.arrays import Array, Sure, array_of, item_bytes, own_dims
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
+
+
+@attrs.frozen
+class Stop:
+    """A place where a sum can be completed: an array of the dimensions `own`, `array.dims` with those that it may have besides.
+
+    crossed: the dimensions of the linear equation that leads here from the stop before; moved: those under which that one, or
+    what needs the sum in the end, knows dimensions of the array before.
+    """
+
+    value: Value
+    array: Array
+    own: Dims
+    crossed: Dims = frozenset()
+    moved: Dims = frozenset()
+
+
+@attrs.frozen
+class Route:
+    """From an equation that sums over `reduced` to where its sum is needed; `moved` as for a stop, of what needs it.
+
+    in_update: whether it begins there. item_bytes: the fewest bytes of an element on the way.
+    """
+
+    reduced: Dims
+    stops: tuple[Stop, ...]
+    moved: Dims
+    in_update: bool
+    item_bytes: int
+
+
+def routes_of(function: Function, naming: Naming, sure: Sure) -> tuple[Route, ...]:
+    """One for each sum of a function that some use needs."""
+    graph = _Graph(naming, sure)
+    graph.function(function)
+    return tuple(graph.routes())
+
+
+@attrs.frozen
+class _Way:
+    """A linear use of a value: what it makes, and the dimensions as in `Stop`."""
+
+    to: Value
+    crossed: Dims = frozenset()
+    moved: Dims = frozenset()
+
+
+@attrs.frozen
+class _Graph:
+    """How sums pass through a program.
+
+    needed: values that some use needs complete, and `moved` of such a use. sources: results that may be left as sums, over which
+    dimensions, and whether they may pass on.
+    """
+
+    naming: Naming
+    sure: Sure
+    arrays: dict[Value, Array] = attrs.field(factory=dict)
+    ways: dict[Value, list[_Way]] = attrs.field(factory=lambda: defaultdict(list))
+    needed: dict[Value, Dims] = attrs.field(factory=dict)
+    sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
+
+    def function(self, function: Function) -> None:
+        self._body(function, 1)
+        for output in function.outputs:
+            stored = self.naming.stored.get(output.updates or "", frozenset())
+            self._needs(output.value, stored - self.naming.own[output.value])
+
+    def _body(self, function: Function, trips: int) -> None:
+        values = [a.value for a in function.arguments] + [v for eqn in function.body for v in eqn.results]
+        self.arrays.update({value: array_of(value, self.naming, trips) for value in values})
+        for eqn in function.body:
+            if eqn.regions:
+                self._loop(eqn, trips)
+            elif self.sure(eqn):
+                self._equation(eqn)
+
+    def _equation(self, eqn: Equation) -> None:
+        rule = OPS[eqn.op].layout_rule(eqn)
+        linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
+        for i, value in enumerate(eqn.operands):
+            moved = iteration(eqn, rule, value) - self.naming.own[value]
+            if i in linear:
+                self.ways[value].append(_Way(eqn.result, own_dims(eqn, rule), moved))
+            else:
+                self._needs(value, moved)
+        if rule.reduced:
+            reduced = frozenset(called(eqn, dim.name) for dim in rule.reduced)
+            self.sources.append((eqn, reduced, rule.reduction == "sum"))
+
+    def _needs(self, value: Value, moved: Dims) -> None:
+        """Of several uses one that knows the value's dimensions under their own names counts."""
+        self.needed[value] = self.needed.get(value, moved) & moved
+
+    def _loop(self, eqn: Equation, trips: int) -> None:
+        """A sum may go around with what is carried, and leave as a stack."""
+        region = region_of(eqn)
+        self._body(region, trips * dim_of(eqn).size)
+        carries = {a.value.name: a.value for a in region.arguments if a.role == "carried"}
+        for operand, argument in pairs(eqn):
+            if argument.role == "carried":
+                self.ways[operand].append(_Way(argument.value))
+            else:
+                self._needs(operand, frozenset())
+        for result, output in zip(eqn.results, region.outputs, strict=True):
+            leaving = (result, carries[output.updates]) if output.updates else (result,)
+            self.ways[output.value] += map(_Way, leaving)
+
+    def routes(self) -> Iterator[Route]:
+        """For each sum the route whose smallest array is largest: the sum must be completed on every one."""
+        following = self._widest()
+        for eqn, reduced, may_pass in self.sources:
+            value = eqn.results[0]
+            if value not in following:
+                continue
+            stops = [self._stop(_Way(value))]
+            way = following[value] if may_pass else None
+            while way is not None:
+                stops.append(self._stop(way))
+                way = following[way.to]
+            moved = self.needed.get(stops[-1].value, frozenset())
+            item = min(item_bytes(stop.value) for stop in stops)
+            yield Route(reduced, tuple(stops), moved, eqn.stage == "update", item)
+
+    def _stop(self, way: _Way) -> Stop:
+        return Stop(way.to, self.arrays[way.to], self.naming.own[way.to], way.crossed, way.moved)
+
+    def _widest(self) -> dict[Value, _Way | None]:
+        """For each value that is needed in the end the next way there on its widest route; None where it is needed itself."""
+        before: dict[Value, list[tuple[Value, _Way]]] = defaultdict(list)
+        for value, ways in self.ways.items():
+            for way in ways:
+                before[way.to].append((value, way))
+        order = count()
+        queue: list[tuple[int, int, int, Value, _Way | None]] = [
+            (-self._size(value), 0, next(order), value, None) for value in self.needed
+        ]
+        heapq.heapify(queue)
+        found: dict[Value, _Way | None] = {}
+        while queue:
+            width, steps, _, value, onward = heapq.heappop(queue)
+            if value in found:
+                continue
+            found[value] = onward
+            for earlier, through in before[value]:
+                narrow = max(width, -self._size(earlier))
+                heapq.heappush(queue, (narrow, steps + 1, next(order), earlier, through))
+        return found
+
+    def _size(self, value: Value) -> int:
+        return self.arrays[value].bytes * self.arrays[value].trips
