@@ -50,8 +50,9 @@ def _of_equation(
 ) -> Work:
     written = [(array_of(value, naming),) for value in eqn.results if value in memory.stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
+    flops = 0 if reads.may_be_for_others(eqn) else OPS[eqn.op].flops(eqn, Numbers(SINGLE))
     return Work(
-        seconds=OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak,
+        seconds=flops / device.rate(dtype).peak,
         dims=_split(eqn, naming),
         moved=(*written, *reads.of(eqn)),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
@@ -61,8 +62,8 @@ def _of_equation(
 
 class _Reads:
     """What equations read. Which kernel a fused one is part of depends on the layout, and the first equation of a kernel reads an
-    array for all: sure is what a single equation reads, or only such whose results are stored. What is read through a view may
-    be read with something else.
+    array for all: sure is what a single equation reads, or one whose result is stored. What is read through a view may be
+    read with something else.
     """
 
     def __init__(self, memory: Memory, known: set[Value], naming: Naming, function: Function) -> None:
@@ -78,12 +79,20 @@ class _Reads:
         for value in dict.fromkeys(eqn.operands):
             if value in self.viewed or value not in self.known or self.memory.views(value) != [value]:
                 continue
-            readers = self.readers[value]
-            if len(readers) > 1 and not all(each.regions or self.memory.is_stored(each) for each in readers):
+            if not self.memory.is_stored(eqn) and len(self.readers[value]) > 1:
                 continue
-            array = _operand(eqn, value, self.naming)
+            is_sure = len(self.readers[value]) == 1 or all(map(self._is_stored, self.readers[value]))
+            array = _operand(eqn, value, self.naming) if is_sure else array_of(value, self.naming)
             is_looked_up = OPS[eqn.op].storage == "lookup" and value is eqn.operands[0]
             yield (array, array_of(eqn.result, self.naming)) if is_looked_up else (array,)
+
+    def _is_stored(self, eqn: Equation) -> bool:
+        return bool(eqn.regions) or self.memory.is_stored(eqn)
+
+    def may_be_for_others(self, eqn: Equation) -> bool:
+        """Whether what the equation reads may take longer than it computes, and be what others are taken to read."""
+        shares = any(len(self.readers[value]) > 1 for value in eqn.operands)
+        return shares and not self._is_stored(eqn)
 
 
 def _is_view(eqn: Equation) -> bool:
