@@ -86,7 +86,11 @@ class Branching:
         heavy = dict.fromkeys([*(i for each, _ in bound.heavy for i in sorted(each)), *columns])
         pairs = range(len(bound.mesh.axes) - 1) if any_shape else ()
         joints = tuple(first for first in pairs if lie_as_one(bound.mesh, bound.hardware, first))
-        return cls(bound, tuple(sorted(heavy, key=bound.space.storing.__contains__)), joints, objective)
+        order = [i for i in heavy if i not in bound.space.storing]
+        for i in (i for i in heavy if i in bound.space.storing):
+            base = bound.space.columns[i].base
+            order += [each for each in (base, i) if each is not None and each not in order]
+        return cls(bound, tuple(order), joints, objective)
 
     @property
     def storage(self) -> int:
