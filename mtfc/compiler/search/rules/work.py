@@ -11,7 +11,7 @@ from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.opdef import BY_NAME
+from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.views import folded
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, array_of, own_dims
@@ -32,71 +32,50 @@ class Work:
 
 
 def work_of(function: Function, naming: Naming, device: Device, trips: int, sure: Sure) -> Iterator[Work]:
-    """What is sure; of what unsure equations make, or fold, it is not known whether it is stored."""
+    """What is sure; of what unsure equations make, or fold, it is not known whether it is stored. What computes something of its operands
+    reads them, however it is distributed.
+    """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
     memory = Memory(attrs.evolve(function, body=body), SINGLE)
     memory.stored -= folded(function.body)
     known = {*memory.makers, *(argument.value for argument in function.arguments)}
-    reads = _Reads(memory, known, naming, function)
     for eqn in body:
         if eqn.regions:
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
         elif OPS[eqn.op].storage not in ("view", "made"):
-            yield _of_equation(eqn, memory, reads, naming, device, trips)
+            yield _of_equation(eqn, memory, known, naming, device, trips)
+    for eqn in function.body:
+        is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
+        if is_distributed and OPS[eqn.op].flops is not no_flops:
+            moved = tuple(filter(None, _read(eqn, memory, known, naming)))
+            yield Work(0.0, frozenset(), moved, 0.0, trips)
 
 
 def _of_equation(
-    eqn: Equation, memory: Memory, reads: _Reads, naming: Naming, device: Device, trips: int
+    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device, trips: int
 ) -> Work:
     written = [(array_of(value, naming),) for value in eqn.results if value in memory.stored]
+    read = _read(eqn, memory, known, naming)
+    if OPS[eqn.op].storage == "lookup":
+        read[0] = (*read[0], array_of(eqn.result, naming)) if read[0] else ()
     dtype = (eqn.operands or eqn.results)[0].type.dtype
-    flops = 0 if reads.may_be_for_others(eqn) else OPS[eqn.op].flops(eqn, Numbers(SINGLE))
     return Work(
-        seconds=flops / device.rate(dtype).peak,
+        seconds=OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak,
         dims=_split(eqn, naming),
-        moved=(*written, *reads.of(eqn)),
+        moved=(*written, *filter(None, read)),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
 
 
-class _Reads:
-    """What equations read. Which kernel a fused one is part of depends on the layout, and the first equation of a kernel reads an
-    array for all: sure is what a single equation reads, or one whose result is stored. What is read through a view may be
-    read with something else.
-    """
-
-    def __init__(self, memory: Memory, known: set[Value], naming: Naming, function: Function) -> None:
-        self.memory, self.known, self.naming = memory, known, naming
-        self.viewed = {value for eqn in function.body if _is_view(eqn) for value in eqn.operands}
-        self.readers: dict[Value, list[Equation]] = {}
-        for eqn in function.body:
-            for value in dict.fromkeys(eqn.operands):
-                self.readers.setdefault(value, []).append(eqn)
-
-    def of(self, eqn: Equation) -> Iterator[tuple[Array, ...]]:
-        """For each array that is read what it can be read as."""
-        for value in dict.fromkeys(eqn.operands):
-            if value in self.viewed or value not in self.known or self.memory.views(value) != [value]:
-                continue
-            if not self.memory.is_stored(eqn) and len(self.readers[value]) > 1:
-                continue
-            is_sure = len(self.readers[value]) == 1 or all(map(self._is_stored, self.readers[value]))
-            array = _operand(eqn, value, self.naming) if is_sure else array_of(value, self.naming)
-            is_looked_up = OPS[eqn.op].storage == "lookup" and value is eqn.operands[0]
-            yield (array, array_of(eqn.result, self.naming)) if is_looked_up else (array,)
-
-    def _is_stored(self, eqn: Equation) -> bool:
-        return bool(eqn.regions) or self.memory.is_stored(eqn)
-
-    def may_be_for_others(self, eqn: Equation) -> bool:
-        """Whether what the equation reads may take longer than it computes, and be what others are taken to read."""
-        shares = any(len(self.readers[value]) > 1 for value in eqn.operands)
-        return shares and not self._is_stored(eqn)
-
-
-def _is_view(eqn: Equation) -> bool:
-    return not eqn.regions and OPS[eqn.op].storage in ("view", "made")
+def _read(eqn: Equation, memory: Memory, known: set[Value], naming: Naming) -> list[tuple[Array, ...]]:
+    """What each operand can be read as; nothing where that is not known."""
+    found: list[tuple[Array, ...]] = []
+    for value in dict.fromkeys(eqn.operands):
+        views = memory.views(value)
+        arrays = [_operand(eqn, value, naming), *(array_of(each, naming) for each in views[1:])]
+        found.append(tuple(arrays) if views and known.issuperset(views) else ())
+    return found
 
 
 def _operand(eqn: Equation, value: Value, naming: Naming) -> Array:
