@@ -111,6 +111,8 @@ class Branching:
         if child.depth == len(self.order):
             child = child.where(_is_new(rows, self.joints))
         for bound in self._bounds(child):
+            if not len(child.rows):
+                break
             found = bound(self.bound.known(child.rows, before | {column}))
             child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
             child = child.where(child.bounds < limit)
@@ -125,6 +127,7 @@ class Branching:
         yield self.bound.flops
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
+            yield lambda known: self.bound.sure_seconds(known, is_open)
             yield lambda known: self.bound.seconds(known, is_open)
 
     def _too_large(self, known: Known) -> Seconds:

@@ -32,8 +32,8 @@ class Work:
 
 
 def work_of(function: Function, naming: Naming, device: Device, trips: int, sure: Sure) -> Iterator[Work]:
-    """What is sure; of what unsure equations make, or fold, it is not known whether it is stored. What computes something of its operands
-    reads them, however it is distributed.
+    """What is sure; of what unsure equations make, or fold, it is not known whether it is stored. What computes something of its
+    operands reads them, however it is distributed.
     """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
     memory = Memory(attrs.evolve(function, body=body), SINGLE)
