@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
@@ -158,6 +159,38 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
     (fold,) = (eqn for eqn in function.body if eqn.op == "fold")
     assert fold.result in stored
     assert not stored.intersection(fold.operands)
+
+
+def test_ops_have_rates_of_their_own() -> None:
+    """A maximum over windows is a pooling, over anything else it is not; what is not given is as fast as its bytes."""
+    text = """\
+dim batch = 64
+dim rows = 64
+dim half = 32
+dim two = 2
+model net(x: [batch, rows]) {
+  y = max(window(x, rows -> [half, two], stride = 2), over = two)
+  z = max(exp(x), over = rows)
+  return y, z
+}
+"""
+    (program,) = load(text).programs
+    function = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
+    plain = machine().device
+    slow = attrs.evolve(plain, ops={"pool": 1e3, "exp": 1e4})
+    found = {
+        eqn.op + str(i): (a.seconds, b.seconds)
+        for i, (eqn, a, b) in enumerate(
+            zip(
+                function.body,
+                work(function, ONE_DEVICE, plain),
+                work(function, ONE_DEVICE, slow),
+                strict=True,
+            )
+        )
+    }
+    changed = {name[:-1]: slow for name, (before, slow) in found.items() if slow != before}
+    assert changed == {"max": pytest.approx(4096 / 1e3 + OVERHEAD), "exp": pytest.approx(4096 / 1e4)}
 
 
 @holds_for(programs(), 40)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
+import jax.numpy as jnp
 import pytest
 
 from mtfc.backends.calibration import QUICK, link_of, rising, with_jax, with_numpy
+from mtfc.backends.jax_kernels import KERNELS
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.types import Mesh
@@ -47,7 +53,9 @@ def test_hardware_as_text_means_the_same(name: str) -> None:
 def test_tables_as_text() -> None:
     rate = Rate(((1e3, 2.5e9), (1e6, 4e10)))
     link = Link("wire", "torus", (4, 2), rate, 1.5e-6, shared=2, wraps=4)
-    hardware = Hardware("box", Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6), (link,))
+    hardware = Hardware(
+        "box", Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}), (link,)
+    )
     assert in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
 
 
@@ -64,3 +72,44 @@ def test_virtual_devices_of_jax() -> None:
     assert found.device.overhead < 1e-2
     assert found.links[0].latency < 1
     assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
+
+
+def test_random_numbers_take_longer_than_their_bytes() -> None:
+    found = with_jax("here", 2, QUICK).device
+    bytes = 4 * QUICK.elements
+    assert found.ops["normal"] < QUICK.elements / (bytes / found.bandwidth.at(bytes))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_can_be_chained(name: str) -> None:
+    """Each gives as many numbers as it takes, between 0 and 1."""
+    x = jnp.linspace(0.1, 0.9, 4096, dtype="float32")
+    for _ in range(8):
+        x = KERNELS[name](x)
+        assert x.shape == (4096,)
+        assert bool(jnp.isfinite(x).all())
+        if name != "normal":
+            assert 0 <= float(x.min()) <= float(x.max()) <= 1
+
+
+PAGES = """\
+import resource
+import numpy as np
+from mtfc.backends.allocator import keep_memory
+
+keep_memory()
+faults = []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(1 << 24)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_freed_memory_stays_with_the_process() -> None:
+    """128 MiB are 32,768 pages; the second time there are none to fetch."""
+    run = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
+    first, _, third = map(int, run.stdout.split())
+    assert first > 100 * (third + 1)

@@ -21,6 +21,7 @@ hardware box = {
     memory: 16e9
     bandwidth: 1e11
     overhead: 2e-6
+    ops: { gather: 1e9, pool: 5e8 }
   }
   link wire: { kind: ring, size: 4, bandwidth: 10e9 / 2, latency: 1e-6 }
   link net: { kind: switch, bandwidth: { 1000: 1e8, 1000000: 1e9 }, shared: 4 }
@@ -41,10 +42,17 @@ def test_a_declaration() -> None:
         16e9,
         Rate.constant(1e11),
         2e-6,
+        {"gather": 1e9, "pool": 5e8},
     )
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)
     assert module(BOX).hardware == {"box": Hardware("box", device, (wire, net))}
+
+
+def test_an_op_that_does_not_exist() -> None:
+    with pytest.raises(CompileError, match="E012") as error:
+        module(BOX.replace("gather", "gathers"))
+    assert error.value.diagnostics[0].help == "did you mean `gather`?"
 
 
 def test_rates_between_sizes() -> None:

@@ -1,0 +1,36 @@
+"""The TPU compiler: what happens without it, and where it is installed, that it compiles and counts."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from mtfc.backends import hlo, tpu
+from mtfc.backends.devices import Unavailable
+from tests.harness import lowered
+
+
+def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match="pip install libtpu"):
+        tpu.topology("v5e:2x2")
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_product_takes_the_cycles_of_its_flops() -> None:
+    text = """\
+dim a = 8192
+dim b = 4096
+dim c = 4096
+mesh line = [all: 4]
+layout split on line = { a: all }
+model net(x: [a, b]) {
+  param w: [b, c] = normal()
+  h = einsum(x, w -> [a, c])
+  return h
+}
+"""
+    cycles = hlo.cycles(tpu.hlo(lowered(text), "v5e:2x2", "forward"))
+    flops = 2 * 8192 * 4096 * 4096 / 4
+    assert flops / 197e12 < cycles / tpu.CLOCKS["v5e"] < 2 * flops / 197e12
