@@ -97,6 +97,24 @@ def _only(rows: Rows, decided: Iterable[int]) -> Rows:
     return found
 
 
+def test_a_parameter_that_is_broadcast_is_not_stored_as_what_comes_of_it() -> None:
+    text = """\
+dim io = 1
+dim hidden = 4
+dim length = 8
+mesh grid = [cols: 2, deep: 4]
+layout main on grid = { length: cols, params: { length: (cols, deep) } }
+model m(x: [hidden]) {
+  param w: [io] = ones()
+  param unused: [length, hidden] = ones()
+  y = sum(floor(broadcast(w -> [hidden, length, io])) + 0.0 * x, over = length)
+  return y
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, TORUS, storage=True)
+
+
 def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
     assert CombineCollectives().max_bytes == COMBINED
 

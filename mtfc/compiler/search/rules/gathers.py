@@ -33,7 +33,8 @@ def gathers_of(function: Function, naming: Naming, sure: Sure) -> Iterator[tuple
         if argument.role == "parameter":
             for size, item, value in _used(argument.value, uses, 1, sure):
                 own, names = computed(naming.names[value]), value.type.names
-                pairs = tuple((f"{PARAMS}{name}", name) for name in names) if own == frozenset(names) else ()
+                stored = [name for name in names if name in argument.value.type.names]
+                pairs = tuple((f"{PARAMS}{name}", name) for name in stored) if own == frozenset(names) else ()
                 yield Gather(Array(size, naming.own[argument.value] | own), own, pairs), item
     for output in function.outputs:
         if output.updates is not None:
