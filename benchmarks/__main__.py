@@ -11,7 +11,18 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import compile_time, networks, peer_jax, rules, simulation, soap, solver, startup, tiling
+from benchmarks import (
+    accuracy,
+    compile_time,
+    networks,
+    peer_jax,
+    rules,
+    simulation,
+    soap,
+    solver,
+    startup,
+    tiling,
+)
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -19,6 +30,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "compile": compile_time.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
+    "accuracy": accuracy.figures,
     "jax": peer_jax.figures,
     "rules": rules.figures,
     "solver": solver.figures,

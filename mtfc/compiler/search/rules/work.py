@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory
+from mtfc.compiler.analysis.roofline import Memory, largest
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
@@ -58,9 +59,12 @@ def _of_equation(
     read = _read(eqn, memory, known, naming)
     if OPS[eqn.op].storage == "lookup":
         read[0] = (*read[0], array_of(eqn.result, naming)) if read[0] else ()
-    dtype = (eqn.operands or eqn.results)[0].type.dtype
+    computing = (
+        OPS[eqn.op].flops(eqn, Numbers(SINGLE))
+        / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+    )
     return Work(
-        seconds=OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak,
+        seconds=max(computing, largest(eqn, SINGLE) / device.ops.get(memory.kernel(eqn), inf)),
         dims=_split(eqn, naming),
         moved=(*written, *filter(None, read)),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
