@@ -204,8 +204,7 @@ def test_an_interrupt_ends_quietly(folder: Path) -> None:
         assert process.stderr.readline() == "mtfc: no --data: the inputs are drawn from seed 0\n"
         assert process.stdout.readline().startswith("step")
         process.send_signal(signal.SIGINT)
-        assert process.stderr.read() == "mtfc: interrupted\n"
-        assert process.wait() == 130
+        assert (process.stderr.read(), process.wait()) == ("mtfc: interrupted\n", 130)
 
 
 def test_standard_input(folder: Path) -> None:
