@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
+def memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that keeps memory would keep it for all tests that follow."""
+    monkeypatch.setattr("mtfc.backends.allocator.keep_memory", lambda: None)
+
+
+@pytest.fixture(autouse=True)
 def narrow_numbers() -> Iterator[None]:
     """A module that computes in f64 makes JAX wide for the whole process: not for the tests that follow."""
     yield

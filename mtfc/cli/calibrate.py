@@ -50,10 +50,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def _measured(options: argparse.Namespace) -> tuple[Hardware, str]:
     """The machine, and a comment that says what was measured."""
-    from mtfc.backends.allocator import keep_memory
+    from mtfc.backends import allocator
     from mtfc.backends.calibration import QUICK, Effort, with_jax, with_numpy
 
-    keep_memory()
+    allocator.keep_memory()
     effort = QUICK if options.quick else Effort()
     hint = "Rates by size: FLOPs of a matrix product, bytes that a kernel reads and writes, bytes of an all-reduce."
     if options.backend == "numpy":

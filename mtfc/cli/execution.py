@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.allocator import keep_memory
 from mtfc.cli.npz import Array, Arrays
 from mtfc.compiler.ir.core import Program
 
@@ -28,7 +27,6 @@ def source(program: Program, backend: str) -> str:
 
 def load(program: Program, backend: str) -> Any:
     """The module that a backend generates, ready to run. Raises `Unavailable`."""
-    keep_memory()
     if backend == "numpy":
         from mtfc.backends.numpy_backend import load as load_numpy
 

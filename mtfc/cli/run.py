@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends import allocator
 from mtfc.cli.errors import OK, UsageError, say
 from mtfc.cli.execution import BACKENDS, Session, load
 from mtfc.cli.inputs import Batches, draw_batch, read_batches, read_parameters
@@ -67,6 +68,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         lowered = attrs.evolve(lowered, functions=(lowered.function("forward"),))
     given = read_parameters(options.params, program) if options.params else {}
     evaluation = read_batches(options.eval, program.function("forward")) if options.eval else None
+    if options.train:
+        allocator.keep_memory()
     session = Session.start(load(lowered, options.backend), options.seed, given)
     if options.train:
         steps, outputs = _train(session, program, batches, evaluation, options)
