@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import Phase, settings
 
+from mtfc.backends import allocator
+
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 settings.register_profile(
@@ -33,10 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
-def memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def memory_comes_and_goes() -> Iterator[None]:
     """A command that keeps memory would keep it for all tests that follow."""
-    monkeypatch.setattr("mtfc.backends.allocator.keep_memory", lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(allocator, "keep_memory", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
