@@ -21,7 +21,7 @@ from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for
 
-MANY, FEW = holds_for(programs(), 30), holds_for(programs(), 12)
+MANY, FEW = holds_for(programs(), 20), holds_for(programs(), 9)
 
 
 def by_kind_and_axes(charges: Iterable[Charge]) -> dict[object, list[Charge]]:

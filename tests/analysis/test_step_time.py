@@ -193,7 +193,7 @@ model net(x: [batch, rows]) {
     assert changed == {"max": pytest.approx(4096 / 1e3 + OVERHEAD), "exp": pytest.approx(4096 / 1e4)}
 
 
-@holds_for(programs(), 40)
+@holds_for(programs(), 20)
 def test_of_every_program(generated: Generated) -> None:
     """A step is computing and waiting, its FLOPs are those of `cost`, and each device does one thing at a time."""
     program = lowered(generated.source)

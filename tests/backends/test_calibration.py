@@ -66,16 +66,21 @@ def test_numpy_has_one_device() -> None:
     assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 
-def test_virtual_devices_of_jax() -> None:
-    found = with_jax("here", 2, QUICK)
+@pytest.fixture(scope="module")
+def measured() -> Hardware:
+    return with_jax("here", 2, QUICK)
+
+
+def test_virtual_devices_of_jax(measured: Hardware) -> None:
+    found = measured
     assert found.devices == 2
     assert found.device.overhead < 1e-2
     assert found.links[0].latency < 1
     assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 
-def test_random_numbers_take_longer_than_their_bytes() -> None:
-    found = with_jax("here", 2, QUICK).device
+def test_random_numbers_take_longer_than_their_bytes(measured: Hardware) -> None:
+    found = measured.device
     bytes = 4 * QUICK.elements
     assert found.ops["normal"] < QUICK.elements / (bytes / found.bandwidth.at(bytes))
 

@@ -13,8 +13,8 @@ from zlib import crc32
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 30
-FEW_EXAMPLES = 12
+EXAMPLES = 22
+FEW_EXAMPLES = 9
 """Where each example takes a second or so."""
 
 PHASES = (Phase.generate, Phase.shrink)

@@ -49,7 +49,7 @@ SLOW_CORES = Hardware(
 TORUS = named("tpu_v2", {})
 
 SPATIAL = programs(Options(spatial=True, statements=5, layouts=1))
-EXAMPLES = 10
+EXAMPLES = 8
 
 
 def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
