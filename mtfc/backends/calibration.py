@@ -220,12 +220,13 @@ class _Devices:
         import jax.numpy as jnp
 
         size = 8 * effort.elements
+        notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
         found = {}
         for name, op in jax_kernels.KERNELS.items():
-            rate = effort.elements / self._seconds(_of_result(op), start, effort)
-            if rate < effort.elements / (NOTABLY * size / bandwidth.at(size)):
-                found[name] = rate
+            seconds = self._seconds(_of_result(op), start, effort)
+            if seconds > notable:
+                found[name] = effort.elements / seconds
         return found
 
     def all_reduce(self, size: int, effort: Effort) -> Point:

@@ -74,9 +74,11 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     the text does not state how often it runs.
     """
     traffic: dict[str, Traffic] = {}
+    limits: dict[str, int] = {}
     name = ""
-    for name, instructions in _computations(re.sub(r"/\*.*?\*/", "", hlo)):
-        traffic[name] = _traffic(instructions, traffic)
+    for name, instructions in _computations(hlo):
+        limits |= _limit(name, instructions)
+        traffic[name] = _traffic(instructions, traffic, limits)
     report: dict[str, dict[str, int]] = {}
     for (kind, quantity), amount in traffic.get(name, Counter()).items():
         report.setdefault(kind, {})[quantity] = amount
@@ -89,42 +91,29 @@ def cycles(hlo: str) -> int:
     Kernels for which it names none, copies in the background for example, and collectives count nothing.
     """
     known: dict[str, int] = {}
-    trips: dict[str, int] = {}
+    limits: dict[str, int] = {}
     name = ""
-    for name, instructions in _computations(re.sub(r"/\*.*?\*/", "", hlo)):
-        counts = [
-            each for each in instructions if each.opcode == "constant" and each.type.startswith("s32[]")
-        ]
-        if len(counts) == 1 and instructions[-1].opcode == "compare":
-            trips[name] = int(counts[0].rest.split(")")[0])
-        known[name] = sum(_cycles(instruction, known, trips) for instruction in instructions)
+    for name, instructions in _computations(hlo):
+        limits |= _limit(name, instructions)
+        known[name] = sum(_cycles(instruction, known, limits) for instruction in instructions)
     return known.get(name, 0)
 
 
-def _cycles(instruction: Instruction, known: Mapping[str, int], trips: Mapping[str, int]) -> int:
+def _cycles(instruction: Instruction, known: Mapping[str, int], limits: Mapping[str, int]) -> int:
+    """Of a kernel what it says itself, which includes what is fused in it."""
     if instruction.collective:
         return 0
     if instruction.opcode in ("while", "call", "conditional"):
         inside = sum(known.get(callee, 0) for callee in CALLED.findall(instruction.rest))
-        return inside * (_trips(instruction, trips) if inside else 0)
+        return inside and inside * _iterations(instruction, limits)
     found = CYCLES.search(instruction.rest)
     return int(found[1]) if found else 0
-
-
-def _trips(instruction: Instruction, trips: Mapping[str, int]) -> int:
-    """How often a loop runs whose counter starts at 0 and is compared with a constant, as those that JAX makes."""
-    condition = CONDITION.search(instruction.rest)
-    if condition is None:
-        return 1
-    if condition[1] not in trips:
-        raise ValueError(f"the HLO does not say how often the loop {instruction.name} runs")
-    return trips[condition[1]]
 
 
 def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
     """Every computation's name and instructions, callees first, the program's entry last."""
     name, instructions = "", []
-    for line in hlo.splitlines():
+    for line in re.sub(r"/\*.*?\*/", "", hlo).splitlines():
         if found := INSTRUCTION.match(line):
             instructions.append(Instruction(*found.groups()))
         elif found := COMPUTATION.match(line):
@@ -133,7 +122,9 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
             yield name, instructions
 
 
-def _traffic(instructions: list[Instruction], known: Mapping[str, Traffic]) -> Traffic:
+def _traffic(
+    instructions: list[Instruction], known: Mapping[str, Traffic], limits: Mapping[str, int]
+) -> Traffic:
     """What one computation communicates, with all that it calls."""
     types = {instruction.name: instruction.type for instruction in instructions}
     total: Traffic = Counter()
@@ -143,7 +134,7 @@ def _traffic(instructions: list[Instruction], known: Mapping[str, Traffic]) -> T
         elif not instruction.opcode.endswith(("-done", "-update")):
             for callee in CALLED.findall(instruction.rest):
                 if known.get(callee):
-                    times = _iterations(instruction)
+                    times = _iterations(instruction, limits)
                     total.update({key: amount * times for key, amount in known[callee].items()})
     return total
 
@@ -169,12 +160,24 @@ def _alone(instruction: Instruction) -> bool:
     return group is not None and (group[2] == "1" or (group[1] or "").isdigit())
 
 
-def _iterations(instruction: Instruction) -> int:
+def _limit(name: str, instructions: list[Instruction]) -> dict[str, int]:
+    """What a loop's counter, which starts at 0 as JAX makes it, is compared with, if the computation does nothing else."""
+    constants = [each for each in instructions if each.opcode == "constant" and each.type.startswith("s32[]")]
+    if len(constants) != 1 or instructions[-1].opcode != "compare":
+        return {}
+    return {name: int(constants[0].rest.split(")")[0])}
+
+
+def _iterations(instruction: Instruction, limits: Mapping[str, int]) -> int:
+    """How often a computation runs that the instruction calls: as the loop says itself, or its condition does."""
     if instruction.opcode != "while":
         return 1
     if count := TRIP_COUNT.search(instruction.rest):
         return int(count[1])
-    raise ValueError(f"the HLO does not say how often the loop {instruction.name} runs, and it communicates")
+    condition = CONDITION.search(instruction.rest)
+    if condition and condition[1] in limits:
+        return limits[condition[1]]
+    raise ValueError(f"the HLO does not say how often the loop {instruction.name} runs")
 
 
 def _closing(text: str) -> int:

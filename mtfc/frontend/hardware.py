@@ -210,7 +210,7 @@ def _ops(figure: ast.Figure, scope: Scope) -> dict[str, float] | None:
                 f"no op is called `{name.text}`",
                 name,
                 known,
-                "see the table of ops in the language's manual",
+                "they are called as in what `mtfc compile --emit ir` prints",
             )
         return name.text in known
 

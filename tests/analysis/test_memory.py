@@ -9,6 +9,7 @@ from mtfc.compiler.analysis.memory import Memory, memory_of
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.reader import read_program
+from mtfc.compiler.ir.views import folded
 
 HEAD = """\
 program m
@@ -109,6 +110,18 @@ def test_sharing(rule: str) -> None:
     equations, expected = SHARING[rule]
     lines = equations.replace("; ", "\n")
     assert shared(f"input %x: f32[a{{all}}, b]\ninput %y: f32[b, c]\n{lines}\noutput q = %q") == expected
+
+
+def test_a_product_that_is_folded_and_given_away_is_stored() -> None:
+    body = """
+      input %x: f32[a, d]
+      %p: f32[a, d] = einsum %x, %x dims=[a, d]
+      %q: f32[b] = fold %p source=b out=a kernel=d stride=1 before=1 after=1 dilation=1
+      output q = %q
+    """
+    function = program(body).function("forward")
+    assert [value.name for value in folded(function)] == ["p"]
+    assert not folded(program(f"{body}\n      output p = %p").function("forward"))
 
 
 def test_peak_is_the_first_equation_where_most_is_alive() -> None:

@@ -41,7 +41,13 @@ SLOW_LINKS = Hardware(
 
 SLOW_CORES = Hardware(
     "slow_cores",
-    Device({"f32": Rate.constant(1e6)}, 1e12, Rate.constant(1e6), 0.0),
+    Device(
+        {"f32": Rate.constant(1e6)},
+        1e12,
+        Rate.constant(1e6),
+        0.0,
+        {"exp": 1e5, "max": 1e4, "sum": 1e5, "unpool": 1e4},
+    ),
     (Link("net", "switch", (), Rate.constant(1e12), 0.0),),
 )
 """Where what a layout computes is."""

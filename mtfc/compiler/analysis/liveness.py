@@ -45,7 +45,7 @@ def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
     for eqn in function.body:
         if eqn.regions or eqn.op in KIND_OF:
             arrays.update(eqn.operands)
-    views, windows = enlarged(function.body), folded(function.body)
+    views, windows = enlarged(function.body), folded(function)
     return {
         eqn.result: eqn.operands
         for eqn in function.body

@@ -73,12 +73,15 @@ def _storage(eqn: Equation) -> Storage:
 
 
 class Memory:
-    """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed."""
+    """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed.
 
-    def __init__(self, function: Function, mesh: Mesh) -> None:
+    whole: the function, where some of its equations are left out.
+    """
+
+    def __init__(self, function: Function, mesh: Mesh, whole: Function | None = None) -> None:
         self.mesh = mesh
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
-        self.folded = folded(function.body)
+        self.folded = folded(whole or function)
         self.stored = _stored(function, self.makers) - self.folded
 
     def is_stored(self, eqn: Equation) -> bool:

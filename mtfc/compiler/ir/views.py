@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.ops import OPS
 
 
@@ -22,21 +22,22 @@ def enlarged(body: Iterable[Equation]) -> dict[Value, Value]:
     return {value: source for value, source in sources.items() if value.type.size > source.type.size}
 
 
-def folded(body: Sequence[Equation]) -> set[Value]:
-    """Windows that a product makes for `fold` to add up, and what is between them.
+def folded(function: Function) -> set[Value]:
+    """Windows that a product makes for `fold` to add up and for nothing else, and what is between them.
 
     The two are one kernel, the transpose of a convolution, and only what is added up is stored.
     """
     users: dict[Value, list[Equation]] = {}
-    for eqn in body:
+    for eqn in function.body:
         for value in eqn.operands:
             users.setdefault(value, []).append(eqn)
+    given = {output.value for output in function.outputs}
     leading: set[Value] = set()
-    for eqn in reversed(body):
+    for eqn in reversed(function.body):
         if eqn.op == "fold" or (is_view(eqn) and eqn.result in leading):
-            leading.update(value for value in eqn.operands if users[value] == [eqn])
+            leading.update(value for value in {*eqn.operands} - given if users[value] == [eqn])
     found: set[Value] = set()
-    for eqn in body:
+    for eqn in function.body:
         if leading.intersection(eqn.results) and (eqn.op == "einsum" or found.intersection(eqn.operands)):
             found.update(eqn.results)
     return found

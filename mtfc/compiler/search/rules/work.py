@@ -14,7 +14,6 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.views import folded
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, array_of, own_dims
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
@@ -37,8 +36,7 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     operands reads them, however it is distributed.
     """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
-    memory = Memory(attrs.evolve(function, body=body), SINGLE)
-    memory.stored -= folded(function.body)
+    memory = Memory(attrs.evolve(function, body=body), SINGLE, whole=function)
     known = {*memory.makers, *(argument.value for argument in function.arguments)}
     for eqn in body:
         if eqn.regions:
@@ -59,17 +57,21 @@ def _of_equation(
     read = _read(eqn, memory, known, naming)
     if OPS[eqn.op].storage == "lookup":
         read[0] = (*read[0], array_of(eqn.result, naming)) if read[0] else ()
-    computing = (
-        OPS[eqn.op].flops(eqn, Numbers(SINGLE))
-        / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
-    )
+    dtype = (eqn.operands or eqn.results)[0].type.dtype
+    computing = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
     return Work(
-        seconds=max(computing, largest(eqn, SINGLE) / device.ops.get(memory.kernel(eqn), inf)),
+        seconds=max(computing, largest(eqn, SINGLE) / _fastest(eqn, device)),
         dims=_split(eqn, naming),
         moved=(*written, *filter(None, read)),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
+
+
+def _fastest(eqn: Equation, device: Device) -> float:
+    """Elements/s of the kernel that the op is, or is a part of, whichever it may be once its operands are distributed."""
+    pooling = {"fold": {"unpool"}}.get(eqn.op, {"pool"} if OPS[eqn.op].storage == "reduced" else set[str]())
+    return max(device.ops.get(name, inf) for name in {eqn.op, *pooling})
 
 
 def _read(eqn: Equation, memory: Memory, known: set[Value], naming: Naming) -> list[tuple[Array, ...]]:

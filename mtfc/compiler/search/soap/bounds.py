@@ -123,9 +123,9 @@ def raise_along(
         source, target = sources[e], targets[e]
         a, b = operator[source], operator[target]
         for j in range(most):
+            if not allowed[b, j]:
+                continue
             for q in range(room):
-                if not allowed[b, j]:
-                    continue
                 least = np.inf
                 for i in range(most):
                     if allowed[a, i] and (a != b or i == j):
