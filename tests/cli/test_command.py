@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -179,6 +178,9 @@ def test_sources_hold_every_option_that_diagnostics_point_into(mtfc: Mtfc) -> No
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    """The command as a process of its own, which an interrupt reaches even where these tests run in a shell's background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-m", "mtfc", *arguments],
@@ -186,7 +188,6 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
-        preexec_fn=partial(
             signal.signal, signal.SIGINT, signal.SIG_DFL
         ),  # a shell's background job ignores it
         **options,
