@@ -188,8 +188,6 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background job ignores it
         **options,
     )
 
