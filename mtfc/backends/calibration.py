@@ -2,8 +2,9 @@
 
 On JAX the devices are those that a program would run on: real ones, or virtual ones of the CPU. All of them compute at once, as
 they do in a program, so that virtual devices share the processor's cores in the measurement too. What is measured is repeated
-inside one compiled loop, each time on the result before, so that nothing is left out and starting a program does not count. On
-NumPy there is one device, and there are no links.
+inside one compiled loop, each time on a result before, so that nothing is left out and starting a program does not count. To
+measure memory, several arrays take turns, as a program has many, of which the caches hold what they can. On NumPy there is
+one device, and there are no links.
 
 A rate at a size is the best of several runs: what else the machine does makes it slower, never faster.
 """
@@ -20,7 +21,7 @@ import numpy as np
 
 from mtfc.backends import jax_kernels
 from mtfc.backends.devices import devices, import_jax
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
 
 Loop = Callable[[int], Callable[[], object]]
 """From a number of repetitions to a function that does them, and returns when they are done."""
@@ -31,6 +32,11 @@ Point = tuple[float, float]
 RUNS = 3
 NOTABLY = 1.25
 """An op whose time is that of its bytes times less than this has no rate of its own."""
+
+TURNS = 16
+"""Arrays that take turns, as long as they are no more than `BYTES_OF_TURNS` together."""
+
+BYTES_OF_TURNS = 1 << 26
 
 LEAST_REPETITIONS = 4
 MOST_REPETITIONS = 1 << 20
@@ -92,18 +98,19 @@ def memory_of_machine(shares: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shares
 
 
-def link_of(name: str, members: int, times: Sequence[Point]) -> Link:
-    """A link from the seconds of all-reduces by bytes: 2 (n - 1) latency + 2 S (n - 1) / (n bandwidth).
+def link_of(name: str, kind: Kind, members: int, times: Sequence[Point]) -> Link:
+    """A link from the seconds of all-reduces by bytes: r latency + r S / (n bandwidth) with r = 2 (n - 1) on a switch; of a shared
+    memory, n latency + 2 S / bandwidth.
 
     The smallest is all latency. Sizes that take no longer say nothing of the bandwidth.
     """
-    rounds = 2 * (members - 1)
+    rounds, sent = (members, 2.0) if kind == "memory" else (2 * (members - 1), 2 * (members - 1) / members)
     latency = min(seconds for _, seconds in times) / rounds
     longer = [(size, seconds - rounds * latency) for size, seconds in times]
     points = [(size, seconds) for size, seconds in longer if seconds > 1e-9]
     points = points or [(times[-1][0], rounds * latency)]
-    sent = rising([(size, seconds / (rounds / members)) for size, seconds in points])
-    return Link(name, "switch", (members,), sent, latency)
+    bandwidth = rising([(size, seconds / sent) for size, seconds in points])
+    return Link(name, kind, (members,), bandwidth, latency)
 
 
 # NumPy
@@ -115,7 +122,7 @@ def with_numpy(name: str, effort: Effort) -> Hardware:
     bandwidth = rising(effort.each(effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
-    return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead), ())
+    return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0), ())
 
 
 NUMPY = {"f32": np.float32, "f64": np.float64}
@@ -157,15 +164,17 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     import_jax()
     found = devices(count) if count is not None else import_jax().devices()
     box = _Devices(tuple(found))
-    dtypes = ("f32", "bf16") if found[0].platform == "cpu" else ("f32", "bf16", "f16")
+    is_cpu = found[0].platform == "cpu"
+    dtypes = ("f32", "bf16") if is_cpu else ("f32", "bf16", "f16")
     flops = {dtype: box.products(dtype, effort) for dtype in dtypes}
     bandwidth = rising(effort.each(effort.sizes, lambda size: box.sum(size, effort)))
     ops = box.ops(bandwidth, effort)
-    device = Device(flops, box.memory(), bandwidth, box.overhead(effort), ops)
+    device = Device(flops, box.memory(), bandwidth, box.overhead(effort), ops, 0.0 if is_cpu else 1.0)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
         times = effort.each(effort.messages, lambda size: box.all_reduce(size, effort))
-        links = (link_of("link", len(found), times),)
+        kind: Kind = "memory" if is_cpu else "switch"
+        links = (link_of("link", kind, len(found), times),)
     return Hardware(name, device, links)
 
 
@@ -174,6 +183,11 @@ JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 def _of_result(op: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda one, result: op(result)
+
+
+def _turns(array: Any) -> int:
+    """How many such arrays take turns."""
+    return max(1, min(TURNS, BYTES_OF_TURNS // int(array.nbytes)))
 
 
 @attrs.frozen
@@ -205,7 +219,9 @@ class _Devices:
         import jax.numpy as jnp
 
         start = jnp.ones(size // 8, "float32")
-        return float(size), self._seconds(lambda one, result: 0.5 * result + 0.5, start, effort)
+        return float(size), self._seconds(
+            lambda one, result: 0.5 * result + 0.5, start, effort, _turns(start)
+        )
 
     def overhead(self, effort: Effort) -> float:
         """Seconds of a kernel that has nothing to do: a product, which is not merged with others."""
@@ -224,25 +240,24 @@ class _Devices:
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
         found = {}
         for name, op in jax_kernels.KERNELS.items():
-            seconds = self._seconds(_of_result(op), start, effort)
+            seconds = self._seconds(_of_result(op), start, effort) / jax_kernels.TIMES.get(name, 1)
             if seconds > notable:
                 found[name] = effort.elements / seconds
         return found
 
     def all_reduce(self, size: int, effort: Effort) -> Point:
+        """(bytes, seconds); of zeros, whose sums need no scaling."""
         import jax
         import jax.numpy as jnp
 
-        share = 1 / len(self.devices)
-
         def body(one: Any, result: Any) -> Any:
             total = jax.lax.psum(result, "all")  # type: ignore[no-untyped-call]
-            return jax.lax.pcast(total, "all", to="varying") * share
+            return jax.lax.pcast(total, "all", to="varying")
 
-        return size, self._seconds(body, jnp.ones(size // 4, "float32"), effort)
+        return size, self._seconds(body, jnp.zeros(size // 4, "float32"), effort)
 
-    def _seconds(self, body: Callable[[Any, Any], Any], start: Any, effort: Effort) -> float:
-        """Of one repetition of `body(start, result before)` on every device."""
+    def _seconds(self, body: Callable[[Any, Any], Any], start: Any, effort: Effort, turns: int = 1) -> float:
+        """Of one repetition of `body(start, result before)` on every device; of so many results that take turns."""
         import jax
         from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -252,8 +267,15 @@ class _Devices:
         array = jax.device_put(everywhere, NamedSharding(mesh, split))
 
         def local(array: Any, count: Any) -> Any:
-            step = lambda _, result: body(array[0], result).astype(array.dtype)  # noqa: E731
-            return jax.lax.fori_loop(0, count, step, array[0])[None]
+            def step(i: Any, results: Any) -> Any:
+                if turns == 1:
+                    return body(array[0], results).astype(array.dtype)
+                result = jax.lax.dynamic_index_in_dim(results, i % turns, keepdims=False)
+                after = body(array[0], result).astype(array.dtype)
+                return jax.lax.dynamic_update_index_in_dim(results, after, i % turns, 0)
+
+            results = array[0] if turns == 1 else jax.numpy.stack([array[0]] * turns)
+            return jax.lax.fori_loop(0, count, step, results)[None]
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
         compiled = jax.jit(mapped)

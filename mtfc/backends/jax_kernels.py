@@ -12,6 +12,9 @@ from typing import Any
 ROW = 64
 """Elements of a row, of a table or of what is reduced."""
 
+NARROW = 16
+"""Columns of a narrow matrix."""
+
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
     def kernel(x: Any) -> Any:
@@ -105,6 +108,26 @@ def _unpool(x: Any) -> Any:
     return 0.9 * jax.grad(lambda image: _pooled(image).sum())(_image(x)).reshape(-1) * x
 
 
+def _convolution(x: Any) -> Any:
+    """Each 2 x 2 pixels of 4 channels become one of 16: the windows have as many elements as the images."""
+    import jax
+
+    images, filters = x.reshape(-1, 8, 8, 4), jax.numpy.full((2, 2, 4, 16), 1 / 16, x.dtype)
+    layouts = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(images, filters, (2, 2), "VALID", dimension_numbers=layouts).reshape(
+        -1
+    )
+
+
+def _einsum(x: Any) -> Any:
+    """A table times a narrow matrix, and the two products of its gradients."""
+    import jax.numpy as jnp
+
+    table = x.reshape(-1, 4 * ROW)
+    out = table @ jnp.full((4 * ROW, NARROW), 1 / (4 * ROW), x.dtype)
+    return (out @ (table.T @ out).T / out.size).reshape(-1)
+
+
 KERNELS: dict[str, Callable[[Any], Any]] = {
     "exp": _elementwise("exp"),
     "log": lambda x: 0.1 - 0.1 * _elementwise("log")(x + 0.1),
@@ -120,5 +143,10 @@ KERNELS: dict[str, Callable[[Any], Any]] = {
     "normal": _random("normal"),
     "pool": _pool,
     "unpool": _unpool,
+    "convolution": _convolution,
+    "einsum": _einsum,
 }
 """By the names that `hardware` declarations have for them."""
+
+TIMES = {"einsum": 3}
+"""How often a kernel does what it is named after, if not once."""

@@ -15,10 +15,10 @@ from typing import Literal
 
 import attrs
 
-Kind = Literal["switch", "ring", "torus"]
-KINDS: tuple[Kind, ...] = ("switch", "ring", "torus")
-POOLING = ("pool", "unpool")
-"""Kernels that are several ops: a reduction of windows, and its gradient."""
+Kind = Literal["switch", "ring", "torus", "memory"]
+KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
+KERNELS = ("pool", "unpool", "convolution")
+"""Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such."""
 
 
 @attrs.frozen
@@ -54,7 +54,8 @@ class Device:
     one kernel reads and writes, and the seconds that starting a kernel costs.
 
     ops: of those that take longer than their bytes, elements/s of the largest array that they read or write, by the names of ops
-    and of `POOLING`.
+    and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that the longer one hides: 1 where a kernel
+    loads while it computes.
     """
 
     flops: Mapping[str, Rate]
@@ -62,6 +63,7 @@ class Device:
     bandwidth: Rate
     overhead: float = 0.0
     ops: Mapping[str, float] = attrs.field(factory=dict)
+    overlap: float = 1.0
 
     def rated(self, dtype: str) -> str:
         """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""
@@ -75,7 +77,8 @@ class Device:
 
 @attrs.frozen
 class Link:
-    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost.
+    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost. As a `memory`, what they
+    share: each copies there what it needs of the others, and computes nothing meanwhile.
 
     bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
     torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring

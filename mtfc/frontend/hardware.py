@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.hardware import KINDS, POOLING, Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.hardware import KERNELS, KINDS, Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.ops import OPS
 from mtfc.frontend import ast
 from mtfc.frontend.constants import number
@@ -72,9 +72,9 @@ def _link(link: ast.Link, is_last: bool, scope: Scope) -> Link | None:
         help = "a torus has one for each side"
         scope.error("E315", f"a {kind} has one size", _value(link, "size").span, help=help)
         return None
-    if kind == "switch" and "wraps" in found:
+    if kind in ("switch", "memory") and "wraps" in found:
         scope.error(
-            "E315", "`wraps` is for a ring or a torus, and this is a switch", _value(link, "wraps").span
+            "E315", f"`wraps` is for a ring or a torus, and this is a {kind}", _value(link, "wraps").span
         )
         return None
     found.setdefault("latency", 0.0)
@@ -134,6 +134,10 @@ def _is_possible(value: float) -> bool:
 
 def _not_negative(figure: ast.Figure, scope: Scope) -> float | None:
     return _number(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
+
+
+def _share(figure: ast.Figure, scope: Scope) -> float | None:
+    return _number(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _number(figure: ast.Figure, scope: Scope, expected: str, fits: Callable[[float], bool]) -> float | None:
@@ -201,7 +205,7 @@ def _flops(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
 
 
 def _ops(figure: ast.Figure, scope: Scope) -> dict[str, float] | None:
-    known = (*OPS, *POOLING)
+    known = (*OPS, *KERNELS)
 
     def is_known(name: ast.Name) -> bool:
         if name.text not in known:
@@ -239,6 +243,7 @@ DEVICE: Mapping[str, Read] = {
     "bandwidth": _rate,
     "overhead": _not_negative,
     "ops": _ops,
+    "overlap": _share,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,

@@ -56,6 +56,12 @@ def machine(overhead: float = OVERHEAD, sent: float = SENT) -> Hardware:
     return Hardware("box", device, (Link("wire", "switch", (), Rate.constant(sent), LATENCY),))
 
 
+def in_memory(devices: int) -> Hardware:
+    box = machine()
+    link = attrs.evolve(box.links[0], kind="memory", sizes=(devices,))
+    return attrs.evolve(box, device=attrs.evolve(box.device, overlap=0.0), links=(link,))
+
+
 def timed(program: Program, hardware: Hardware) -> StepTime:
     assert program.mesh is not None
     function = program.function("step" if program.has_function("step") else "forward")
@@ -117,6 +123,29 @@ model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
     assert fast.total.exposed == 0
 
 
+def test_processors_copy_in_shared_memory_themselves() -> None:
+    """Nothing else runs while the result of the first product is summed up, and what they load does not hide what they compute."""
+    text = """\
+dim a = 1024
+dim b = 1024
+dim c = 1024
+mesh line = [all: 4]
+layout split on line = { b: all }
+model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
+  p = einsum(x, y -> [a, c])
+  q = einsum(z, u -> [a, b])
+  return p, q
+}
+"""
+    step = timed(lowered(text), in_memory(4))
+    moved = 4 * 1024 * (256 + 256 + 1024)
+    product = 2 * 1024**3 / 4 / FLOPS + moved / BYTES + OVERHEAD
+    reduce = 4 * LATENCY + 2 * 4 * 1024**2 / SENT
+    assert step.total == Seconds(
+        compute=pytest.approx(2 * product), communication=pytest.approx(reduce), exposed=pytest.approx(reduce)
+    )
+
+
 def test_component_wise_chains_are_one_kernel() -> None:
     text = """\
 dim n = 1000000
@@ -159,6 +188,31 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
     (fold,) = (eqn for eqn in function.body if eqn.op == "fold")
     assert fold.result in stored
     assert not stored.intersection(fold.operands)
+
+
+def test_products_with_windows_and_what_is_folded_are_convolutions() -> None:
+    text = """\
+dim batch = 64
+dim height = 32
+dim taps = 3
+dim c = 16
+dim k = 16
+model net(x: [batch, height, c], t: [batch, height, k]) {
+  param f: [taps, c, k] = normal()
+  param g: [c, k] = normal()
+  y = einsum(window(x, height -> [height, taps], padding = (1, 1)), f -> [batch, height, k])
+  z = einsum(tanh(y), f -> [batch, height, taps, c])
+  loss = sum(y * t) + sum(z) + sum(einsum(x, g -> [batch, height, k]))
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+    (program,) = load(text).programs
+    function = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("step")
+    memory = Memory(function, ONE_DEVICE)
+    kernels = [memory.kernel(eqn) for eqn in function.body if eqn.op == "einsum"]
+    assert kernels.count("convolution") == 2  # forward, and the filter's gradient; inputs have none
+    assert kernels.count("einsum") >= 3
 
 
 def test_ops_have_rates_of_their_own() -> None:

@@ -204,3 +204,19 @@ def test_bandwidth_by_message_size() -> None:
 
 def test_an_axis_of_one_costs_nothing() -> None:
     assert Topology.of(grid(all=1), machine(switch(8))).seconds("all_reduce", ("all",), S) == {}
+
+
+def test_in_shared_memory_each_copies_what_it_gets() -> None:
+    box = machine(Link("memory", "memory", (8,), Rate.constant(B), A))
+    topology = Topology.of(grid(rows=2, cols=4), box)
+
+    def seconds(kind: str, *axes: str) -> float:
+        (found,) = topology.seconds(kind, axes, 1e7).values()
+        return found
+
+    assert seconds("all_reduce", "cols") == pytest.approx(4 * A + 2 * 1e7 / B)
+    assert seconds("all_reduce", "rows", "cols") == pytest.approx(8 * A + 2 * 1e7 / B)
+    assert seconds("reduce_scatter", "cols") == pytest.approx(4 * A + 1e7 / B)
+    assert seconds("all_gather", "cols") == pytest.approx(4 * A + 4 * 1e7 / B)
+    assert seconds("all_to_all", "cols") == pytest.approx(4 * A + 1e7 / B)
+    assert seconds("permute", "cols") == pytest.approx(8 * A + 1e7 / B)

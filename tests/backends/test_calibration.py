@@ -12,7 +12,7 @@ import pytest
 from mtfc.backends.calibration import QUICK, link_of, rising, with_jax, with_numpy
 from mtfc.backends.jax_kernels import KERNELS
 from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.hardware_text import hardware_text
 from mtfc.frontend.targets import HARDWARE, in_file, library
@@ -23,9 +23,10 @@ def test_more_work_never_takes_less_time() -> None:
     assert rate == Rate(((10.0, 10.0), (100.0, 50.0), (1000.0, 500.0)))
 
 
-def test_a_link_predicts_the_all_reduces_that_it_was_made_from() -> None:
+@pytest.mark.parametrize("kind", ["switch", "memory"])
+def test_a_link_predicts_the_all_reduces_that_it_was_made_from(kind: Kind) -> None:
     times = [(64, 60e-6), (1 << 16, 61e-6), (1 << 20, 200e-6), (1 << 24, 2e-3)]
-    link = link_of("link", 4, times)
+    link = link_of("link", kind, 4, times)
     box = Hardware("here", Device({"f32": Rate.constant(1.0)}, 1.0, Rate.constant(1.0)), (link,))
     topology = Topology.of(Mesh("all", (("all", 4),)), box)
     for size, seconds in times:
@@ -34,7 +35,7 @@ def test_a_link_predicts_the_all_reduces_that_it_was_made_from() -> None:
 
 
 def test_a_link_that_is_all_latency() -> None:
-    link = link_of("link", 2, [(64, 1e-5), (128, 1e-5)])
+    link = link_of("link", "switch", 2, [(64, 1e-5), (128, 1e-5)])
     assert link.latency == pytest.approx(5e-6)
     assert link.bandwidth.peak > 0
 
@@ -54,7 +55,9 @@ def test_tables_as_text() -> None:
     rate = Rate(((1e3, 2.5e9), (1e6, 4e10)))
     link = Link("wire", "torus", (4, 2), rate, 1.5e-6, shared=2, wraps=4)
     hardware = Hardware(
-        "box", Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}), (link,)
+        "box",
+        Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}, 0.25),
+        (link,),
     )
     assert in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
 
@@ -76,6 +79,7 @@ def test_virtual_devices_of_jax(measured: Hardware) -> None:
     assert found.devices == 2
     assert found.device.overhead < 1e-2
     assert found.links[0].latency < 1
+    assert (found.links[0].kind, found.device.overlap) == ("memory", 0)
     assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 

@@ -46,9 +46,10 @@ SLOW_CORES = Hardware(
         1e12,
         Rate.constant(1e6),
         0.0,
-        {"exp": 1e5, "max": 1e4, "sum": 1e5, "unpool": 1e4},
+        {"exp": 1e5, "max": 1e4, "sum": 1e5, "unpool": 1e4, "einsum": 1e5, "convolution": 1e4},
+        overlap=0.5,
     ),
-    (Link("net", "switch", (), Rate.constant(1e12), 0.0),),
+    (Link("net", "memory", (1024,), Rate.constant(1e12), 0.0),),
 )
 """Where what a layout computes is."""
 

@@ -61,7 +61,8 @@ def kernel_seconds(
 ) -> float:
     """Seconds of so many FLOPs on so many bytes, and elements of the largest array."""
     dtype = (eqn.operands or eqn.results)[0].type.dtype
-    seconds = max(flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size))
+    computing, moving = flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size)
+    seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
     if rate := device.ops.get(memory.kernel(eqn)):
         seconds = max(seconds, elements / rate)
     return seconds + (device.overhead if memory.is_stored(eqn) else 0.0)
@@ -88,14 +89,21 @@ class Memory:
         return any(value in self.stored for value in eqn.results)
 
     def kernel(self, eqn: Equation) -> str:
-        """The op, or what it is together with others (`hardware.POOLING`)."""
-        source = self.makers.get(eqn.operands[0]) if eqn.operands else None
+        """The op, or what it is together with others (`hardware.KERNELS`)."""
         if eqn.op == "fold":
             return "fold" if eqn.operands[0] in self.folded else "unpool"
-        while source is not None and _storage(source) == "view" and source.op != "window":
-            source = self.makers.get(source.operands[0])
-        is_pooling = _storage(eqn) == "reduced" and source is not None and source.op == "window"
-        return "pool" if is_pooling else eqn.op
+        is_windowed = any(map(self._is_window, eqn.operands))
+        if eqn.op == "einsum":
+            return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
+        return "pool" if is_windowed and _storage(eqn) == "reduced" else eqn.op
+
+    def _is_window(self, value: Value) -> bool:
+        """Whether it is a view of windows."""
+        while (maker := self.makers.get(value)) is not None and _storage(maker) == "view":
+            if maker.op == "window":
+                return True
+            value = maker.operands[0]
+        return False
 
     def moved(self, eqn: Equation) -> int:
         """Bytes that an equation reads and writes."""

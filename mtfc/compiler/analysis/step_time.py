@@ -7,6 +7,8 @@ matter.
 - An equation that computes is a task of its roofline's seconds (`roofline.py`).
 - A collective is a task on each lane that it works on; it starts when its operands are there, waits on each lane for those before
   it, and is done when the last of its tasks is. Equations wait for it only where they use what it gives.
+- In a shared memory processors do collectives themselves: such a one begins when all before it is computed, and what comes after
+  it waits.
 - A loop's body is simulated once, by itself: as in XLA, an iteration begins when the one before it has ended. In the graph
   around it, a loop is a task on `processor 0` of as many times the body's time, and a task on each lane for the time that its
   collectives need there; it is done when all of these are.
@@ -115,6 +117,8 @@ class _Item:
     lines: Lines
     ideal: float = 0.0
     inside: StepTime | None = None
+    occupies: bool = False
+    """Whether the processor does nothing else meanwhile, though it is not a device of `seconds`."""
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -166,20 +170,31 @@ class _Simulator:
         sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
         seconds = lanes_of(eqn, self.topology)
         whole = max(seconds.values(), default=0.0)
+        occupies = any(crossing.is_memory for crossing in self.topology.crossings(axes_of(eqn)))
         lines: dict[Span | None, Seconds] = {}
         for value, size in zip(eqn.operands, sizes, strict=True):
             owner = maker(makers[value], value) if len(sizes) > 1 and value in makers else eqn
             share = size / sum(sizes) if sum(sizes) else 0.0
             lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
-        return _Item(eqn, seconds, lines if whole else {})
+        return _Item(eqn, seconds, lines if whole else {}, occupies=occupies)
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
-    """A task for each device of each equation; what takes no time passes on what it waits for."""
+    """A task for each device of each equation; what takes no time passes on what it waits for.
+
+    `before` is what the processor did since a collective that occupied it, whose tasks are `fence`.
+    """
     after: dict[Value, tuple[Id, ...]] = {}
+    before: list[Id] = []
+    fence: tuple[Id, ...] = ()
     for i, item in enumerate(items):
         waits = tuple(dict.fromkeys(id for value in item.eqn.operands for id in after.get(value, ())))
         ids = tuple((i, k) for k in range(len(item.seconds)))
+        if item.occupies and ids:
+            waits, before, fence = (*waits, *fence, *before), [], ids
+        elif COMPUTE in item.seconds:
+            waits = (*waits, *fence)
+            before += ids
         for id, (device, seconds) in zip(ids, item.seconds.items(), strict=True):
             yield Task(id, device, seconds, waits)
         after.update(dict.fromkeys(item.eqn.results, ids or waits))

@@ -14,6 +14,9 @@ member has:
                                  they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
     permute                      latency and s / bandwidth for each hop; a shift goes one way round a ring, the shorter one
 
+In a shared memory all members wait for each other, n latency, and each copies what it gets: S / bandwidth of an all-gather or
+reduce-scatter, twice that of an all-reduce, s / bandwidth of an all-to-all, and of a permute, for which all processors meet.
+
 `bandwidth` is that of one device when all send at once: of a link that k devices share, the k-th part. A ring has neighbours on
 both sides and so twice the bandwidth and half the steps; sides of a torus add up. Where several groups go over the same links
 of a ring, because a group's members are not adjacent, they share them. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
@@ -64,7 +67,11 @@ class Crossing:
     @property
     def has_neighbours(self) -> bool:
         """Whether what is sent to a far member passes through others."""
-        return self.lane.link.kind != "switch"
+        return self.lane.link.kind in ("ring", "torus")
+
+    @property
+    def is_memory(self) -> bool:
+        return self.lane.link.kind == "memory"
 
     @property
     def steps(self) -> int:
@@ -129,8 +136,10 @@ class Topology:
     def _wraps(self, lane: Lane) -> bool:
         """Whether what is in use of a lane is a ring, so that whoever goes all the way along it has neighbours on both sides."""
         link, size = lane.link, self.used[lane.name]
-        if link.kind == "switch" or link.wraps is None:
-            return link.kind != "switch" and size == lane.size
+        if link.kind in ("switch", "memory"):
+            return False
+        if link.wraps is None:
+            return size == lane.size
         parts = (part for parts in self.stretches.values() for part in parts if part.lane.link is link)
         used = prod(part.size for part in parts)
         return size % link.wraps == 0 and used >= link.wraps ** len(link.sizes)
@@ -143,16 +152,22 @@ class Topology:
         crossings = self.crossings(axes)
         group = self.mesh.size(axes)
         whole = local_bytes * group if kind in ("all_gather", "all_to_all") else local_bytes
+        found = {c.lane.name: self._copy(c, kind, local_bytes, whole) for c in crossings if c.is_memory}
+        crossings = [c for c in crossings if not c.is_memory]
         if kind == "permute":
-            return {c.lane.name: self._permute(c, local_bytes, hops) for c in crossings}
+            return found | {c.lane.name: self._permute(c, local_bytes, hops) for c in crossings}
         if kind == "all_to_all":
-            return {c.lane.name: self._all_to_all(c, local_bytes, whole) for c in crossings}
-        found: dict[str, float] = {}
+            return found | {c.lane.name: self._all_to_all(c, local_bytes, whole) for c in crossings}
         for together in _tori(crossings):
             rounds = 2 if kind == "all_reduce" else 1
             seconds = rounds * self._gather(together, whole)
             found |= dict.fromkeys((crossing.lane.name for crossing in together), seconds)
         return found
+
+    def _copy(self, c: Crossing, kind: str, local: float, whole: float) -> float:
+        members = self.used[c.lane.name] if kind == "permute" else c.size
+        copied = local if kind in ("permute", "all_to_all") else whole * (2 if kind == "all_reduce" else 1)
+        return members * c.lane.link.latency + copied / self.bandwidth(c, whole)
 
     def _gather(self, sides: Sequence[Crossing], whole: float) -> float:
         """An all-gather over the sides of one link."""

@@ -17,6 +17,9 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, array_of, own_dims
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
+JOINED = {"fold": "unpool", "einsum": "convolution"}
+"""Kernels that an op may be a part of."""
+
 
 @attrs.frozen
 class Work:
@@ -70,8 +73,8 @@ def _of_equation(
 
 def _fastest(eqn: Equation, device: Device) -> float:
     """Elements/s of the kernel that the op is, or is a part of, whichever it may be once its operands are distributed."""
-    pooling = {"fold": {"unpool"}}.get(eqn.op, {"pool"} if OPS[eqn.op].storage == "reduced" else set[str]())
-    return max(device.ops.get(name, inf) for name in {eqn.op, *pooling})
+    whole = "pool" if OPS[eqn.op].storage == "reduced" else JOINED.get(eqn.op, eqn.op)
+    return max(device.ops.get(name, inf) for name in (eqn.op, whole))
 
 
 def _read(eqn: Equation, memory: Memory, known: set[Value], naming: Naming) -> list[tuple[Array, ...]]:
