@@ -99,8 +99,8 @@ def memory_of_machine(shares: int) -> float:
 
 
 def link_of(name: str, kind: Kind, members: int, times: Sequence[Point]) -> Link:
-    """A link from the seconds of all-reduces by bytes: r latency + r S / (n bandwidth) with r = 2 (n - 1) on a switch; of a shared
-    memory, n latency + 2 S / bandwidth.
+    """A link from the seconds of all-reduces by bytes: r latency + r S / (n bandwidth) with r = 2 (n - 1) on a switch; in a
+    shared memory, n latency + 2 S / bandwidth.
 
     The smallest is all latency. Sizes that take no longer say nothing of the bandwidth.
     """

@@ -77,8 +77,8 @@ class Device:
 
 @attrs.frozen
 class Link:
-    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost. As a `memory`, what they
-    share: each copies there what it needs of the others, and computes nothing meanwhile.
+    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost. As a `memory`, what
+    they share: each copies there what it needs of the others, and computes nothing meanwhile.
 
     bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
     torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring

@@ -124,7 +124,7 @@ model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
 
 
 def test_processors_copy_in_shared_memory_themselves() -> None:
-    """Nothing else runs while the result of the first product is summed up, and what they load does not hide what they compute."""
+    """Nothing else runs while the result of the first product is summed up, and loading does not hide behind computing."""
     text = """\
 dim a = 1024
 dim b = 1024
