@@ -2,8 +2,8 @@
 
 Speed-ups are of simulated seconds, over data parallelism and over the experts' strategies (section 8.2, Figure 7: 1.3 to 3.3,
 ResNet-101 about 1; NMT on 64 K80s 1.7 to 2.4 with 2 to 5.5 times less transfer). A search has the time of Table 4's *delta*
-column, divided by 20 (its full column counts K80s and P100s alike); where that is less than a second, it has ENOUGH to end in a
-local optimum, and misses the target. Chains are that long that time does not end most of them on a machine like ours; the
+column, divided by 20 (its full column counts K80s and P100s alike); where that is less than a second, another search shows what
+ENOUGH time to end in a local optimum gives. Chains are that long that time does not end most of them on a machine like ours; the
 descent uses what is left. Delta over full simulation is beside the paper's.
 
 `SOAP` in the environment chooses some, as in `SOAP="nmt 64 k80"`.
@@ -51,7 +51,7 @@ class Row:
     @property
     def budget(self) -> float:
         """Seconds for a search."""
-        return 0.9 * self.target if self.target > 1.0 else ENOUGH
+        return 0.9 * self.target
 
     @property
     def target(self) -> float:
@@ -92,7 +92,6 @@ def prepared(network: str, dims: dict[str, int] | None = None) -> Program:
 def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterator[Figure]:
     space = soap_space(program, named(f"{cluster}_cluster", {}), row.gpus)
     space.data_parallel()  # what is compiled and found out once
-    ratio = delta_over_full(space)
     begin = time.perf_counter()
     result = soap_search(space, Budget(row.budget, row.proposals))
     seconds = time.perf_counter() - begin
@@ -105,7 +104,14 @@ def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterato
     yield Figure(f"{where}: bytes of data parallel over found, {sent:.2f} GB", data.sent / 1e9 / sent, "x")
     what = f"{where}: search, {result.evaluated} strategies{', local optimum' * result.locally_optimal}"
     yield Figure(f"{what} (Table 4 / 20)", seconds, "s", row.target)
-    yield Figure(f"{where}: delta over full simulation (paper {1 / row.ratio:.2f})", ratio, "", 1 / row.ratio)
+    if row.target < 1:
+        longer = soap_search(space, Budget(ENOUGH, row.proposals))
+        what = f"{where}: in {ENOUGH:.0f} s{', local optimum' * longer.locally_optimal}, found over that"
+        yield Figure(what, best.seconds / longer.best.seconds, "x")
+    paper = 1 / row.ratio
+    yield Figure(
+        f"{where}: delta over full simulation (paper {paper:.2f})", delta_over_full(space), "", paper
+    )
 
 
 def delta_over_full(space: SoapSpace) -> float:

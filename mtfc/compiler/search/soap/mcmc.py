@@ -72,14 +72,17 @@ class Search:
         }
 
     def run(self, starts: Sequence[Strategy], budget: Budget) -> Found:
-        """The best of chains from all starts, which share the time, and of the local optima next to what these find, the best
-        one's first.
+        """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
+        these find, the best one's first.
 
         Raises `NothingFits` where memory suffices for none.
         """
         begin, first = time.perf_counter(), self.evaluator.count
-        found = []
+        found: list[Evaluated] = []
         for number, start in enumerate(starts):
+            is_over = time.perf_counter() > begin + budget.seconds
+            if is_over and any(each.seconds < inf for each in found):
+                break
             share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
             found.append(self.chain(self.evaluator.full(start), budget.proposals, share))
         found.sort(key=lambda each: each.seconds)

@@ -75,13 +75,13 @@ def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
 
 
 def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:
-    """The best strategy that chains from data parallelism, the expert's and a random strategy find.
+    """The best strategy that chains from data parallelism, the expert's, the better one first, and a random strategy find.
 
     Raises `NothingFits` where memory suffices for none.
     """
     begin = time.perf_counter()
     known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
-    starts = [each.strategy for each in known.values()]
+    starts = [each.strategy for each in sorted(known.values(), key=lambda each: each.seconds)]
     starts.append(random_strategy(within.choices, Random(seed)))
     bound = lower_bound(within.evaluator.tasks, within.choices)
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
