@@ -7,6 +7,7 @@ import attrs
 from mtfc.compiler.analysis.memory import memory_of
 from mtfc.compiler.analysis.price import seconds_of
 from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function, Program
@@ -45,6 +46,10 @@ class Pricer:
             program = each.run(program)
         (function,) = program.functions
         return function
+
+    def overlapping(self, mesh: Mesh, layout: Layout) -> float:
+        """Seconds of a step where communication overlaps with what does not need it, as `mtfc simulate` has it."""
+        return step_time(self.lowered(mesh, layout), mesh, self.hardware).seconds
 
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
         function = self.lowered(mesh, layout)
