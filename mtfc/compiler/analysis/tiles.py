@@ -1,9 +1,9 @@
 """What TPUs fill up: arrays to whole tiles in memory, products to the sides of the matrix units.
 
 XLA lays arrays out in tiles of 8 x 128 elements of two of their dimensions (OpenXLA, "Tiled layout"; of 1, 2 or 4 x 128 where
-there are no more rows), and chooses which two: here those that leave the least room unused. A matrix unit (`Device.matrix`) holds a
-square of one factor, of as many summands as columns, and the rows of the other go through it in tiles of 8; which factor is which
-is chosen, too.
+there are no more rows), and chooses which two: here those that leave the least room unused. A matrix unit (`Device.matrix`)
+holds a square of one factor, of as many summands as columns, and the rows of the other go through it in tiles of 8; which
+factor is which is chosen, too.
 
 `least_bytes` is for bounds. However a dimension is split, the tiles of all parts together have no fewer lanes than those of the
 whole. That does not hold for rows, of which a tile may have fewer. Of products it holds: `filled` times the FLOPs.
