@@ -44,7 +44,7 @@ def test_a_declaration() -> None:
         Rate.constant(1e11),
         2e-6,
         {"gather": 1e9, "pool": 5e8},
-        128,
+        matrix=128,
     )
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)
