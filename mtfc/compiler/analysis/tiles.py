@@ -28,7 +28,7 @@ def stored_bytes(type: TensorType, mesh: Mesh, device: Device) -> int:
 
 
 def least_bytes(type: TensorType, device: Device) -> int:
-    """Of a whole tensor: no fewer than the bytes of its parts together, however it is split."""
+    """Of a whole tensor: no more bytes than all its parts take together, however it is split."""
     if device.matrix is None or not type.dims:
         return type.size * ITEM_BYTES[type.dtype]
     return min(type.size // dim.size * _up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
