@@ -55,7 +55,8 @@ class Device:
 
     ops: of those that take longer than their bytes, elements/s of the largest array that they read or write, by the names of ops
     and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that the longer one hides: 1 where a kernel
-    loads while it computes.
+    loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its kernels are those of XLA's compiler
+    for TPUs.
     """
 
     flops: Mapping[str, Rate]
@@ -64,6 +65,7 @@ class Device:
     overhead: float = 0.0
     ops: Mapping[str, float] = attrs.field(factory=dict)
     overlap: float = 1.0
+    matrix: int | None = None
 
     def rated(self, dtype: str) -> str:
         """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""

@@ -244,6 +244,7 @@ DEVICE: Mapping[str, Read] = {
     "overhead": _not_negative,
     "ops": _ops,
     "overlap": _share,
+    "matrix": _whole,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,

@@ -247,6 +247,37 @@ model net(x: [batch, rows]) {
     assert changed == {"max": pytest.approx(4096 / 1e3 + OVERHEAD), "exp": pytest.approx(4096 / 1e4)}
 
 
+def test_what_a_tpu_adds_up_is_held_and_what_it_draws_is_drawn_again() -> None:
+    text = """\
+dim n = 1024
+dim m = 1024
+model net(x: [n, m]) {
+  y = relu(x)
+  keep = random.bernoulli([n, m], 0.5)
+  z = sum(x * x, over = m) + sum(y, over = m)
+  a = where(keep, y, 0.0)
+  b = where(keep, x, 1.0)
+  return y, a, b, z
+}
+"""
+    (program,) = load(text).programs
+    function = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
+    plain = attrs.evolve(machine().device, ops={"bernoulli": 1e6})
+    pairs = zip(
+        function.body,
+        work(function, ONE_DEVICE, plain),
+        work(function, ONE_DEVICE, attrs.evolve(plain, matrix=128)),
+        strict=True,
+    )
+    found = [(eqn.op, one, tpu) for eqn, one, tpu in pairs]
+    size, row = 4 * 2**20, 4 * 2**10
+    ((one, tpu),) = [(one.seconds, tpu.seconds) for op, one, tpu in found if op == "bernoulli"]
+    assert tpu == pytest.approx(2 * one)  # for both that choose by it
+    sums = [(one.bytes, tpu.bytes) for op, one, tpu in found if op == "sum"]
+    assert sorted(sums) == [(row, size + row), (size + row, size + row)]  # y is not read
+    assert all(one == tpu for op, one, tpu in found if op not in ("bernoulli", "sum"))
+
+
 @holds_for(programs(), 20)
 def test_of_every_program(generated: Generated) -> None:
     """A step is computing and waiting, its FLOPs are those of `cost`, and each device does one thing at a time."""

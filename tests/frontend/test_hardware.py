@@ -22,6 +22,7 @@ hardware box = {
     bandwidth: 1e11
     overhead: 2e-6
     ops: { gather: 1e9, pool: 5e8 }
+    matrix: 128
   }
   link wire: { kind: ring, size: 4, bandwidth: 10e9 / 2, latency: 1e-6 }
   link net: { kind: switch, bandwidth: { 1000: 1e8, 1000000: 1e9 }, shared: 4 }
@@ -43,6 +44,7 @@ def test_a_declaration() -> None:
         Rate.constant(1e11),
         2e-6,
         {"gather": 1e9, "pool": 5e8},
+        matrix=128,
     )
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)

@@ -53,6 +53,13 @@ SLOW_CORES = Hardware(
 )
 """Where what a layout computes is."""
 
+SLOW_TPU = attrs.evolve(
+    SLOW_CORES,
+    name="slow_tpu",
+    device=attrs.evolve(SLOW_CORES.device, ops={"bernoulli": 1e4, "uniform": 1e4}, matrix=16),
+)
+"""Where what a TPU fills up, holds and draws again is."""
+
 TORUS = named("tpu_v2", {})
 
 SPATIAL = programs(Options(spatial=True, statements=5, layouts=1))
@@ -72,7 +79,7 @@ def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
 @holds_for(programs(), FEW_EXAMPLES)
 def test_no_layout_costs_less_than_its_bound(program: HasSource) -> None:
     module = load(program.source)
-    for hardware in (SLOW_LINKS, TORUS, SLOW_CORES):
+    for hardware in (SLOW_LINKS, TORUS, SLOW_CORES, SLOW_TPU):
         for storage in (False, True):
             _check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage)
 

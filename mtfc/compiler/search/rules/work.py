@@ -7,13 +7,15 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, largest
+from mtfc.compiler.analysis.roofline import HELD, Memory, holds, largest
 from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.analysis.tiles import filled, least_bytes
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, array_of, own_dims
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
@@ -49,23 +51,26 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     for eqn in function.body:
         is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
         if is_distributed and OPS[eqn.op].flops is not no_flops:
-            moved = tuple(filter(None, _read(eqn, memory, known, naming)))
+            moved = tuple(filter(None, _read(eqn, memory, known, naming, device)))
             yield Work(0.0, frozenset(), moved, 0.0, trips)
 
 
 def _of_equation(
     eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device, trips: int
 ) -> Work:
-    written = [(array_of(value, naming),) for value in eqn.results if value in memory.stored]
-    read = _read(eqn, memory, known, naming)
+    stored = (value for value in eqn.results if value in memory.stored)
+    written = [(_tiled(value.type, array_of(value, naming), device),) for value in stored]
+    read = _read(eqn, memory, known, naming, device)
     if OPS[eqn.op].storage == "lookup":
-        read[0] = (*read[0], array_of(eqn.result, naming)) if read[0] else ()
+        made = _tiled(eqn.result.type, array_of(eqn.result, naming), device)
+        read[0] = (*read[0], made) if read[0] else ()
     dtype = (eqn.operands or eqn.results)[0].type.dtype
-    computing = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
+    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) * filled(eqn, SINGLE, device)
+    elements = largest(eqn, SINGLE) * memory.copies(eqn, device)
     return Work(
-        seconds=max(computing, largest(eqn, SINGLE) / _fastest(eqn, device)),
+        seconds=max(computed / device.rate(dtype).peak, elements / _fastest(eqn, device)),
         dims=_split(eqn, naming),
-        moved=(*written, *filter(None, read)),
+        moved=(*written, *filter(None, (*read, _held(eqn, memory, known, naming, device)))),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
@@ -77,14 +82,39 @@ def _fastest(eqn: Equation, device: Device) -> float:
     return max(device.ops.get(name, inf) for name in (eqn.op, whole))
 
 
-def _read(eqn: Equation, memory: Memory, known: set[Value], naming: Naming) -> list[tuple[Array, ...]]:
+def _read(
+    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device
+) -> list[tuple[Array, ...]]:
     """What each operand can be read as; nothing where that is not known."""
     found: list[tuple[Array, ...]] = []
     for value in dict.fromkeys(eqn.operands):
-        views = memory.views(value)
-        arrays = [_operand(eqn, value, naming), *(array_of(each, naming) for each in views[1:])]
-        found.append(tuple(arrays) if views and known.issuperset(views) else ())
+        views = [] if memory.is_joined(eqn, value, device) else memory.views(value)
+        arrays = (_tiled(each.type, _seen(eqn, value, each, naming), device) for each in views)
+        found.append(tuple(arrays) if known.issuperset(views) else ())
     return found
+
+
+def _held(
+    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device
+) -> tuple[Array, ...]:
+    """What is added up, as the largest operand can be seen; nothing where that is not known."""
+    seen = {value: memory.seen(value) for value in eqn.operands}
+    is_sure = all(known.issuperset(views) for views in seen.values())
+    if not (holds(eqn, device) and is_sure):
+        return ()
+    value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
+    types = ((each.type.with_dtype(HELD), each) for each in seen[value])
+    return tuple(_tiled(type, _seen(eqn, value, each, naming), device) for type, each in types)
+
+
+def _tiled(type: TensorType, array: Array, device: Device) -> Array:
+    """As it lies in memory."""
+    return attrs.evolve(array, bytes=least_bytes(type, device))
+
+
+def _seen(eqn: Equation, value: Value, view: Value, naming: Naming) -> Array:
+    """An operand, or what it is a view of."""
+    return _operand(eqn, value, naming) if view is value else array_of(view, naming)
 
 
 def _operand(eqn: Equation, value: Value, naming: Naming) -> Array:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, kernel_seconds, largest
+from mtfc.compiler.analysis.roofline import Memory, held_bytes, holds, kernel_seconds, largest
 from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.analysis.tiles import filled, stored_bytes
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.ops import OPS
@@ -39,7 +40,7 @@ class Roofline:
         if OPS[eqn.op].storage in ("view", "made"):
             return 0.0
         placed, memory = self._placed(eqn, strategy), self.memories[eqn.results[0]]
-        flops = OPS[eqn.op].flops(placed, Numbers(self.mesh))
+        flops = OPS[eqn.op].flops(placed, Numbers(self.mesh)) * filled(placed, self.mesh, self.device)
         elements = largest(placed, self.mesh)
         return kernel_seconds(eqn, flops, self._moved(eqn, strategy), elements, memory, self.device)
 
@@ -59,21 +60,31 @@ class Roofline:
         rule, memory = OPS[eqn.op].layout_rule(eqn), self.memories[eqn.results[0]]
         made = strategy.made(rule, eqn, self.mesh)
         pairs = zip(eqn.results, made, strict=True)
-        written = sum(type.local_bytes(self.mesh) for value, type in pairs if value in memory.stored)
+        written = sum(self._bytes(type) for value, type in pairs if value in memory.stored)
         needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
-        read = [self._read(memory, value, type) for value, type in needed.items()]
+        seen = {value: self._seen(memory, value, type) for value, type in needed.items()}
+        joined = {value for value in needed if memory.is_joined(eqn, value, self.device)}
+        read = [
+            min(map(self._bytes, types)) if value not in joined and memory.views(value) else 0
+            for value, types in seen.items()
+        ]
         if OPS[eqn.op].storage == "lookup":
-            read[0] = min(read[0], made[0].local_bytes(self.mesh))
+            read[0] = min(read[0], self._bytes(made[0]))
+        if holds(eqn, self.device):
+            written += max(held_bytes(types, self.mesh, self.device) for types in seen.values())
         return written + sum(read)
 
-    def _read(self, memory: Memory, value: Value, type: TensorType) -> int:
-        """Bytes that come from memory where a value is read that is placed so, or what it is a view of."""
-        views = memory.views(value)
-        size = type.local_bytes(self.mesh) if views else 0
-        for view in views[1:]:
+    def _bytes(self, type: TensorType) -> int:
+        return stored_bytes(type, self.mesh, self.device)
+
+    def _seen(self, memory: Memory, value: Value, type: TensorType) -> list[TensorType]:
+        """A value that is placed so, what it is a view of, and so on."""
+        types = [type]
+        for view in memory.seen(value)[1:]:
             maker = memory.makers[value]
             type = operand_type(
                 OPS[maker.op].layout_rule(maker), attrs.evolve(maker, layout=shown_layout(type)), 0
             )
-            size, value = min(size, type.local_bytes(self.mesh)), view
-        return size
+            types.append(type)
+            value = view
+        return types

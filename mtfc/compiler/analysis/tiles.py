@@ -1,0 +1,89 @@
+"""What TPUs fill up: arrays to whole tiles in memory, products to the sides of the matrix units.
+
+XLA lays arrays out in tiles of 8 x 128 elements of two of their dimensions (OpenXLA, "Tiled layout"; of 1, 2 or 4 x 128 where
+there are no more rows), and chooses which two: here those that leave the least room unused. A matrix unit (`Device.matrix`)
+holds a square of one factor, of as many summands as columns, and the rows of the other go through it in tiles of 8; which
+factor is which is chosen, too.
+
+`least_bytes` is for bounds. However a dimension is split, the tiles of all parts together have no fewer lanes than those of the
+whole. That does not hold for rows, of which a tile may have fewer. Of products it holds: `filled` times the FLOPs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
+
+ROWS, LANES = 8, 128
+
+
+def stored_bytes(type: TensorType, mesh: Mesh, device: Device) -> int:
+    """Bytes that one processor's array takes in memory."""
+    shape = type.local_shape(mesh)
+    size = prod(shape) if device.matrix is None else _tiled(shape)
+    return size * ITEM_BYTES[type.dtype]
+
+
+def least_bytes(type: TensorType, device: Device) -> int:
+    """Of a whole tensor: no more bytes than all its parts take together, however it is split."""
+    if device.matrix is None or not type.dims:
+        return type.size * ITEM_BYTES[type.dtype]
+    return min(type.size // dim.size * _up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
+
+
+def filled(eqn: Equation, mesh: Mesh, device: Device) -> float:
+    """How many times the FLOPs of an equation are what the device computes for it."""
+    if device.matrix is None or not is_product(eqn):
+        return 1.0
+    one, other, summed = (_size(dims, eqn, mesh) for dims in _roles(eqn))
+    rows = min(_up(one, ROWS) * _up(other, device.matrix), _up(one, device.matrix) * _up(other, ROWS))
+    return rows / (one * other) * (_up(summed, device.matrix) / summed)
+
+
+def is_product(eqn: Equation) -> bool:
+    """Whether matrix units compute it: two factors, of which one has dimensions of its own, and sums."""
+    if eqn.op != "einsum" or len(eqn.operands) != 2:
+        return False
+    one, other, summed = _roles(eqn)
+    return bool((one or other) and summed)
+
+
+def is_sum(eqn: Equation) -> bool:
+    """Whether it multiplies element by element and adds up."""
+    return eqn.op == "einsum" and len(eqn.operands) == 2 and not is_product(eqn) and bool(_roles(eqn)[2])
+
+
+def _roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:
+    """The dimensions of a product that only the first factor has, those that only the other has, and those of its sums."""
+    (a, b), made = (set(value.type.dims) for value in eqn.operands), set(eqn.result.type.dims)
+    sets = ((a & made) - b, (b & made) - a, (a & b) - made)
+    one, other, summed = ([dim for dim in each if dim.size > 1] for each in sets)
+    return one, other, summed
+
+
+def _size(dims: list[Dim], eqn: Equation, mesh: Mesh) -> int:
+    """Of the dimensions together, on one processor."""
+    axes = {
+        dim: each
+        for value in eqn.operands
+        for dim, each in zip(value.type.dims, value.type.splits, strict=True)
+    }
+    return prod(dim.size // mesh.size(axes[dim]) for dim in dims)
+
+
+def _tiled(shape: tuple[int, ...]) -> int:
+    """Elements of an array of whole tiles."""
+    size = prod(shape)
+    lanes = [size // n * _up(n, LANES) for n in shape]
+    rows = [min(_up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
+    if len(shape) < 2:
+        return lanes[0] if lanes else 1
+    pairs = ((i, j) for i in range(len(shape)) for j in range(len(shape)) if i != j)
+    return min(lanes[i] // shape[j] * rows[j] for i, j in pairs)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

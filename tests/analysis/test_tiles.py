@@ -1,0 +1,99 @@
+"""What TPUs fill up: against shapes that XLA chose, and what bounds rely on."""
+
+from __future__ import annotations
+
+import attrs
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.compiler.analysis.tiles import filled, is_product, is_sum, least_bytes, stored_bytes
+from mtfc.compiler.hardware import Device, Rate
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
+from mtfc.compiler.pipelines import lower
+from tests.harness import load
+
+PLAIN = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
+TPU = attrs.evolve(PLAIN, matrix=128)
+
+
+def tensor(dtype: str, *sizes: int) -> TensorType:
+    return TensorType(dtype, tuple(Dim(f"d{i}", size) for i, size in enumerate(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("type", "elements"),
+    [
+        (tensor("f32", 4096, 10), 4096 * 16),  # f32[4096,10]{0,1:T(8,128)}
+        (tensor("bf16", 256, 256, 1024), 256 * 256 * 1024),
+        (tensor("f32", 2, 48), 2 * 128),  # f32[2,48]{1,0:T(2,128)}
+        (tensor("f32", 11, 11, 3, 96), 11 * 11 * 4 * 128),  # f32[11,11,3,96]{3,2,1,0:T(4,128)}
+        (tensor("f32", 5, 100), 8 * 128),
+        (tensor("f32", 100), 128),
+        (tensor("f32"), 1),
+    ],
+)
+def test_arrays_are_whole_tiles(type: TensorType, elements: int) -> None:
+    """In comments, as XLA laid out such arrays."""
+    assert stored_bytes(type, ONE_DEVICE, TPU) == elements * ITEM_BYTES[type.dtype]
+    assert stored_bytes(type, ONE_DEVICE, PLAIN) == type.local_bytes(ONE_DEVICE)
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8, 12])), max_size=4)
+
+
+@given(SHAPES)
+def test_parts_take_no_less_than_the_least_of_the_whole(shape: list[tuple[int, int]]) -> None:
+    mesh = Mesh("grid", tuple((f"a{i}", parts) for i, (_, parts) in enumerate(shape)))
+    whole = tensor("f32", *(size * parts for size, parts in shape))
+    part = whole.split_by({f"d{i}": (f"a{i}",) for i in range(len(shape))})
+    assert stored_bytes(part, mesh, TPU) * mesh.devices >= least_bytes(whole, TPU)
+    assert least_bytes(whole, TPU) <= stored_bytes(whole, mesh, TPU)
+    assert part.local_bytes(mesh) <= stored_bytes(part, mesh, TPU)
+
+
+def einsum(sizes: dict[str, int], text: str) -> Equation:
+    dims = "".join(f"dim {name} = {size}\n" for name, size in sizes.items())
+    source = f"{dims}model net({text.split('|')[0]}) {{ y = {text.split('|')[1]}\n return y }}\n"
+    (program,) = load(source).programs
+    function = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
+    (found,) = (eqn for eqn in function.body if eqn.op == "einsum")
+    return found
+
+
+def test_products_are_filled_up_to_the_matrix_unit() -> None:
+    product = einsum({"m": 100, "n": 96, "k": 300}, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
+    assert is_product(product)
+    assert not is_sum(product)
+    assert filled(product, ONE_DEVICE, PLAIN) == 1
+    columns = min(104 * 128, 128 * 96)  # the 96 are a multiple of 8, the 100 are not
+    assert filled(product, ONE_DEVICE, TPU) == pytest.approx(columns / 9600 * 384 / 300)
+
+
+def test_what_has_no_rows_and_columns_is_a_sum() -> None:
+    added = einsum({"m": 100, "k": 300}, "a: [m, k], b: [m, k] | einsum(a, b -> [m])")
+    assert is_sum(added)
+    assert not is_product(added)
+    assert filled(added, ONE_DEVICE, TPU) == 1
+
+
+@given(*[st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 8]))] * 3)
+def test_parts_of_a_product_are_filled_up_no_less(
+    m: tuple[int, int], n: tuple[int, int], k: tuple[int, int]
+) -> None:
+    sizes = {name: size * parts for name, (size, parts) in {"m": m, "n": n, "k": k}.items()}
+    whole = einsum(sizes, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
+    mesh = Mesh("grid", tuple((axis, parts) for axis, (_, parts) in zip("xyz", (m, n, k), strict=True)))
+    split = {"m": ("x",), "n": ("y",), "k": ("z",)}
+    part = attrs.evolve(
+        whole,
+        operands=tuple(
+            attrs.evolve(
+                value, type=value.type.split_by({d: a for d, a in split.items() if d in value.type.names})
+            )
+            for value in whole.operands
+        ),
+    )
+    assert filled(part, mesh, TPU) >= filled(whole, mesh, TPU) * (1 - 1e-12)
