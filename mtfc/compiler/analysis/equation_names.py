@@ -34,6 +34,29 @@ def placeable_names(function: Function) -> Mapping[Placeable, str]:
     return {each: names.fresh(wanted) for each, wanted in chain(arguments, _wanted(function, ()))}
 
 
+Place = tuple[tuple[str, ...], str]
+"""Where a thing stands in any stage of a function: the loops around it, and the name of its value, which passes keep."""
+
+YIELDED = "yielded"
+"""Stands for one more loop around what a loop yields, whose names are not those of values."""
+
+
+def names_by_place(function: Function) -> Mapping[Place, str]:
+    """The same names for a function that later passes have changed: results of an equation and arguments by loops and value."""
+    names = placeable_names(function)
+    return {place: names[thing] for thing, place in _places(function, ()) if thing in names}
+
+
+def _places(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, Place]]:
+    yield from ((argument, (loops, argument.value.name)) for argument in function.arguments)
+    for eqn in function.body:
+        yield from ((eqn, (loops, value.name)) for value in eqn.results)
+        if eqn.regions:
+            region, inner = region_of(eqn), (*loops, dim_of(eqn).name)
+            yield from _places(region, inner)
+            yield from ((output, ((*inner, YIELDED), output.name)) for output in region.outputs)
+
+
 def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, str]]:
     for eqn in function.body:
         if eqn.regions:
