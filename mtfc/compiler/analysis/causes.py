@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import YIELDED, Place
+from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
 from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
@@ -125,14 +125,15 @@ class _Tracer:
     stays: dict[Value, Value] = attrs.field(factory=dict)
     uses: dict[Value, list[tuple[Equation, int]]] = attrs.field(factory=dict)
 
-    def enter(self, function: Function, loops: tuple[str, ...]) -> None:
+    def enter(self, function: Function, loops: tuple[int, ...]) -> None:
+        numbers = numbered(function)
         self.arguments.update({argument.value: argument for argument in function.arguments})
         for argument in function.arguments:
             name = argument.value.name
             self._named(argument.value, (loops, name), None if argument.role in ROLES else name)
         for eqn in function.body:
             if eqn.regions:
-                self._loop(eqn, loops)
+                self._loop(eqn, (*loops, numbers[eqn]))
                 continue
             self.makers.update(dict.fromkeys(eqn.results, eqn))
             for value in eqn.results:
@@ -148,15 +149,15 @@ class _Tracer:
         if (name := next(found, None)) is not None:
             self.own[value] = name, self.layout.value_rules[name]
 
-    def _loop(self, eqn: Equation, loops: tuple[str, ...]) -> None:
-        region, inner = region_of(eqn), (*loops, dim_of(eqn).name)
-        self.enter(region, inner)
+    def _loop(self, eqn: Equation, loops: tuple[int, ...]) -> None:
+        region = region_of(eqn)
+        self.enter(region, loops)
         inside = {argument.value.name: argument.value for _, argument in pairs(eqn)}
         for operand, argument in pairs(eqn):
             self._passes(operand, argument.value)
         for result, output in zip(eqn.results, region.outputs, strict=True):
             self._passes(output.value, result)
-            self._named(result, ((*inner, YIELDED), output.name), None)
+            self._named(result, ((*loops, YIELDED), output.name), None)
             if output.updates:
                 self._passes(output.value, inside[output.updates])
 
@@ -200,7 +201,8 @@ class _Tracer:
             rule = own or self._find(dim.name, axes, STORED[argument.role])
             yield Cause(rule, argument.span, f"stores {dim.name} in parts")
             return
-        made = next((self.makers[v] for v in origins if self._is_made(v)), None)
+        nearest = [placed, *origins] if placed else origins
+        made = next((self.makers[v] for v in nearest if self._is_made(v)), None)
         rule = own or (self._rule(made, dim.name, axes) if made else self._find(dim.name, axes, ("",)))
         yield Cause(rule, made.span if made else None, f"has {dim.name} in parts")
 

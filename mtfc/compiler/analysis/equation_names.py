@@ -34,10 +34,12 @@ def placeable_names(function: Function) -> Mapping[Placeable, str]:
     return {each: names.fresh(wanted) for each, wanted in chain(arguments, _wanted(function, ()))}
 
 
-Place = tuple[tuple[str, ...], str]
-"""Where a thing stands in any stage of a function: the loops around it, and the name of its value, which passes keep."""
+Place = tuple[tuple[int, ...], str]
+"""Where a thing stands in any stage of a function: the loops around it, each by its number among those beside it, and the name of
+its value. Passes keep both.
+"""
 
-YIELDED = "yielded"
+YIELDED = -1
 """Stands for one more loop around what a loop yields, whose names are not those of values."""
 
 
@@ -47,14 +49,17 @@ def names_by_place(function: Function) -> Mapping[Place, str]:
     return {place: names[thing] for thing, place in _places(function, ()) if thing in names}
 
 
-def _places(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, Place]]:
+def _places(function: Function, loops: tuple[int, ...]) -> Iterator[tuple[Placeable, Place]]:
     yield from ((argument, (loops, argument.value.name)) for argument in function.arguments)
-    for eqn in function.body:
-        yield from ((eqn, (loops, value.name)) for value in eqn.results)
-        if eqn.regions:
-            region, inner = region_of(eqn), (*loops, dim_of(eqn).name)
-            yield from _places(region, inner)
-            yield from ((output, ((*inner, YIELDED), output.name)) for output in region.outputs)
+    yield from ((eqn, (loops, value.name)) for eqn in function.body for value in eqn.results)
+    for eqn, number in numbered(function).items():
+        yield from _places(region_of(eqn), (*loops, number))
+        yield from ((each, ((*loops, number, YIELDED), each.name)) for each in region_of(eqn).outputs)
+
+
+def numbered(function: Function) -> dict[Equation, int]:
+    """The loops of a body."""
+    return {eqn: number for number, eqn in enumerate(eqn for eqn in function.body if eqn.regions)}
 
 
 def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, str]]:
