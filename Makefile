@@ -27,7 +27,7 @@ demo: setup  ## train the handwritten digits on both backends, then compare the 
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/digits.py
 
 test: setup  ## run all tests, on two processors
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check $(SOURCES)

@@ -60,11 +60,10 @@ class Compiled:
         is none, or it has too few devices.
         """
         from mtfc.cli.sources import Sources
-        from mtfc.cli.target import target_of
+        from mtfc.cli.target import check_room, target_of
         from mtfc.compiler.analysis.cost import layout_cost
         from mtfc.compiler.analysis.step_json import step_json
         from mtfc.compiler.analysis.step_time import step_time
-        from mtfc.frontend.targets import check_room
 
         hardware, mesh = target_of(target, self.machines, Sources()), self.program.mesh
         assert mesh is not None

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import Phase, settings
 
 from mtfc.backends import allocator
+from tests import xla
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *xla.FLAGS])
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", str(xla.QUICK))
 
 settings.register_profile(
     "mtfc",
@@ -49,6 +52,18 @@ def narrow_numbers() -> Iterator[None]:
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def optimized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """XLA as users have it: for what depends on how it rounds."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=xla.FULL))
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -28,13 +28,16 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.analysis.causes import sendings
     from mtfc.compiler.analysis.causes_report import causes_json, causes_report
     from mtfc.compiler.analysis.cost import layout_cost
+    from mtfc.compiler.analysis.equation_names import names_by_place
     from mtfc.compiler.analysis.report import heading
+    from mtfc.compiler.placeable import prepared
     from mtfc.frontend import library
 
     selection = select(options, sources)
     (case,) = selection.cases
     cost = layout_cost(program := case.lower(selection.program))
-    found = sendings(program.function("step" if cost.trains else "forward"), case.mesh, case.layout)
+    names = names_by_place(prepared(selection.program, case.mesh, case.layout))
+    found = sendings(program.function("step" if cost.trains else "forward"), case.mesh, case.layout, names)
     if options.format == "json":
         record = {"model": cost.model, "layout": case.name, "mesh": case.mesh.sizes}
         print(json.dumps({**record, "collectives": causes_json(found)}, indent=2))

@@ -16,7 +16,7 @@ from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
 from mtfc.cli.sources import Sources, known_as
-from mtfc.cli.target import target_of
+from mtfc.cli.target import check_room, target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
@@ -316,8 +316,8 @@ def _hardware(options: argparse.Namespace, selection: Selection, sources: Source
 
 def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardware) -> tuple[Mesh, ...]:
     """The mesh that is asked for, or all shapes for as many devices as are asked for, or as there are. Raises `UsageError`."""
+    from mtfc.compiler.analysis.topology import Topology
     from mtfc.compiler.search.rules.space import meshes
-    from mtfc.frontend.targets import check_room
 
     if options.mesh is not None:
         found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
@@ -328,5 +328,6 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
                 f"{hardware.name} has room for any number of devices: say how many with --devices N"
             )
         found = tuple(meshes(devices, options.axes))
+        found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
     check_room(hardware, found[0], options.target or hardware.name)
     return found

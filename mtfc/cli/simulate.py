@@ -12,7 +12,7 @@ from mtfc.cli.files import write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
-from mtfc.cli.target import target_of
+from mtfc.cli.target import check_room, target_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
@@ -53,7 +53,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.analysis.step_report import step_report
     from mtfc.compiler.analysis.step_time import step_time
     from mtfc.frontend import library
-    from mtfc.frontend.targets import check_room
 
     selection = select(options, sources)
     if options.target == LIST:

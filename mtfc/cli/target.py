@@ -1,4 +1,4 @@
-"""The machine that `--target` names."""
+"""The machine that `--target` names, and whether a mesh has room on it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mtfc.cli.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
+    from mtfc.compiler.ir.types import Mesh
 
 
 def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -> Hardware:
@@ -22,3 +23,22 @@ def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -
         return named(target, declared)
     file = sources.read(target)
     return in_file(sources.texts[file], file)
+
+
+def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
+    """Raise `CompileError` (E316) unless the hardware has a device for each processor, and each link room for its part of the
+    mesh: 5 x 3 processors do not lie on 4 nodes of 4 devices.
+    """
+    from mtfc.compiler.analysis.topology import Topology
+    from mtfc.frontend.targets import no_room
+
+    devices = hardware.devices
+    if devices is not None and mesh.devices > devices:
+        has = f"`{hardware.name}` has {devices} device{'s'[: devices - 1]}"
+        message = f"mesh `{mesh.name}` has {mesh.devices} processors, and {has}"
+        no_room(target, message, "choose a smaller mesh with `--mesh`")
+    overfull = Topology.of(mesh, hardware).overfull()
+    if overfull is not None:
+        shape = " x ".join(str(size) for _, size in mesh.axes)
+        message = f"mesh `{mesh.name}` of {shape} processors does not lie on the {overfull.size} that `{overfull.name}` connects"
+        no_room(target, message, "choose axes whose sizes divide those of the links with `--mesh`")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
+from mtfc.cli.errors import UsageError
 from mtfc.cli.search_result import Result
 from mtfc.cli.selection import Choice, choose
 from mtfc.cli.sources import Sources
@@ -13,26 +15,27 @@ from mtfc.compiler.analysis.cost import LayoutCost, layout_cost
 from mtfc.compiler.analysis.difference import difference_json, difference_report
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Layout, Rules
+from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.pipelines import lower
+from mtfc.compiler.placeable import prepared
 from mtfc.compiler.search.found import Found, Price, value_of
-from mtfc.compiler.search.rules.search import search
 from mtfc.frontend import library
 from mtfc.frontend.layout_text import rules_text
 
 
 @attrs.frozen
 class Forced:
-    """The rules that were asked for, and the best layout with them on the mesh of the best."""
+    """The layout whose rules were asked for, and the best layout with them on the mesh of the best."""
 
-    rules: Rules
+    rules: Layout
     found: Found
 
 
 def forced(text: str, file: str, choice: Choice, sources: Sources, best: Result, until: float) -> Forced:
-    """Raises `CompileError` where no layout can have the rules, and `NothingFits`."""
-    mesh, program = best.found.mesh, best.program
-    shape = ";".join(f"{axis}:{size}" for axis, size in mesh.axes)
+    """Raises `CompileError` where no layout can have the rules, `NothingFits`, and `UsageError` where no layout of the space has
+    rules of that kind.
+    """
+    shape = ";".join(f"{axis}:{size}" for axis, size in best.found.mesh.axes)
     sources.texts.update({"<--layout>": text, "<--mesh>": shape})
     asked = choose(
         sources.texts[file],
@@ -40,19 +43,47 @@ def forced(text: str, file: str, choice: Choice, sources: Sources, best: Result,
         attrs.evolve(choice, layout=text, mesh=shape),
         neighbour=sources.neighbour,
     )
-    rules = asked.cases[0].layout.rules
-    pricer = best.pricer
-    found = search(
+    layout = attrs.evolve(asked.cases[0].layout, name="")
+    found = WITH_RULES[best.space](layout, best, until)
+    return Forced(layout, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+
+
+def _with_rules(asked: Layout, best: Result, until: float) -> Found:
+    from mtfc.compiler.search.rules.search import search
+
+    if asked != Layout("", asked.rules):
+        raise UsageError("in the space `rules`, --why-not takes rules for dimensions: `batch: rows`")
+    pricer, program = best.pricer, best.program
+    return search(
         pricer.undistributed(),
         program.function("forward"),
-        [mesh],
+        [best.found.mesh],
         pricer.hardware,
         pricer,
         until,
         best.objective,
-        fixed=rules,
+        fixed=asked.rules,
     )
-    return Forced(rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+
+
+def _with_equations(asked: Layout, best: Result, until: float) -> Found:
+    from mtfc.compiler.search.tiling.search import search
+
+    if asked != Layout("", values=asked.values):
+        raise UsageError(
+            "in the space `tiling`, --why-not takes rules for single equations: `value forward.h: { batch: rows }`"
+        )
+    program, pricer, mesh = best.program, best.pricer, best.found.mesh
+    return search(
+        prepared(program), set(program.dims), [mesh], pricer.hardware, pricer, until, fixed=asked.value_rules
+    )
+
+
+WITH_RULES: Mapping[str, Callable[[Layout, Result, float], Found]] = {
+    "rules": _with_rules,
+    "tiling": _with_equations,
+}
+"""By space, how the best layout with some rules is found."""
 
 
 def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
@@ -61,7 +92,7 @@ def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
     more = value_of(price, best.objective) / value_of(best.price, best.objective) - 1
     known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
     lines = [
-        f"Why not {{ {rules_text(Layout('', each.rules))} }}: {known} takes {_texts(price)}, which is {more:+.1%}.",
+        f"Why not {{ {rules_text(each.rules)} }}: {known} takes {_texts(price)}, which is {more:+.1%}.",
         "",
     ]
     one, other = _costs(each, best)
@@ -73,7 +104,7 @@ def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
     """The price of the best layout with the rules, and the difference as `mtfc diff` has it."""
     price = best.pricer(each.found.mesh, each.found.layout)
     return {
-        "rules": rules_text(Layout("", each.rules)),
+        "rules": rules_text(each.rules),
         "layout": rules_text(each.found.layout),
         "optimal": each.found.is_optimal,
         "objective_seconds": price.seconds,

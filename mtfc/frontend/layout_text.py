@@ -27,9 +27,13 @@ def _entries(layout: Layout) -> Iterator[str]:
     yield from _rules(layout.rules)
     for name, rules in (("params", layout.params), ("optimizer", layout.optimizer)):
         if rules.axes:
-            yield f"{name}: {{ {', '.join(_rules(rules))} }}"
+            yield f"{name}: {_braced(rules)}"
     for path, rules in layout.values:
-        yield f"value {path}: {{ {', '.join(_rules(rules))} }}"
+        yield f"value {path}: {_braced(rules)}"
+
+
+def _braced(rules: Rules) -> str:
+    return f"{{ {', '.join(_rules(rules))} }}" if rules.axes else "{}"
 
 
 def _rules(rules: Rules) -> Iterator[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
 from mtfc.compiler.hardware import Hardware
-from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend import ast
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.library import FOLDER, SHOWN
@@ -57,16 +57,11 @@ def in_file(text: str, file: str) -> Hardware:
     return hardware
 
 
-def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
-    """Raise `CompileError` (E316) unless the hardware has a device for each processor of the mesh."""
-    devices = hardware.devices
-    if devices is None or mesh.devices <= devices:
-        return
-    diagnostics = Diagnostics()
-    has = f"`{hardware.name}` has {devices} device{'s'[: devices - 1]}"
-    message = f"mesh `{mesh.name}` has {mesh.devices} processors, and {has}"
-    Scope(diagnostics).error("E316", message, _whole(target), help="choose a smaller mesh with `--mesh`")
-    diagnostics.raise_if_errors()
+def no_room(target: str, message: str, help: str) -> NoReturn:
+    """Raise `CompileError` (E316): the message says which mesh, and where there is no room for it."""
+    scope = Scope(Diagnostics())
+    scope.error("E316", message, _whole(target), help=help)
+    raise CompileError(scope.diagnostics)
 
 
 def _whole(target: str) -> Span:

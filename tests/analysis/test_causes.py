@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mtfc.compiler.analysis.causes import Sending, sendings
 from mtfc.compiler.analysis.cost import charges, grouped, total
+from mtfc.compiler.analysis.equation_names import names_by_place, placeable_names
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.pipelines import lower
-from tests.generators.programs import programs
+from mtfc.compiler.placeable import prepared
+from mtfc.compiler.search.tiling.best import tiling
+from tests.generators.programs import Generated, programs
 from tests.harness import HasSource, functions, load, lowered
 from tests.properties.campaign import holds_for
+from tests.search.tilings import network_of
 
 
 @holds_for(programs())
@@ -34,6 +42,28 @@ def _check(placed: Program, name: str) -> None:
         assert each.causes or each.kind in ("permute", "all_gather", "all_to_all"), each
         for cause in each.causes:
             assert set(cause.rule.axes) & set(each.axes), each
+
+
+@settings(max_examples=10)
+@given(programs(), st.integers(0, 2**16))
+def test_all_that_a_tiling_sends_has_a_rule_of_the_tiling(generated: Generated, seed: int) -> None:
+    """But for a dimension that is split only on the way from one placement to another."""
+    (program,), mesh = load(generated.source).programs, generated.mesh
+    network, random = network_of(program, mesh), Random(seed)
+    layout = tiling(network, [random.randrange(len(node.options)) for node in network.nodes], "tiled")
+    placed = lower(program, mesh, layout)
+    function = placed.function("step" if program.training else "forward")
+    whole = prepared(program, mesh, layout)
+    names = names_by_place(whole)
+    spans = {
+        name: thing.span for thing, name in placeable_names(whole).items() if isinstance(thing, Equation)
+    }
+    for each in sendings(function, mesh, layout, names):
+        for cause in each.causes:
+            on_the_way = cause.what.startswith("has") and not cause.rule.is_written
+            name = cause.rule.section.removeprefix("value ")
+            assert name in layout.value_rules or on_the_way, each
+            assert name not in spans or cause.span == spans[name] or cause.what.startswith("wants"), each
 
 
 def causes(source: str, of: str = "step") -> list[Sending]:
@@ -95,3 +125,38 @@ model m(x: [a, b]) {{
     (gather,) = causes(source, "forward")
     assert [str(cause.rule) for cause in gather.causes] == ["a: rows"]
     assert gather.kind == "all_gather"
+
+
+def test_rules_of_equations_and_of_arguments() -> None:
+    source = f"""{HEAD}layout main = {{
+  value parameter.w: {{ c: cols }}
+  value forward.y: {{ a: rows, b: cols }}
+  value forward.loss: {{ a: rows }}
+  value backward.einsum: {{ a: rows, c: cols }}
+}}
+model m(x: [a, b]) {{
+  param w: [b, c] = ones()
+  y = einsum(x, w -> [a, c])
+  loss = sum(square(y))
+  return loss
+}}
+train m {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}
+"""
+    (program,), (declared, *_) = load(source).programs, load(source).layouts
+    names = names_by_place(prepared(program, declared.mesh, declared.layout))
+    placed = lower(program, declared.mesh, declared.layout)
+    found = shown(sendings(placed.function("step"), declared.mesh, declared.layout, names))
+    assert found == [
+        (
+            "all_to_all",
+            [
+                ("value parameter.w: { c: cols }", 10, "stores c in parts"),
+                ("value forward.y: { b: cols }", 11, "wants b in parts"),
+            ],
+        ),
+        ("all_reduce", [("value forward.y: { b: cols }", 11, "sums over b")]),
+        ("all_reduce", [("value backward.einsum: { a: rows }", 11, "sums over a")]),
+        ("all_reduce", [("value forward.loss: { a: rows }", 12, "sums over a")]),
+        ("all_gather", [("value backward.einsum: { c: cols }", 11, "has c in parts")]),
+        ("all_gather", [("value parameter.w: { c: cols }", 10, "stores c in parts")]),
+    ]

@@ -29,6 +29,8 @@ from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.pipelines import lower
 from tests.backends.small import type_of
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 DRAWS: list[tuple[int, str, tuple[int, ...]]] = [
     (0, "w", (1000, 100)),
     (7, "layers.ffn.wi", (33,)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 
@@ -99,6 +101,36 @@ def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--mesh", "line", "--why-not", "batch: all; io: all")
     assert run.status == 1
     assert "E301" in run.err
+
+
+TILING = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--space", "tiling")
+
+
+def test_why_not_another_tiling_of_an_equation(mtfc: Mtfc) -> None:
+    rule = "value forward.einsum: { batch: all }"
+    found = mtfc(*TILING, "--why-not", rule, "--format", "json").json
+    forced = found["why_not"]
+    assert forced["rules"] == rule and forced["optimal"]
+    assert rule in forced["layout"] and rule not in found["layout"]
+    assert forced["objective_seconds"] > found["objective_seconds"]
+    assert f"Why not {{ {rule} }}" in mtfc(*TILING, "--why-not", rule).out
+
+
+@pytest.mark.parametrize(
+    ("space", "rules", "status", "message"),
+    [
+        ("tiling", "batch: all", 2, "takes rules for single equations"),
+        ("rules", "value forward.einsum: { batch: all }", 2, "takes rules for dimensions"),
+        ("tiling", "value forward.nothing: { batch: all }", 1, "no tiling has the layout"),
+        ("tiling", "value forward.one_hot: { classes: all }", 1, "E302"),
+    ],
+)
+def test_why_not_rules_that_a_space_does_not_have(
+    mtfc: Mtfc, space: str, rules: str, status: int, message: str
+) -> None:
+    run = mtfc("search", "model.mtf", "--mesh", "line", "--space", space, "--why-not", rules)
+    assert run.status == status
+    assert message in run.err
 
 
 def test_a_tiling_is_written_and_exported(mtfc: Mtfc, tmp_path: Path) -> None:

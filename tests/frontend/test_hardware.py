@@ -6,13 +6,14 @@ import re
 
 import pytest
 
+from mtfc.cli.target import check_room
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.format import format_source
 from mtfc.frontend.parser import parse
-from mtfc.frontend.targets import HARDWARE, check_room, in_file, library, named
+from mtfc.frontend.targets import HARDWARE, in_file, library, named
 
 BOX = """\
 hardware box = {
@@ -103,8 +104,12 @@ def test_a_file_with_no_hardware_or_several(text: str, says: str) -> None:
 def test_a_mesh_that_is_too_large() -> None:
     p100 = named("p100_cluster", {})
     check_room(p100, Mesh("all", (("rows", 4), ("cols", 4))), "p100_cluster")
-    with pytest.raises(CompileError, match="E316"):
+    with pytest.raises(CompileError, match=r"E316.* 20 processors"):
         check_room(p100, Mesh("all", (("rows", 4), ("cols", 5))), "p100_cluster")
+    with pytest.raises(
+        CompileError, match=r"E316.* 5 x 3 processors does not lie on the 4 that `infiniband`"
+    ):
+        check_room(p100, Mesh("all", (("rows", 5), ("cols", 3))), "p100_cluster")
     check_room(named("h100", {}), Mesh("all", (("all", 10**6),)), "h100")
 
 

@@ -12,9 +12,11 @@ from tests.generators.scope import Options
 from tests.harness import HasSource, call, differentiated, exact_data, functions, jax_module, load, tolerance
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.properties.test_numpy import predicted
+from tests.xla import FULL
 
 AS_WRITTEN = {
-    "xla_disable_hlo_passes": "cse,constant_folding,algsimp,while-loop-invariant-code-motion,simplify-while-loops"
+    **FULL,
+    "xla_disable_hlo_passes": "cse,constant_folding,algsimp,while-loop-invariant-code-motion,simplify-while-loops",
 }
 SINGLE_PRECISION = Options(reals=("f32",), statements=8, layouts=1)
 

@@ -20,8 +20,9 @@ from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.pipelines import lower
+from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.solver.network import Infeasible
-from mtfc.compiler.search.tiling.best import best_tiling, solve_with_memory, tiling
+from mtfc.compiler.search.tiling.best import best_tiling, fix, solve_with_memory, tiling
 from mtfc.compiler.search.tiling.conversions import Conversions
 from mtfc.compiler.search.tiling.problem import to_problem
 from tests.generators.programs import Generated, programs
@@ -101,6 +102,23 @@ def test_memory_limits_what_is_chosen() -> None:
     assert fastest.cost <= smaller.lower_bound <= smaller.cost
     with pytest.raises(Infeasible):
         best_tiling(network, 1e6, monotonic() + 30)
+
+
+def test_one_of_the_choices_of_an_equation_is_the_best() -> None:
+    """Each layout of one equation, forced: the cheapest is that of the best tiling, and none costs less than it."""
+    mesh, hardware = Mesh("line", (("gpus", 4),)), machine("p2_8xlarge")
+    program = example("two_layer")
+    free = best_tiling(network_of(program, mesh, hardware), None, monotonic() + 30)
+    costs = []
+    for rules in ({}, {"batch": ("gpus",)}, {"io": ("gpus",)}, {"hidden": ("gpus",)}):
+        network = network_of(program, mesh, hardware)
+        fix(network, "forward.y", Rules(tuple(rules.items())))
+        found = best_tiling(network, None, monotonic() + 30)
+        assert dict(found.layout.value_rules["forward.y"].axes) == rules
+        costs.append(found.cost)
+    assert min(costs) == free.cost < max(costs)
+    with pytest.raises(NothingFits, match=r"forward\.y"):
+        fix(network_of(program, mesh, hardware), "forward.y", Rules((("batch", ("nodes",)),)))
 
 
 SLOW_DEVICES = Hardware(

@@ -7,18 +7,25 @@ uses it has that dimension whole, or split otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import attrs
 
+from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
-from mtfc.compiler.ir.loops import dim_of, maker, pairs, region_of
+from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
+
+MOVES = frozenset({*KIND_OF, "local_slice", "unreduce"})
+"""Ops that only place a value otherwise."""
+
+STORED = {"parameter": ("params", ""), "state": ("optimizer", "params", "")}
+"""The sections of a layout that say how an argument of a role is stored."""
 
 
 @attrs.frozen(order=True)
@@ -67,10 +74,15 @@ class Sending:
     used: Span | None
 
 
-def sendings(function: Function, mesh: Mesh, layout: Layout) -> list[Sending]:
-    """What a placed function with explicit collectives sends, in order; combined collectives array by array."""
-    tracer = _Tracer(mesh, layout)
-    tracer.enter(function)
+def sendings(
+    function: Function, mesh: Mesh, layout: Layout, names: Mapping[Place, str] = {}
+) -> list[Sending]:
+    """What a placed function with explicit collectives sends, in order; combined collectives array by array.
+
+    names: what rules for single equations call them (`names_by_place` of the function as `assign-layouts` left it).
+    """
+    tracer = _Tracer(mesh, layout, names)
+    tracer.enter(function, ())
     return list(_sendings(function, mesh, tracer, 1))
 
 
@@ -98,35 +110,54 @@ def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> It
 class _Tracer:
     """Where values of a program come from and go to, through loops.
 
-    before: what a region's argument, or a loop's result, is. uses: (equation, operand number) of each value.
+    own: the rules that name an equation, an argument or what a loop yields, by value. before: what a region's argument, or a
+    loop's result, is. uses: (equation, operand number) of each value.
     """
 
     mesh: Mesh
     layout: Layout
+    names: Mapping[Place, str]
+    own: dict[Value, tuple[str, Rules]] = attrs.field(factory=dict)
     makers: dict[Value, Equation] = attrs.field(factory=dict)
     arguments: dict[Value, Argument] = attrs.field(factory=dict)
     before: dict[Value, list[Value]] = attrs.field(factory=dict)
     after: dict[Value, list[Value]] = attrs.field(factory=dict)
+    stays: dict[Value, Value] = attrs.field(factory=dict)
     uses: dict[Value, list[tuple[Equation, int]]] = attrs.field(factory=dict)
 
-    def enter(self, function: Function) -> None:
+    def enter(self, function: Function, loops: tuple[int, ...]) -> None:
+        numbers = numbered(function)
         self.arguments.update({argument.value: argument for argument in function.arguments})
+        for argument in function.arguments:
+            name = argument.value.name
+            self._named(argument.value, (loops, name), None if argument.role in ROLES else name)
         for eqn in function.body:
             if eqn.regions:
-                self._loop(eqn)
+                self._loop(eqn, (*loops, numbers[eqn]))
                 continue
             self.makers.update(dict.fromkeys(eqn.results, eqn))
+            for value in eqn.results:
+                self._named(value, (loops, value.name), eqn.path)
             for i, value in enumerate(eqn.operands):
                 self.uses.setdefault(value, []).append((eqn, i))
+        kept = {argument.value.name: argument.value for argument in function.arguments}
+        self.stays.update((each.value, kept[each.updates]) for each in function.outputs if each.updates)
 
-    def _loop(self, eqn: Equation) -> None:
+    def _named(self, value: Value, place: Place, path: str | None) -> None:
+        """Find the rules of the thing itself, or else of the user's value that it makes."""
+        found = (name for name in (self.names.get(place), path) if name in self.layout.value_rules)
+        if (name := next(found, None)) is not None:
+            self.own[value] = name, self.layout.value_rules[name]
+
+    def _loop(self, eqn: Equation, loops: tuple[int, ...]) -> None:
         region = region_of(eqn)
-        self.enter(region)
+        self.enter(region, loops)
         inside = {argument.value.name: argument.value for _, argument in pairs(eqn)}
         for operand, argument in pairs(eqn):
             self._passes(operand, argument.value)
         for result, output in zip(eqn.results, region.outputs, strict=True):
             self._passes(output.value, result)
+            self._named(result, ((*loops, YIELDED), output.name), None)
             if output.updates:
                 self._passes(output.value, inside[output.updates])
 
@@ -162,22 +193,29 @@ class _Tracer:
     def _splits(self, value: Value, dim: Dim, axes: Axes) -> Iterator[Cause]:
         """The rule that splits a dimension of a value, and what has it whole."""
         origins = [*self._copied(value)]
-        stored = next((self.arguments[v] for v in origins if self._role(v) in ("parameter", "state")), None)
-        made = next((self.makers[v] for v in origins if v in self.makers), None)
-        if stored is not None:
-            sections = {"parameter": ("params", ""), "state": ("optimizer", "params", "")}[stored.role]
-            yield Cause(self._find(dim.name, axes, sections), stored.span, f"stores {dim.name} in parts")
-        else:
-            rule = self._rule(made, dim.name, axes) if made else self._find(dim.name, axes, ("",))
-            yield Cause(rule, made.span if made else None, f"has {dim.name} in parts")
+        placed = next((v for v in origins if self._own_rule(v, dim.name, axes)), None)
+        stored = placed or next((v for v in origins if self._role(v) in STORED), None)
+        own = self._own_rule(placed, dim.name, axes) if placed else None
+        if stored is not None and self._role(stored) in STORED:
+            argument = self.arguments[stored]
+            rule = own or self._find(dim.name, axes, STORED[argument.role])
+            yield Cause(rule, argument.span, f"stores {dim.name} in parts")
+            return
+        nearest = [placed, *origins] if placed else origins
+        made = next((self.makers[v] for v in nearest if self._is_made(v)), None)
+        rule = own or (self._rule(made, dim.name, axes) if made else self._find(dim.name, axes, ("",)))
+        yield Cause(rule, made.span if made else None, f"has {dim.name} in parts")
 
     def _wants(self, result: Value, dim: Dim, axes: Axes) -> Iterator[Cause]:
         """What uses a value in parts that it was not made in."""
         eqn = self._user(result)
-        if eqn is not None and eqn.layout is not None:
-            rule = self._rule(eqn, dim.name, axes)
-        else:
-            rule = self._find(dim.name, axes, ("params", ""))
+        onward = [*self._forward(result)]
+        placed = [*onward[1:], *(self.stays[v] for v in onward if v in self.stays)]
+        rule = next(filter(None, (self._own_rule(v, dim.name, axes) for v in placed)), None)
+        if rule is None and eqn is not None and eqn.layout is not None:
+            index = {} if eqn.regions else OPS[eqn.op].layout_rule(eqn).index
+            rule = self._rule(eqn, index.get(dim.name) or dim.name, axes)
+        rule = rule or self._find(dim.name, axes, ("params", ""))
         yield Cause(rule, eqn.span if eqn else None, f"wants {dim.name} in parts")
 
     def used(self, value: Value) -> Span | None:
@@ -187,16 +225,23 @@ class _Tracer:
     def _user(self, value: Value) -> Equation | None:
         """The first equation that uses a value, collectives aside."""
         users = (eqn for v in self._forward(value) for eqn, _ in self.uses.get(v, ()))
-        return next((eqn for eqn in users if eqn.op not in KIND_OF), None)
+        return next((eqn for eqn in users if eqn.op not in MOVES), None)
 
     def _role(self, value: Value) -> str:
         return self.arguments[value].role if value in self.arguments else ""
 
+    def _is_made(self, value: Value) -> bool:
+        return value in self.makers and self.makers[value].op not in MOVES
+
+    def _own_rule(self, value: Value, dim: str, axes: Axes) -> Rule | None:
+        """That of the thing itself, if it splits the dimension over one of the axes."""
+        name, rules = self.own.get(value, ("", Rules()))
+        found = set(rules.get(dim)) & set(axes)
+        return Rule(f"value {name}", dim, rules.get(dim)) if found else None
+
     def _rule(self, eqn: Equation, dim: str, axes: Axes) -> Rule:
-        own = self.layout.value_rules.get(eqn.path or "")
-        if own is not None and set(own.get(dim)) & set(axes):
-            return Rule(f"value {eqn.path}", dim, own.get(dim))
-        return self._find(dim, axes, ("optimizer", "params", "") if eqn.stage == "update" else ("",))
+        own = self._own_rule(eqn.results[0], dim, axes)
+        return own or self._find(dim, axes, ("optimizer", "params", "") if eqn.stage == "update" else ("",))
 
     def _find(self, dim: str, axes: Axes, sections: Iterable[str]) -> Rule:
         """The rule, looked for in these sections first; that of a dimension that the compiler has cut is its whole's."""
@@ -211,8 +256,7 @@ class _Tracer:
         """A value and what it is made of, as far as a test holds."""
 
         def origins(v: Value) -> tuple[Value, ...]:
-            operands = self.makers[v].operands if v in self.makers else ()
-            return tuple(each for each in (*operands, *self.before.get(v, ())) if goes_on(each))
+            return tuple(each for each in (*self._operands(v), *self.before.get(v, ())) if goes_on(each))
 
         return _walk(value, origins)
 
@@ -220,16 +264,23 @@ class _Tracer:
         """A value and what it is a copy of: a cast, or a slice in a loop."""
 
         def origins(v: Value) -> tuple[Value, ...]:
-            operands = self.makers[v].operands if v in self.makers else ()
+            operands = self._operands(v)
             return (*(operands if len(operands) == 1 else ()), *self.before.get(v, ()))
 
         return _walk(value, origins)
+
+    def _operands(self, value: Value) -> tuple[Value, ...]:
+        """What it is made of; of a collective that sends several arrays, one."""
+        eqn = self.makers.get(value)
+        if eqn is None or eqn.op not in MOVES:
+            return eqn.operands if eqn else ()
+        return (eqn.operands[eqn.results.index(value)],)
 
     def _forward(self, value: Value) -> Iterator[Value]:
         """A value, and what collectives and loops pass it on as."""
 
         def onward(v: Value) -> tuple[Value, ...]:
-            moved = [eqn.results[i] for eqn, i in self.uses.get(v, ()) if eqn.op in KIND_OF]
+            moved = [eqn.results[i] for eqn, i in self.uses.get(v, ()) if eqn.op in MOVES]
             return (*moved, *self.after.get(v, ()))
 
         return _walk(value, onward)

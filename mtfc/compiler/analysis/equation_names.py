@@ -34,6 +34,34 @@ def placeable_names(function: Function) -> Mapping[Placeable, str]:
     return {each: names.fresh(wanted) for each, wanted in chain(arguments, _wanted(function, ()))}
 
 
+Place = tuple[tuple[int, ...], str]
+"""Where a thing stands in any stage of a function: the loops around it, each by its number among those beside it, and the name of
+its value. Passes keep both.
+"""
+
+YIELDED = -1
+"""Stands for one more loop around what a loop yields, whose names are not those of values."""
+
+
+def names_by_place(function: Function) -> Mapping[Place, str]:
+    """The same names for a function that later passes have changed: results of an equation and arguments by loops and value."""
+    names = placeable_names(function)
+    return {place: names[thing] for thing, place in _places(function, ()) if thing in names}
+
+
+def _places(function: Function, loops: tuple[int, ...]) -> Iterator[tuple[Placeable, Place]]:
+    yield from ((argument, (loops, argument.value.name)) for argument in function.arguments)
+    yield from ((eqn, (loops, value.name)) for eqn in function.body for value in eqn.results)
+    for eqn, number in numbered(function).items():
+        yield from _places(region_of(eqn), (*loops, number))
+        yield from ((each, ((*loops, number, YIELDED), each.name)) for each in region_of(eqn).outputs)
+
+
+def numbered(function: Function) -> dict[Equation, int]:
+    """The loops of a body."""
+    return {eqn: number for number, eqn in enumerate(eqn for eqn in function.body if eqn.regions)}
+
+
 def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, str]]:
     for eqn in function.body:
         if eqn.regions:

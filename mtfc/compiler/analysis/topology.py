@@ -2,7 +2,8 @@
 
 Links nest, and each is a *lane* or, as a torus, one lane for each side. The processors of a mesh are numbered row by row, and
 devices from the innermost lane outwards; so the last axis of a mesh lies innermost, unless another order is asked for. An axis
-may cover a lane in part, or several (`Stretch`).
+may cover a lane in part, or several (`Stretch`). Of a torus that it does not fill, a mesh has the most compact part, as TPUs are
+rented: 8 of 16 x 16 are 2 x 4. Where the axes do not go into that, they have the whole torus.
 
 A collective over some axes works on all lanes that these cover at once (pipelined, as rings of rings do). On each its seconds are
 those of the ring algorithm, of which `n` are the members there, `S` the bytes of the whole array and `p` the devices that each
@@ -26,8 +27,9 @@ the bandwidth of a member, which is p times that of its devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations, product
 from math import inf, prod
 
 import attrs
@@ -103,15 +105,33 @@ class Topology:
     def of(cls, mesh: Mesh, hardware: Hardware, innermost_first: Sequence[str] = ()) -> Topology:
         """The mesh with its axes laid out in the given order, by default the last axis first.
 
-        An axis that no longer fits on a side of a torus goes to the next side, if all that is left finds room there.
+        An axis that no longer fits on a side of a torus goes to the next side, if all that is left finds room there. Of the
+        most compact parts of a torus the mesh has the one in which its axes are cut into the fewest stretches.
         """
         order = tuple(innermost_first) or mesh.names[::-1]
-        free = _Free(lanes(hardware))
-        stretches = {}
-        for i, axis in enumerate(order):
-            rest = mesh.size(order[i:])
-            stretches[axis] = tuple(free.take(mesh.sizes[axis], rest))
-        return cls(mesh, stretches, free.used)
+        parts = (
+            cls._within(rooms, mesh, order, hardware) for rooms in _compact_parts(hardware, mesh.devices)
+        )
+        found = [topology for topology, fits in parts if fits]
+        if found:
+            return min(found, key=lambda each: sum(map(len, each.stretches.values())))
+        return cls._within({}, mesh, order, hardware)[0]
+
+    @classmethod
+    def _within(
+        cls, rooms: Mapping[str, int], mesh: Mesh, order: Sequence[str], hardware: Hardware
+    ) -> tuple[Topology, bool]:
+        """The axes laid out in that order on lanes of which some have less room than their size; and whether they fit."""
+        free = _Free(lanes(hardware), rooms)
+        stretches = {
+            axis: tuple(free.take(mesh.sizes[axis], mesh.size(order[i:]))) for i, axis in enumerate(order)
+        }
+        return cls(mesh, stretches, free.used), all(free.used.get(name, 1) <= rooms[name] for name in rooms)
+
+    def overfull(self) -> Lane | None:
+        """A lane on which more members lie than there are, if there is one."""
+        parts = (part for parts in self.stretches.values() for part in parts)
+        return next((p.lane for p in parts if p.lane.size and self.used[p.lane.name] > p.lane.size), None)
 
     def crossings(self, axes: Axes) -> list[Crossing]:
         """The lanes that a group over these axes works on, the innermost first."""
@@ -223,11 +243,40 @@ def _tori(crossings: Iterable[Crossing]) -> list[list[Crossing]]:
     return list(found.values())
 
 
-class _Free:
-    """What is left of the lanes while axes are put on them; `used` are the members taken of each, the innermost lane first."""
+def _compact_parts(hardware: Hardware, devices: int) -> Iterator[Mapping[str, int]]:
+    """Sides of the most compact parts of the tori, by lane, where the devices need no whole ones."""
+    inner, found = 1, []
+    for link in hardware.links:
+        count, room = -(-devices // inner), prod(link.sizes)
+        if len(link.sizes) > 1 and count < room:
+            names = [f"{link.name}.{side}" for side in range(len(link.sizes))]
+            found.append([dict(zip(names, sides, strict=True)) for sides in compact(link.sizes, count)])
+        if count <= room or not link.sizes:
+            break
+        inner *= room
+    for parts in product(*found) if found else ():
+        yield {name: side for part in parts for name, side in part.items()}
 
-    def __init__(self, lanes: list[Lane]) -> None:
-        self.lanes = lanes
+
+@cache
+def compact(sizes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """The sides of blocks of `count` devices in a torus of these sizes, those alone whose sides have the least sum."""
+    if len(sizes) == 1:
+        return ((count,),) if count <= sizes[0] else ()
+    firsts = (n for n in range(1, min(sizes[0], count) + 1) if count % n == 0)
+    blocks = [(n, *rest) for n in firsts for rest in compact(sizes[1:], count // n)]
+    least = min(map(sum, blocks), default=0)
+    return tuple(block for block in blocks if sum(block) == least)
+
+
+class _Free:
+    """What is left of the lanes while axes are put on them; `used` are the members taken of each, the innermost lane first.
+
+    rooms: of lanes that have less room than their size, by name.
+    """
+
+    def __init__(self, lanes: list[Lane], rooms: Mapping[str, int]) -> None:
+        self.lanes, self.rooms = lanes, rooms
         self.at = 0
         self.used: dict[str, int] = {}
 
@@ -259,7 +308,8 @@ class _Free:
 
     def _room(self, at: int) -> float:
         lane = self.lanes[at]
-        return inf if lane.size is None else lane.size // self.used.get(lane.name, 1)
+        size = self.rooms.get(lane.name, lane.size)
+        return inf if size is None else size // self.used.get(lane.name, 1)
 
     def _advance(self, size: int, rest: int) -> None:
         """Go on to the next lane where this one is full, and to the next side of a torus where only there is room for the axis

@@ -1,25 +1,33 @@
 """combine-collectives: all-reduces over the same axes that can run together become one.
 
 Each collective costs a latency of its own; small ones cost little else. An all-reduce can run as soon as its operand is there;
-from then on it waits for others of its kind until one of the waiting results is used, or until together they would hold
-more than `max_bytes` on a processor. Equations between scalars (what is left of a loss, say) wait along with what they use.
+from then on it waits for others of its kind until one of the waiting results is used, or until together they hold at least
+`max_bytes` on a processor: gradients travel in buckets, in the order in which they are made, each as soon as it is full (Li et
+al., "PyTorch Distributed", VLDB 2020, section 3.2.2). Equations between scalars (what is left of a loss, say) wait along with
+what they use.
+
+What only the update needs waits apart from what the next equation needs: a sum over the batch in a batch normalization would
+else carry megabytes of gradients along while everything stands still. Where these are few bytes, a latency costs more.
 
 Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
-After this pass no two all-reduces that could be one are apart (within `max_bytes`).
+After this pass no two all-reduces that could be one, and are waited for alike, are apart (within `max_bytes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import ClassVar, get_args
 
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
 from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.transform import Pass
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Axes, Mesh
+
+FEW_BYTES = 64 << 10
+"""So much takes about as long as a latency: tens of microseconds at some GB/s, or one at a hundred."""
 
 
 @attrs.frozen
@@ -37,6 +45,32 @@ def combined(function: Function, mesh: Mesh, max_bytes: int) -> Function:
     body = [within(eqn, lambda region: combined(region, mesh, max_bytes)) for eqn in function.body]
     inside = attrs.evolve(function, body=tuple(body))
     return attrs.evolve(function, body=tuple(Combiner(mesh, max_bytes).run(inside)))
+
+
+@attrs.frozen
+class Bucket:
+    """What all-reduces have in common that can be one; patient ones are those that nothing but the update waits for."""
+
+    axes: Axes
+    reduction: str
+    dtype: str
+    is_patient: bool
+
+
+def patient(function: Function) -> set[Equation]:
+    """All-reduces whose results the update alone uses, or nothing, through scalars and further all-reduces."""
+    found: set[Equation] = set()
+    needed: set[Value] = set()
+    for eqn in reversed(function.body):
+        passes_on = eqn.op == "all_reduce" or not (
+            eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results))
+        )
+        waits = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
+        if not waits:
+            needed.update(eqn.operands)
+        elif eqn.op == "all_reduce":
+            found.add(eqn)
+    return found
 
 
 STAGES = get_args(Stage)
@@ -58,13 +92,15 @@ class Combiner:
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
         self.mesh, self.max_bytes = mesh, max_bytes
         self.body: list[Equation] = []
-        self.waiting: dict[Hashable, list[Equation]] = {}
-        self.bytes: dict[Hashable, int] = {}
-        self.bucket_of: dict[Value, Hashable] = {}
+        self.patient: set[Equation] = set()
+        self.waiting: dict[Bucket, list[Equation]] = {}
+        self.bytes: dict[Bucket, int] = {}
+        self.bucket_of: dict[Value, Bucket] = {}
         self.deferred: dict[Value, Equation] = {}
         self.reductions: dict[Value, list[Equation]] = {}
 
     def run(self, function: Function) -> list[Equation]:
+        self.patient = patient(function)
         for eqn in function.body:
             if eqn.op == "all_reduce":
                 self.reductions.setdefault(eqn.operands[0], []).append(eqn)
@@ -95,8 +131,8 @@ class Combiner:
 
     def _settle(self) -> None:
         """Emit all that waits."""
-        for key in list(self.waiting):
-            self._flush(key)
+        for bucket in sorted(self.waiting, key=lambda each: each.is_patient):
+            self._flush(bucket)
         self.body += self.deferred.values()
         self.deferred.clear()
 
@@ -110,20 +146,23 @@ class Combiner:
 
     def _wait(self, eqn: Equation) -> None:
         type = eqn.operands[0].type
-        key = (eqn.attrs["axes"], type.reduction, type.dtype)
+        bucket = Bucket(axes_of(eqn), type.reduction, type.dtype, eqn in self.patient)
         size = sum(value.type.local_bytes(self.mesh) for value in eqn.operands)
-        if self.bytes.get(key, 0) + size > self.max_bytes:
-            self._flush(key)
-        self.waiting.setdefault(key, []).append(eqn)
-        self.bytes[key] = self.bytes.get(key, 0) + size
-        self.bucket_of.update(dict.fromkeys(eqn.results, key))
+        self.waiting.setdefault(bucket, []).append(eqn)
+        self.bytes[bucket] = self.bytes.get(bucket, 0) + size
+        self.bucket_of.update(dict.fromkeys(eqn.results, bucket))
+        if self.bytes[bucket] >= self.max_bytes:
+            self._flush(bucket)
 
-    def _flush(self, key: Hashable) -> None:
-        """Emit what waits under `key`, if anything does."""
-        eqns = self.waiting.pop(key, [])
-        if eqns:
-            self.body.append(merged(eqns))
-            del self.bytes[key]
-        for eqn in eqns:
-            for value in eqn.results:
-                del self.bucket_of[value]
+    def _flush(self, bucket: Bucket | None) -> None:
+        """Emit what waits in a bucket, if anything does, and with it the few bytes that could wait longer."""
+        if bucket is None or bucket not in self.waiting:
+            return
+        others = attrs.evolve(bucket, is_patient=True)
+        along = [others] if others != bucket and 0 < self.bytes.get(others, 0) <= FEW_BYTES else []
+        eqns = [eqn for each in (bucket, *along) for eqn in self.waiting.pop(each)]
+        self.body.append(merged(eqns))
+        for each in (bucket, *along):
+            del self.bytes[each]
+        for value in (value for eqn in eqns for value in eqn.results):
+            del self.bucket_of[value]

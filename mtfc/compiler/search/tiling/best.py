@@ -8,16 +8,19 @@ loop's value each.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from math import inf
 from time import monotonic
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import Axes, Layout, Rules
+from mtfc.compiler.ir.types import Axes, Layout, Rules, TensorType
+from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.solver.problem import Choices, Problem
 from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
 from mtfc.compiler.search.tiling.build import NetworkBuilder
@@ -58,6 +61,25 @@ def timed_network(
     conversions = Conversions(topology.mesh, seconds_on(topology))
     work = Roofline(function, topology.mesh, device)
     return NetworkBuilder(topology.mesh, conversions, splittable, work.seconds).network(function)
+
+
+def fix(network: Network, name: str, rules: Rules) -> None:
+    """Leave to what has this name no choice but the layout that the rules spell out. Raises `NothingFits` where it has none."""
+    names = placeable_names(network.function)
+    nodes = [
+        node for node in network.nodes if not isinstance(node.owner, Value) and names.get(node.owner) == name
+    ]
+    wanted = {dim: axes for dim, axes in rules.axes if axes}
+    for node in nodes:
+        fits = [layout_of(option) == wanted for option in node.options]
+        node.costs = np.where(fits, node.costs, inf)
+    if not any(np.isfinite(node.costs).any() for node in nodes):
+        raise NothingFits(f"no tiling has the layout that is asked for of `{name}`")
+
+
+def layout_of(option: Strategy | TensorType) -> dict[str, Axes]:
+    """How dimensions are split by a strategy, or by a placement."""
+    return dict(option.layout if isinstance(option, Strategy) else shown_layout(option))
 
 
 def best_tiling(
@@ -101,8 +123,7 @@ def tiling(network: Network, choices: Choices, name: str) -> Layout:
 def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
-        layout = option.layout if isinstance(option, Strategy) else shown_layout(option)
         if not isinstance(node.owner, Value):
-            yield node.owner, layout.items()
+            yield node.owner, layout_of(option).items()
     for eqn, (number, types) in network.free.items():
         yield eqn, shown_layout(types[choices[number]]).items()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from time import monotonic
 
 import attrs
 
+from mtfc.compiler.analysis.ruling import without_unit_axes
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import Found, NothingFits, Pricing, Progress, silent
 from mtfc.compiler.search.solver.network import Infeasible
 from mtfc.compiler.search.solver.problem import Problem
 from mtfc.compiler.search.solver.solve import NotFound
-from mtfc.compiler.search.tiling.best import Tiling, best_tiling, timed_network
+from mtfc.compiler.search.tiling.best import Tiling, best_tiling, fix, timed_network
+from mtfc.compiler.search.tiling.network import Network
 from mtfc.compiler.search.tiling.problem import to_problem, unit_of
 
 AXES = 2
@@ -32,11 +34,13 @@ def search(
     until: float,
     known: Iterable[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
+    fixed: Mapping[str, Rules] = {},
 ) -> Found:
     """The tiling of `step`, an undistributed function, that takes least time within the device's memory, before `until`.
 
     `splittable` are the dimensions that a layout can name. Each mesh gets an equal part of the time that is left. A `known`
-    layout is given back if it takes less time, compiled, than what was found does. Raises `NothingFits`.
+    layout is given back if it takes less time, compiled, than what was found does. `fixed` are layouts that equations, by name,
+    must have. Raises `NothingFits`.
     """
     tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
     best: tuple[Tiling, Mesh] | None = None
@@ -44,7 +48,10 @@ def search(
     for number, mesh in enumerate(tried):
         deadline = monotonic() + (until - monotonic()) / (len(tried) - number)
         try:
-            found = _on(mesh, step, splittable, hardware, deadline, progress)
+            network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
+            for name, rules in fixed.items():
+                fix(network, name, without_unit_axes(rules, mesh))
+            found = _on(network, mesh, hardware, deadline, progress)
         except Infeasible:
             continue
         except NotFound:
@@ -56,15 +63,7 @@ def search(
     return _better(best, bound, hardware, pricing, known)
 
 
-def _on(
-    mesh: Mesh,
-    step: Function,
-    splittable: Collection[str],
-    hardware: Hardware,
-    deadline: float,
-    progress: Progress,
-) -> Tiling:
-    network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
+def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress) -> Tiling:
     unit = unit_of(network)
 
     def tell(doing: str, cost: int | None, bound: int | None) -> None:
