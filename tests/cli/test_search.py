@@ -107,7 +107,7 @@ TILING = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--spac
 
 
 def test_why_not_another_tiling_of_an_equation(mtfc: Mtfc) -> None:
-    rule = "value forward.einsum: { batch: all }"
+    rule = "value forward.einsum: {}"
     found = mtfc(*TILING, "--why-not", rule, "--format", "json").json
     forced = found["why_not"]
     assert forced["rules"] == rule and forced["optimal"]
