@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import inf
 
 import attrs
@@ -14,7 +15,17 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, array_of, own_dims
+from mtfc.compiler.search.rules.arrays import (
+    SINGLE,
+    Array,
+    Pairs,
+    Sure,
+    array_of,
+    bridge_of,
+    own_dims,
+    pairs_of,
+    part,
+)
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
 JOINED = {"fold": "unpool", "einsum": "convolution"}
@@ -22,14 +33,23 @@ JOINED = {"fold": "unpool", "einsum": "convolution"}
 
 
 @attrs.frozen
+class Moved:
+    """Bytes of an array, the smallest of several that it can be read as; not where some of `unless` may be split alike."""
+
+    arrays: tuple[Array, ...]
+    unless: Pairs = frozenset()
+
+
+@attrs.frozen
 class Work:
-    """Seconds of FLOPs at the peak rate, split over `dims`; bytes of arrays, each the smallest of several that it can be read as;
-    `overhead` seconds. All `trips` times.
+    """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; bytes that are
+    moved; `overhead` seconds. All `trips` times.
     """
 
     seconds: float
     dims: Dims
-    moved: tuple[tuple[Array, ...], ...]
+    alike: Pairs
+    moved: tuple[Moved, ...]
     overhead: float
     trips: int
 
@@ -40,32 +60,28 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
     memory = Memory(attrs.evolve(function, body=body), SINGLE, whole=function)
-    known = {*memory.makers, *(argument.value for argument in function.arguments)}
+    reads = _Reads(memory, naming, {*memory.makers, *(argument.value for argument in function.arguments)})
     for eqn in body:
         if eqn.regions:
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
         elif OPS[eqn.op].storage not in ("view", "made"):
-            yield _of_equation(eqn, memory, known, naming, device, trips)
+            yield _of_equation(eqn, reads, device, trips)
     for eqn in function.body:
         is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
         if is_distributed and OPS[eqn.op].flops is not no_flops:
-            moved = tuple(filter(None, _read(eqn, memory, known, naming)))
-            yield Work(0.0, frozenset(), moved, 0.0, trips)
+            yield Work(0.0, frozenset(), frozenset(), tuple(filter(None, reads.of(eqn))), 0.0, trips)
 
 
-def _of_equation(
-    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device, trips: int
-) -> Work:
-    written = [(array_of(value, naming),) for value in eqn.results if value in memory.stored]
-    read = _read(eqn, memory, known, naming)
-    if OPS[eqn.op].storage == "lookup":
-        read[0] = (*read[0], array_of(eqn.result, naming)) if read[0] else ()
+def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
+    memory, naming = reads.memory, reads.naming
+    written = [Moved((array_of(value, naming),)) for value in eqn.results if value in memory.stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computing = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
     return Work(
         seconds=max(computing, largest(eqn, SINGLE) / _fastest(eqn, device)),
         dims=_split(eqn, naming),
-        moved=(*written, *filter(None, read)),
+        alike=pairs_of(bridge_of(eqn)),
+        moved=(*written, *filter(None, reads.of(eqn))),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
@@ -77,14 +93,48 @@ def _fastest(eqn: Equation, device: Device) -> float:
     return max(device.ops.get(name, inf) for name in (eqn.op, whole))
 
 
-def _read(eqn: Equation, memory: Memory, known: set[Value], naming: Naming) -> list[tuple[Array, ...]]:
-    """What each operand can be read as; nothing where that is not known."""
-    found: list[tuple[Array, ...]] = []
-    for value in dict.fromkeys(eqn.operands):
-        views = memory.views(value)
-        arrays = [_operand(eqn, value, naming), *(array_of(each, naming) for each in views[1:])]
-        found.append(tuple(arrays) if views and known.issuperset(views) else ())
-    return found
+@attrs.frozen(eq=False)
+class _Reads:
+    """What the equations of a function read, one after the other. known: values of which it is known whether they are stored.
+
+    What is folded is read again where halos are added to it, and what they are added to may not be stored: so only its first use
+    counts where there may be some. seen: what was read before.
+    """
+
+    memory: Memory
+    naming: Naming
+    known: set[Value]
+    seen: set[Value] = attrs.field(factory=set)
+
+    def of(self, eqn: Equation) -> list[Moved | None]:
+        """For each operand; None where nothing is known."""
+        found = [self._operand(eqn, value) for value in dict.fromkeys(eqn.operands)]
+        if OPS[eqn.op].storage == "lookup" and found[0]:
+            found[0] = attrs.evolve(found[0], arrays=(*found[0].arrays, array_of(eqn.result, self.naming)))
+        return found
+
+    def _operand(self, eqn: Equation, value: Value) -> Moved | None:
+        views = self.memory.views(value)
+        if not views or not self.known.issuperset(views):
+            return None
+        arrays, share = [_operand(eqn, value, self.naming)], 1.0
+        for shown, each in pairwise(views):
+            bridge = bridge_of(self.memory.makers[shown])
+            share *= bridge.share if bridge else 1.0
+            arrays.append(part(array_of(each, self.naming), share))
+        base = views[-1]
+        unless = self._haloed(base) if base in self.seen else frozenset()
+        self.seen.add(base)
+        return Moved(tuple(arrays), unless)
+
+    def _haloed(self, value: Value) -> Pairs:
+        """Where halos may be added to a value, those of all that it is folded of in turn."""
+        maker = self.memory.makers.get(value)
+        bridge = bridge_of(maker) if maker else None
+        if maker is None or bridge is None:
+            return frozenset()
+        own: Pairs = frozenset() if bridge.is_local else pairs_of(bridge)
+        return own | self._haloed(maker.operands[0])
 
 
 def _operand(eqn: Equation, value: Value, naming: Naming) -> Array:
