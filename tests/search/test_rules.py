@@ -155,6 +155,35 @@ train m {
     _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=True, most=None)
 
 
+def test_a_gradient_that_no_storage_scatters_is_not_gathered() -> None:
+    """`v` has one element: the sum over `split` is completed once, and nothing of it is gathered, whatever the storage is."""
+    text = """\
+dim io = 2
+dim hidden = 4
+dim split = 2
+dim one = 1
+dim two = 2
+mesh grid = [rows: 2]
+layout main on grid = { split: rows }
+model m(x: f64[io, hidden]) {
+  param w: f64[io, split] = normal(stddev = 0.5)
+  param v: f64[one] = normal(stddev = 0.5)
+  h0 = einsum(window(x, hidden -> [one, split], stride = 3), w -> [one])
+  h1 = einsum(window(0.25 * pad(h0, one -> two, before = 1), two -> [io, one]), v -> [io])
+  h2 = 0.25 + v
+  loss = 0.125 * sum(0.25 * (sum(h1 -> []) + h2 * h2))
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.25)
+  clip = 4.0
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=True, most=None)
+
+
 def test_no_halos_along_a_dimension_that_loops_run_along() -> None:
     """It stays whole, however its windows are split."""
     text = """\

@@ -345,7 +345,8 @@ class _Rows:
         total = np.zeros(self.number)
         for each in sums:
             again = min(1.0, gathered / each.route.item_bytes) if _is_gradient(each.route) else 0.0
-            total[each.rows] += self._least_on(each, sharing) * (1 + again)
+            is_half = each.pending & ~each.scattered == 0
+            total[each.rows] += self._least_on(each, sharing) * np.where(is_half, 1 + again, 1)
         return total
 
     def _sum(self, route: Route) -> _Sum:
