@@ -19,15 +19,17 @@ PROVEN = (
     ("soybean_mlp", ("--target", "k80_cluster", "--devices", "8"), None),
     ("soybean_cnn", ("--target", "k80_cluster", "--devices", "8"), None),
     ("alexnet", ("--target", "k80_cluster", "--devices", "8", "--budget", "120"), None),
+    ("lenet", ("--target", "k80_cluster", "--devices", "4"), None),
+    ("resnet101", ("--target", "p100_cluster", "--devices", "4"), None),
+    ("unet", ("--target", "p100_cluster", "--devices", "4"), None),
 )
 """Searches that end with a proof, whose time counts."""
 
 BOUNDED = (
     ("transformer_lm", ("--target", "tpu_v2", "--storage"), "60"),
     ("llama", ("--target", "h100", "--devices", "64", "--storage"), "20"),
-    ("lenet", ("--target", "k80_cluster", "--devices", "4"), "20"),
-    ("vgg16", ("--target", "p100_cluster", "--devices", "8"), "20"),
-    ("moe_lm", ("--target", "tpu_v2"), "20"),
+    ("vgg16", ("--target", "p100_cluster", "--devices", "8"), "60"),
+    ("moe_lm", ("--target", "tpu_v2", "--devices", "16"), "20"),
     ("nmt", ("--target", "p100_cluster"), "20"),
 )
 """Searches that are stopped after so many seconds, whose gap counts."""

@@ -89,16 +89,22 @@ test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES)(
 )
 
 
-def _check_bounds(program: Program, mesh: Mesh, hardware: Hardware, storage: bool) -> None:
+def _check_bounds(
+    program: Program, mesh: Mesh, hardware: Hardware, storage: bool, most: int | None = 6
+) -> None:
+    space = space_of(program.function("forward"), storage=storage)
+    _check_rows(program, mesh, hardware, space, layouts(space, mesh, most))
+
+
+def _check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: Space, rows: Rows) -> None:
     """Where all columns are decided, and where only some are."""
-    pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=storage)
-    rows, columns = layouts(space, mesh, most=6), range(len(space.columns))
+    pricer, columns = Pricer.of(program, hardware), range(len(space.columns))
     bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
     prices = [pricer(mesh, layout_of(space, row.tolist(), mesh)) for row in rows]
     computing = [i for i in columns if i not in space.storing]
     for decided in (columns, computing, columns[::2], columns[1::2], ()):
         known = bound.known(_only(rows, decided), frozenset(decided))
-        is_open = storage and space.storing.isdisjoint(decided)
+        is_open = bool(space.storing) and space.storing.isdisjoint(decided)
         bounds = (np.maximum(bound.flops(known), bound.seconds(known, is_open)), bound.memory(known))
         for row, price, least, memory in zip(rows, prices, *bounds, strict=True):
             assert least <= price.seconds * (1 + 1e-9), (layout_of(space, row.tolist(), mesh), decided)
@@ -127,6 +133,109 @@ model m(x: [hidden]) {
 """
     module = load(text)
     _check_bounds(module.programs[0], module.layouts[0].mesh, TORUS, storage=True)
+
+
+def test_a_parameter_that_an_update_follows_is_not_gathered() -> None:
+    """Backward, `p` is read by a product that only its update uses: that is computed where `p` is stored."""
+    text = """\
+dim batch = 2
+dim io = 4
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { params: { batch: rows } }
+model m(x: f64[batch, io]) {
+  param p: f64[batch, io] = ones()
+  h0 = p * p
+  h1 = 0.5 * h0
+  scan s0 = p, s1 = p along io {
+    h1 = 0.5 * broadcast(sum(x -> [batch]) -> [batch, io])
+    yield s4 = mean(shift(s1, batch, by = -2, wrap = true), over = [batch])
+  }
+  loss = mean(square(mean(s4))) + mean(s4)
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=True, most=None)
+
+
+def test_a_gradient_that_no_storage_scatters_is_not_gathered() -> None:
+    """`v` has one element: the sum over `split` is completed once, and nothing of it is gathered, whatever the storage is."""
+    text = """\
+dim io = 2
+dim hidden = 4
+dim split = 2
+dim one = 1
+dim two = 2
+mesh grid = [rows: 2]
+layout main on grid = { split: rows }
+model m(x: f64[io, hidden]) {
+  param w: f64[io, split] = normal(stddev = 0.5)
+  param v: f64[one] = normal(stddev = 0.5)
+  h0 = einsum(window(x, hidden -> [one, split], stride = 3), w -> [one])
+  h1 = einsum(window(0.25 * pad(h0, one -> two, before = 1), two -> [io, one]), v -> [io])
+  h2 = 0.25 + v
+  loss = 0.125 * sum(0.25 * (sum(h1 -> []) + h2 * h2))
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.25)
+  clip = 4.0
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=True, most=None)
+
+
+def test_no_halos_along_a_dimension_that_loops_run_along() -> None:
+    """It stays whole, however its windows are split."""
+    text = """\
+dim batch = 2
+dim time = 4
+dim windows = 4
+dim kernel = 2
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { windows: rows }
+model m(x: f64[time, batch]) {
+  scan x_t = x along time {
+    yield y = 0.5 * x_t
+  }
+  loss = mean(square(max(window(y, time -> [windows, kernel], padding = (0, 1)), over = [kernel])))
+  return loss
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
+
+
+@pytest.mark.parametrize("hardware", [SLOW_LINKS, named("k80_cluster", {})])
+def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> None:
+    """Images that are split alike in all layers, or in some; and a sum that a reshape makes whole, and its use splits."""
+    program, mesh = example("lenet"), Mesh("grid", (("rows", 2), ("cols", 2)))
+    space = space_of(program.function("forward"))
+    chosen: list[dict[str, int]] = [
+        {"h1": 1, "h2": 1, "h3": 1, "w1": 2, "w2": 2, "w3": 2},
+        {"height": 1, "h1": 1, "h2": 1, "h3": 1, "batch": 2},
+        {"w1": 1, "w2": 1, "w3": 1, "c2": 2, "samples": 2},
+        {"w1": 3, "w2": 1, "h3": 2},
+        {"c2": 3, "units1": 3},
+    ]
+    rows = np.array([[row.get(column.name, 0) for column in space.columns] for row in chosen], np.uint8)
+    _check_rows(program, mesh, hardware, space, rows)
+
+
+def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None:
+    """By images, as everyone does it: halos and what moves between layers cost more than they save."""
+    program, hardware = example("lenet"), named("k80_cluster", {})
+    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    step, shapes = pricer.undistributed(), list(meshes(4, 1))
+    found = search(step, forward, shapes, hardware, pricer, monotonic() + 60)
+    assert found.is_optimal
+    assert found.layout.rules.get("batch") == ("x",)
 
 
 def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:

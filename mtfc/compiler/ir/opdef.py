@@ -39,6 +39,20 @@ class DTypeError(OpError):
 
 
 @attrs.frozen
+class Bridge:
+    """Two dimensions, of an operand and of the result, that an op needs whole unless both are split alike: then its `distribute`
+    rule has the shards do it together.
+
+    share: at least which part of the elements the op looks at. is_local: whether no shard ever needs another's.
+    """
+
+    source: str
+    target: str
+    share: float
+    is_local: bool
+
+
+@attrs.frozen
 class LayoutRule:
     """How an op's dimensions behave when they are split; the rest follows from their names.
 
@@ -49,6 +63,7 @@ class LayoutRule:
     whole: dimensions of the result that cannot be computed in parts.
     single: dimensions of the result that can be split only into single elements, one for each processor.
     reduced: dimensions summed (or maximised ...) away: splitting one leaves a reduction pending over its axes.
+    bridge: of those that are needed whole, the two that are not where they are split alike.
     """
 
     index: Mapping[str, str | None] = attrs.field(factory=dict)
@@ -56,6 +71,7 @@ class LayoutRule:
     single: frozenset[str] = frozenset()
     reduced: tuple[Dim, ...] = ()
     reduction: str = "sum"
+    bridge: Bridge | None = None
 
     def operand_axes(self, dim: str, layout: Mapping[str, Axes]) -> Axes:
         """The axes that must split dimension `dim` of an operand for the equation to run under `layout`."""

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import Stretch, stretch, taken
-from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpDef, OpError, Shard, flops_per_operand
+from mtfc.compiler.ir.opdef import Attrs, Bridge, Code, LayoutRule, OpDef, OpError, Shard, flops_per_operand
 from mtfc.compiler.ir.ops.componentwise import NUMBERS, check_dtypes
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.structure import linear_if_zero, need, structural
@@ -45,6 +45,33 @@ class Geometry:
     def room(self) -> int:
         """How many windows fit."""
         return (self.source.size + self.before + self.after - self.extent) // self.stride + 1
+
+    @property
+    def share(self) -> float:
+        """At least which part of the source lies in windows: all between their ends where there are no gaps, or else what one
+        element of each sees.
+        """
+        end = self.stride * (self.out.size - 1) + self.extent - self.before
+        if self.dilation == 1 and self.extent >= self.stride:
+            return min(end, self.source.size) / self.source.size
+        return max(map(self._seen, range(self.kernel.size))) / self.source.size
+
+    def _seen(self, k: int) -> int:
+        """How many elements of the source are element k of a window."""
+        first = k * self.dilation - self.before
+        return len(
+            range(
+                first % self.stride if first < 0 else first,
+                min(self.source.size, first + self.stride * self.out.size),
+                self.stride,
+            )
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether windows reach over no border of shards, however many there are."""
+        is_even = self.before == 0 and self.stride * self.out.size == self.source.size
+        return is_even and self.extent <= self.stride
 
 
 def geometry(attributes: Attrs) -> Geometry:
@@ -104,12 +131,14 @@ def _fold_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
 
 def _window_rule(eqn: Equation) -> LayoutRule:
     g = geometry(eqn.attrs)
-    return LayoutRule(index={g.source.name: None}, whole=frozenset({g.out.name, g.kernel.name}))
+    bridge = Bridge(g.source.name, g.out.name, g.share, g.is_local)
+    return LayoutRule({g.source.name: None}, frozenset({g.out.name, g.kernel.name}), bridge=bridge)
 
 
 def _fold_rule(eqn: Equation) -> LayoutRule:
     g = geometry(eqn.attrs)
-    return LayoutRule(index={g.out.name: None, g.kernel.name: None}, whole=frozenset({g.source.name}))
+    bridge = Bridge(g.out.name, g.source.name, g.share, g.is_local)
+    return LayoutRule({g.out.name: None, g.kernel.name: None}, frozenset({g.source.name}), bridge=bridge)
 
 
 def _window_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:

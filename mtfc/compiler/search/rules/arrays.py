@@ -8,11 +8,15 @@ from collections.abc import Callable
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
-from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.opdef import Bridge, LayoutRule
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
 from mtfc.compiler.search.rules.naming import Dims, Naming, called
 
 SINGLE = Mesh("single", ())
+
+Pairs = frozenset[tuple[str, str]]
+"""Dimensions before and after an equation that mixes their positions, if it is distributed: where each two are split alike."""
 
 Sure = Callable[[Equation], bool]
 """Whether an equation is the same under every layout that is looked at."""
@@ -29,6 +33,27 @@ class Array:
 
 def array_of(value: Value, naming: Naming, trips: int = 1) -> Array:
     return Array(value.type.local_bytes(SINGLE), naming.names[value], trips)
+
+
+def bridge_of(eqn: Equation) -> Bridge | None:
+    """Not where it updates what is stored."""
+    return None if eqn.regions or eqn.stage == "update" else OPS[eqn.op].layout_rule(eqn).bridge
+
+
+def pairs_of(bridge: Bridge | None) -> Pairs:
+    return frozenset(((bridge.source, bridge.target),)) if bridge else frozenset()
+
+
+def after(eqn: Equation, name: str) -> tuple[str | None, Pairs]:
+    """What a dimension of an operand may be called after an equation, and what must be split alike for it."""
+    bridge = bridge_of(eqn)
+    if bridge and name == bridge.source:
+        return bridge.target, pairs_of(bridge)
+    return OPS[eqn.op].layout_rule(eqn).index.get(name, name), frozenset()
+
+
+def part(array: Array, share: float) -> Array:
+    return attrs.evolve(array, bytes=int(array.bytes * share))
 
 
 def item_bytes(value: Value) -> int:

@@ -26,17 +26,21 @@ from numpy.typing import NDArray
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.rules.arrays import Array
+from mtfc.compiler.search.rules.arrays import Pairs
 from mtfc.compiler.search.rules.collectives import Collectives, Seconds
 from mtfc.compiler.search.rules.gathers import Gather
+from mtfc.compiler.search.rules.halos import Halo
 from mtfc.compiler.search.rules.moves import Gate, Move, Way
 from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
 from mtfc.compiler.search.rules.parts import Parts, Step
-from mtfc.compiler.search.rules.space import Columns, Integers, Rows, Space, union
+from mtfc.compiler.search.rules.space import AXES, Columns, Integers, Rows, Space, union
 from mtfc.compiler.search.rules.sums import Route, Stop
-from mtfc.compiler.search.rules.work import Work
+from mtfc.compiler.search.rules.work import Moved, Work
 
 Booleans: TypeAlias = NDArray[np.bool_]
+
+ANY = (1 << len(AXES)) - 1
+"""All axes that there may be."""
 
 
 @attrs.frozen(eq=False)
@@ -89,7 +93,7 @@ class Bound:
         held = self._split(known, self._by_columns(self.step.held))
         if self.space.storing:
             return held
-        whole = union(known.high, self.columns(self.step.mixed)) == 0
+        whole = union(known.high, self.columns(self.step.mixed | self.step.bridged)) == 0
         return held + np.where(whole, self._split(known, self._by_columns(self.step.alive)), 0)
 
     def _by_columns(self, sizes: Mapping[Dims, int]) -> list[tuple[Columns, float]]:
@@ -131,6 +135,7 @@ class Bound:
     def _seconds(self, parts: Parts, known: Known, storage_is_open: bool) -> Seconds:
         each = _Rows(self, known)
         seconds = each.work(parts.work) + each.sums(parts, storage_is_open) + each.moves(parts.moves)
+        seconds += each.halos()
         return seconds + each.gathers(parts.gathers) if self.space.storing else seconds
 
 
@@ -153,7 +158,9 @@ class _Rows:
     def __init__(self, bound: Bound, known: Known) -> None:
         self.bound, self.known, self.number = bound, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
-        self._completed: dict[tuple[int, Columns, Columns, bytes, bytes, bytes], Seconds] = {}
+        self._alike: dict[Pairs, Rows] = {}
+        self._masked: dict[tuple[Dims, int], Booleans] = {}
+        self._completed: dict[tuple[int, Columns, Columns, Columns, bytes, bytes, bytes], Seconds] = {}
 
     def low(self, dims: Dims) -> Rows:
         """The axes that are known to split one of the dimensions."""
@@ -169,19 +176,68 @@ class _Rows:
             found[columns] = union(rows, columns)
         return found[columns]
 
+    def alike(self, pairs: Pairs) -> Rows:
+        """All axes where each pair may be split alike, or else none."""
+        if pairs not in self._alike:
+            found = np.full(self.number, ANY, np.uint8)
+            for one, other in (map(frozenset, zip(pair)) for pair in pairs):
+                apart = self.low(one) & ~self.high(other) | self.low(other) & ~self.high(one)
+                found[apart != 0] = 0
+            self._alike[pairs] = found
+        return self._alike[pairs]
+
     def work(self, parts: Mapping[Work, int]) -> Seconds:
         """All work, by the roofline at peak rates."""
         total, bandwidth = np.zeros(self.number), self.bound.hardware.device.bandwidth.peak
         for work, times in parts.items():
-            computing = work.seconds / self.bound.degrees[self.high(work.dims)]
-            moving = sum(map(self._least, work.moved), start=np.zeros(self.number)) / bandwidth
+            split = self.high(work.dims)
+            for pair in work.alike:
+                split = split | self._both(*pair)
+            computing = work.seconds / self.bound.degrees[split]
+            moving = sum(map(self._moved_bytes, work.moved), start=np.zeros(self.number)) / bandwidth
             total += times * work.trips * (np.maximum(computing, moving) + work.overhead)
         return total
 
-    def _least(self, arrays: Iterable[Array]) -> Seconds:
-        sizes = [each.bytes / self.bound.degrees[self.high(each.dims)] for each in arrays]
+    def _both(self, one: str, other: str) -> Rows:
+        """The axes that may split both dimensions, if they may be split alike."""
+        both = self.high(frozenset((one,))) & self.high(frozenset((other,)))
+        return both & self.alike(frozenset(((one, other),)))
+
+    def _moved_bytes(self, moved: Moved) -> Seconds:
+        sizes = [each.bytes / self.bound.degrees[self.high(each.dims)] for each in moved.arrays]
         least: Seconds = np.min(sizes, axis=0)
+        for pair in moved.unless:
+            least = np.where(self._both(*pair) == 0, least, 0)
         return least
+
+    def halos(self) -> Seconds:
+        """What shards send and join where all that is met of a dimension is split over the same axes."""
+        total = np.zeros(self.number)
+        for mask in np.flatnonzero(self.bound.degrees > 1).tolist():
+            for halo, times in self.bound.step.halos(int(self.bound.degrees[mask])).items():
+                rows = np.flatnonzero(
+                    np.logical_or.reduce([self._all_are(dims, mask) for dims in halo.alike])
+                )
+                if len(rows):
+                    others = self.high(halo.array.dims)[rows] & ~np.uint8(mask)
+                    local = halo.array.bytes / self.bound.degrees[others | mask]
+                    total[rows] += times * halo.array.trips * self._halo(halo, mask, local)
+        return total
+
+    def _halo(self, halo: Halo, mask: int, local: Seconds) -> Seconds:
+        if halo.hops is not None:
+            return self.bound.collectives.shifting(mask, halo.hops, local)
+        device = self.bound.hardware.device
+        return local / device.bandwidth.peak + device.overhead
+
+    def _all_are(self, dims: Dims, mask: int) -> Booleans:
+        """Where all dimensions are known to be split over these axes; one that loops run along never is."""
+        key = (dims, mask)
+        if key not in self._masked:
+            columns = sorted(self.bound.columns(dims))
+            known = (self.known.low[:, columns] == mask) & (self.known.high[:, columns] == mask)
+            self._masked[key] = known.all(axis=1) & (dims <= self.bound.space.number.keys())
+        return self._masked[key]
 
     def gathers(self, gathers: Mapping[Gather, int]) -> Seconds:
         """Each axis that what is stored is split over and its use is not: half of an all-reduce, when the others are gathered."""
@@ -247,8 +303,8 @@ class _Rows:
             contested |= once & mask
             once |= mask
         leaving = np.zeros(self.number, np.uint8)
-        for old, new in way.names:
-            stays = self.high(frozenset(filter(None, (new,))))
+        for old, new, pairs in way.names:
+            stays = self.high(frozenset(filter(None, (new,)))) & self.alike(pairs)
             leaving |= self.low(frozenset((old,))) & ~stays
         return leaving & ~contested
 
@@ -272,9 +328,9 @@ class _Rows:
     def _passing(self, gate: Gate) -> Rows:
         """The axes that can split what passes."""
         found = np.zeros(self.number, np.uint8)
-        for size, names in gate.carriers:
+        for size, names, pairs in gate.carriers:
             for name in names:
-                low, high = self.low(frozenset((name,))), self.high(frozenset((name,)))
+                low, high = self.low(frozenset((name,))), self.high(frozenset((name,))) & self.alike(pairs)
                 found |= np.where(size % self.bound.degrees[low] == 0, high, 0).astype(np.uint8)
         return found
 
@@ -289,7 +345,8 @@ class _Rows:
         total = np.zeros(self.number)
         for each in sums:
             again = min(1.0, gathered / each.route.item_bytes) if _is_gradient(each.route) else 0.0
-            total[each.rows] += self._least_on(each, sharing) * (1 + again)
+            is_half = each.pending & ~each.scattered == 0
+            total[each.rows] += self._least_on(each, sharing) * np.where(is_half, 1 + again, 1)
         return total
 
     def _sum(self, route: Route) -> _Sum:
@@ -310,8 +367,8 @@ class _Rows:
         least = np.full(len(sum.rows), np.inf)
         same = (sum.rows.tobytes(), sum.pending.tobytes(), sum.scattered.tobytes())
         for stop, arrives in zip(sum.route.stops, sum.arrives, strict=True):
-            own, dims = self.bound.columns(stop.own), self.bound.columns(stop.array.dims)
-            key = (stop.array.bytes, own, dims, *same)
+            own, made, dims = map(self.bound.columns, (stop.own, stop.made, stop.array.dims))
+            key = (stop.array.bytes, own, made, dims, *same)
             if key not in self._completed:
                 self._completed[key] = self._completing(sum, stop)
             seconds = self._completed[key]
@@ -320,7 +377,7 @@ class _Rows:
         return least
 
     def _completing(self, sum: _Sum, stop: Stop) -> Seconds:
-        own, all = self.low(stop.own)[sum.rows], self.high(stop.array.dims)[sum.rows]
+        own, all = self.low(stop.made)[sum.rows], self.high(stop.array.dims)[sum.rows]
         before = (self.high(stop.own)[sum.rows] | all) & ~sum.pending
         table = self.bound.collectives.reduction(stop.array.bytes)
         return self.bound.collectives.completing(table, sum.pending, own, before, sum.scattered)

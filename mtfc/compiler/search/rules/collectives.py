@@ -34,20 +34,27 @@ class Collectives:
         return np.array([degree(mask, self.mesh) for mask in range(1 << len(self.mesh.axes))], np.float64)
 
     @cached_property
-    def _lanes(self) -> dict[str, list[list[tuple[float, float]]]]:
-        """By collective, for each set of axes and each lane that one over it works on: its latency, seconds per byte at most."""
+    def _topology(self) -> Topology:
+        """Of links that are always as fast as they can be."""
         links = [
             attrs.evolve(link, bandwidth=Rate.constant(link.bandwidth.peak)) for link in self.hardware.links
         ]
-        topology = Topology.of(self.mesh, attrs.evolve(self.hardware, links=tuple(links)))
-        return {kind: self._of_kind(kind, topology) for kind in ("all_reduce", "all_to_all")}
+        return Topology.of(self.mesh, attrs.evolve(self.hardware, links=tuple(links)))
 
-    def _of_kind(self, kind: str, topology: Topology) -> list[list[tuple[float, float]]]:
-        found = []
-        for mask in range(len(self.degrees)):
-            nothing, one = (topology.seconds(kind, axes_of(mask, self.mesh), size) for size in (0.0, 1.0))
-            found.append([(nothing[lane], one[lane] - nothing[lane]) for lane in nothing])
-        return found
+    @cached_property
+    def _lanes(self) -> dict[str, list[list[tuple[float, float]]]]:
+        """By collective, for each set of axes and each lane that one over it works on: its latency, seconds per byte at most."""
+        masks = range(len(self.degrees))
+        return {kind: [self._of(kind, mask) for mask in masks] for kind in ("all_reduce", "all_to_all")}
+
+    def _of(self, kind: str, mask: int, hops: int | None = None) -> list[tuple[float, float]]:
+        axes = axes_of(mask, self.mesh)
+        nothing, one = (self._topology.seconds(kind, axes, size, hops) for size in (0.0, 1.0))
+        return [(nothing[lane], one[lane] - nothing[lane]) for lane in nothing]
+
+    def shifting(self, mask: int, hops: int, local: Seconds) -> Seconds:
+        """What a permute of so many bytes of each processor takes at least."""
+        return _longest(self._of("permute", mask, hops), local, 0)
 
     def reduction(self, size: int) -> Seconds:
         """What one step of completing a sum takes at least, of an array of so many bytes in all:

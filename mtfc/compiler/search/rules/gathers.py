@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, pairs
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, item_bytes, uses_of
@@ -28,14 +28,16 @@ class Gather:
 
 def gathers_of(function: Function, naming: Naming, sure: Sure) -> Iterator[tuple[Gather, int]]:
     """What is used, or leaves, under other rules than it is stored or made under; with the bytes of an element."""
-    uses = uses_of(function)
+    uses, needing = uses_of(function), _needing(function, sure)
     for argument in function.arguments:
         if argument.role == "parameter":
-            for size, item, value in _used(argument.value, uses, 1, sure):
+            for size, item, value, trips in _used(argument.value, uses, needing, 1):
                 own, names = computed(naming.names[value]), value.type.names
                 stored = [name for name in names if name in argument.value.type.names]
                 pairs = tuple((f"{PARAMS}{name}", name) for name in stored) if own == frozenset(names) else ()
-                yield Gather(Array(size, naming.own[argument.value] | own), own, pairs), item
+                times = trips if pairs else 1
+                array = Array(size // times, naming.own[argument.value] | own, times)
+                yield Gather(array, own, pairs), item
     for output in function.outputs:
         if output.updates is not None:
             value, own = output.value, naming.own[output.value]
@@ -47,16 +49,35 @@ def gathers_of(function: Function, naming: Naming, sure: Sure) -> Iterator[tuple
             yield Gather(array, wanted, pairs), item_bytes(value)
 
 
-Used = tuple[int, int, Value]
-"""Of a parameter where the computation uses it: bytes, those of an element, and what it is there."""
+Used = tuple[int, int, Value, int]
+"""Of a parameter where the computation uses it: bytes in all, those of an element, what it is there, and how often it is used."""
 
 
 def all_are_used(function: Function, sure: Sure) -> bool:
+    uses, needing = uses_of(function), _needing(function, sure)
+    return all(_used(a.value, uses, needing, 1) for a in function.arguments if a.role == "parameter")
+
+
+def _needing(function: Function, sure: Sure) -> set[Equation]:
+    """The equations that need their operands as the rules of the computation say: those that stay where these put them, and those
+    before them that keep names. Others may follow an update.
+    """
     uses = uses_of(function)
-    return all(_used(a.value, uses, 1, sure) for a in function.arguments if a.role == "parameter")
+    found: set[Equation] = set()
+    for body in (function, *(region_of(eqn) for eqn in walk(function.body) if eqn.regions)):
+        outputs = {out.value for out in body.outputs if (out.updates is None) == (body is function)}
+        for eqn in reversed(body.body):
+            if eqn.stage != "update" and not eqn.regions and sure(eqn):
+                users = ((user, value) for value in eqn.results for user in uses[value])
+                stays = OPS[eqn.op].layout_rule(eqn).reduced or not outputs.isdisjoint(eqn.results)
+                if stays or any(u.regions or (u in found and _keeps_names(u, v)) for u, v in users):
+                    found.add(eqn)
+    return found
 
 
-def _used(value: Value, uses: Mapping[Value, list[Equation]], trips: int, sure: Sure) -> list[Used]:
+def _used(
+    value: Value, uses: Mapping[Value, list[Equation]], needing: set[Equation], trips: int
+) -> list[Used]:
     """How a parameter is used, at the fewest bytes on the way: once for each loop that takes slices of it, and once outside.
 
     What is made of it and used outside of loops is not stored as it is.
@@ -65,15 +86,22 @@ def _used(value: Value, uses: Mapping[Value, list[Equation]], trips: int, sure: 
     outside: list[Used] = []
     for eqn in uses.get(value, ()):
         if eqn.regions:
-            loops += _in_loop(eqn, value, uses, trips, sure)
+            loops += _in_loop(eqn, value, uses, needing, trips)
         elif OPS[eqn.op].layout_rule(eqn) is BY_NAME and len(eqn.operands) == 1 and eqn.stage != "update":
-            only_sliced = all(user.regions for user in uses.get(eqn.result, ()))
-            (loops if only_sliced else outside).extend(_used(eqn.result, uses, trips, sure))
-        elif eqn.stage != "update" and sure(eqn) and _keeps_names(eqn, value):
-            outside.append((value.type.local_bytes(SINGLE) * trips, item_bytes(value), value))
+            found = _used(eqn.result, uses, needing, trips)
+            if all(_slices(user, eqn.result) for user in uses.get(eqn.result, ())):
+                loops += found
+            else:
+                outside += [(bytes, item, used, trips) for bytes, item, used, _ in found]
+        elif eqn in needing and _keeps_names(eqn, value):
+            outside.append((value.type.local_bytes(SINGLE) * trips, item_bytes(value), value, trips))
     size, item = value.type.local_bytes(SINGLE) * trips, item_bytes(value)
     found = [*loops, *sorted(outside, key=lambda each: each[0])[:1]]
-    return [(min(size, bytes), min(item, each), used) for bytes, each, used in found]
+    return [(min(size, bytes), min(item, each), used, times) for bytes, each, used, times in found]
+
+
+def _slices(eqn: Equation, value: Value) -> bool:
+    return bool(eqn.regions) and all(a.role == "sliced" for v, a in pairs(eqn) if v is value)
 
 
 def _keeps_names(eqn: Equation, value: Value) -> bool:
@@ -82,9 +110,9 @@ def _keeps_names(eqn: Equation, value: Value) -> bool:
 
 
 def _in_loop(
-    eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], trips: int, sure: Sure
+    eqn: Equation, value: Value, uses: Mapping[Value, list[Equation]], needing: set[Equation], trips: int
 ) -> list[Used]:
     inside = next(argument for operand, argument in pairs(eqn) if operand is value)
     if inside.role != "sliced":
         return []
-    return _used(inside.value, uses, trips * dim_of(eqn).size, sure)[:1]
+    return _used(inside.value, uses, needing, trips * dim_of(eqn).size)[:1]

@@ -19,8 +19,9 @@ from mtfc.compiler.analysis.memory import held
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.search.rules.arrays import SINGLE, Sure, uses_of
+from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of, uses_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
+from mtfc.compiler.search.rules.halos import Halo, halos_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
 from mtfc.compiler.search.rules.naming import Dims, Naming, called
 from mtfc.compiler.search.rules.sums import Route, routes_of
@@ -42,21 +43,22 @@ class Parts:
 class Step:
     """An undistributed function: what it is made of, by which dimensions are split.
 
-    Where an op mixes the positions of a dimension that is split, other equations are in its place, of which nothing is known.
-    positions: the names of such dimensions, of each equation that has some.
+    Where an op mixes the positions of a dimension that is split, other equations are in its place. Of those of windows enough is
+    known (`Bridge`); of others nothing. positions: the names of such dimensions, of each equation that has some.
     """
 
     function: Function
     device: Device
     positions: Mapping[Equation, Dims]
     found: dict[Dims, Parts] = attrs.field(factory=dict)
+    sent: dict[int, Mapping[Halo, int]] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, function: Function, device: Device) -> Step:
         found: dict[Equation, Dims] = {}
         uses = uses_of(function)
         for eqn in reversed(list(walk(function.body))):
-            if not eqn.regions and OPS[eqn.op].distribute is not None:
+            if not eqn.regions and OPS[eqn.op].distribute is not None and bridge_of(eqn) is None:
                 users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
                 found[eqn] = _positions(eqn).union(*(found[user] for user in users))
         return cls(function, device, found)
@@ -77,8 +79,14 @@ class Step:
 
     @property
     def mixed(self) -> Dims:
-        """All dimensions that something mixes the positions of."""
+        """All dimensions of `positions`."""
         return frozenset[str]().union(*self.positions.values())
+
+    @cached_property
+    def bridged(self) -> Dims:
+        """All dimensions of which other equations mix the positions."""
+        eqns = (eqn for eqn in walk(self.function.body) if bridge_of(eqn))
+        return frozenset[str]().union(*map(_positions, eqns))
 
     def parts(self, split: Dims) -> Parts:
         """What is sure where of the dimensions `mixed` only some may be split."""
@@ -90,6 +98,12 @@ class Step:
 
             self.found[split] = _parts(self.function, self.naming, self.device, sure)
         return self.found[split]
+
+    def halos(self, shards: int) -> Mapping[Halo, int]:
+        """What shards send and join where a dimension is split over so many."""
+        if shards not in self.sent:
+            self.sent[shards] = Counter(halos_of(self.function, self.naming, is_ordered, shards))
+        return self.sent[shards]
 
 
 def _positions(eqn: Equation) -> Dims:

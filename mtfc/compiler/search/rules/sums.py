@@ -16,7 +16,15 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.search.rules.arrays import Array, Sure, array_of, item_bytes, own_dims
+from mtfc.compiler.search.rules.arrays import (
+    Array,
+    Sure,
+    array_of,
+    bridge_of,
+    item_bytes,
+    own_dims,
+    part,
+)
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
 
@@ -24,13 +32,15 @@ from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 class Stop:
     """A place where a sum can be completed: an array of the dimensions `own`, `array.dims` with those that it may have besides.
 
-    crossed: the dimensions of the linear equation that leads here from the stop before; moved: those under which that one, or
-    what needs the sum in the end, knows dimensions of the array before.
+    made: those of `own` that surely split it, as what makes it does not need them whole. crossed: the dimensions of the linear
+    equation that leads here from the stop before; moved: those under which that one, or what needs the sum in the end, knows
+    dimensions of the array before.
     """
 
     value: Value
     array: Array
     own: Dims
+    made: Dims
     crossed: Dims = frozenset()
     moved: Dims = frozenset()
 
@@ -69,13 +79,14 @@ class _Way:
 class _Graph:
     """How sums pass through a program.
 
-    needed: values that some use needs complete, and `moved` of such a use. sources: results that may be left as sums, over which
-    dimensions, and whether they may pass on.
+    whole: dimensions that a value is made whole along. needed: values that some use needs complete, and `moved` of such a use.
+    sources: results that may be left as sums, over which dimensions, and whether they may pass on.
     """
 
     naming: Naming
     sure: Sure
     arrays: dict[Value, Array] = attrs.field(factory=dict)
+    whole: dict[Value, Dims] = attrs.field(factory=dict)
     ways: dict[Value, list[_Way]] = attrs.field(factory=lambda: defaultdict(list))
     needed: dict[Value, Dims] = attrs.field(factory=dict)
     sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
@@ -84,7 +95,7 @@ class _Graph:
         self._body(function, 1)
         for output in function.outputs:
             stored = self.naming.stored.get(output.updates or "", frozenset())
-            self._needs(output.value, stored - self.naming.own[output.value])
+            self._needs(output.value, stored - self._made(output.value))
 
     def _body(self, function: Function, trips: int) -> None:
         values = [a.value for a in function.arguments] + [v for eqn in function.body for v in eqn.results]
@@ -99,14 +110,22 @@ class _Graph:
         rule = OPS[eqn.op].layout_rule(eqn)
         linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
         for i, value in enumerate(eqn.operands):
-            moved = iteration(eqn, rule, value) - self.naming.own[value]
+            moved = iteration(eqn, rule, value) - self._made(value)
             if i in linear:
                 self.ways[value].append(_Way(eqn.result, own_dims(eqn, rule), moved))
             else:
                 self._needs(value, moved)
+            self._bridge(eqn, value)
+        self.whole[eqn.results[0]] = frozenset(called(eqn, name) for name in rule.whole)
         if rule.reduced:
             reduced = frozenset(called(eqn, dim.name) for dim in rule.reduced)
             self.sources.append((eqn, reduced, rule.reduction == "sum"))
+
+    def _bridge(self, eqn: Equation, value: Value) -> None:
+        """Where an equation is distributed, a sum may be completed within: of that part of an array that it looks at."""
+        if (bridge := bridge_of(eqn)) is not None:
+            for each in (value, eqn.results[0]):
+                self.arrays[each] = part(self.arrays[each], bridge.share)
 
     def _needs(self, value: Value, moved: Dims) -> None:
         """Of several uses one that knows the value's dimensions under their own names counts."""
@@ -143,7 +162,11 @@ class _Graph:
             yield Route(reduced, tuple(stops), moved, eqn.stage == "update", item)
 
     def _stop(self, way: _Way) -> Stop:
-        return Stop(way.to, self.arrays[way.to], self.naming.own[way.to], way.crossed, way.moved)
+        own, made = self.naming.own[way.to], self._made(way.to)
+        return Stop(way.to, self.arrays[way.to], own, made, way.crossed, way.moved)
+
+    def _made(self, value: Value) -> Dims:
+        return self.naming.own[value] - self.whole.get(value, frozenset())
 
     def _widest(self) -> dict[Value, _Way | None]:
         """For each value that is needed in the end the next way there on its widest route; None where it is needed itself."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import inf
 
 import attrs
@@ -16,7 +17,17 @@ from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import TensorType
-from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, array_of, own_dims
+from mtfc.compiler.search.rules.arrays import (
+    SINGLE,
+    Array,
+    Pairs,
+    Sure,
+    array_of,
+    bridge_of,
+    own_dims,
+    pairs_of,
+    part,
+)
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
 JOINED = {"fold": "unpool", "einsum": "convolution"}
@@ -24,14 +35,23 @@ JOINED = {"fold": "unpool", "einsum": "convolution"}
 
 
 @attrs.frozen
+class Moved:
+    """Bytes of an array, the smallest of several that it can be read as; not where some of `unless` may be split alike."""
+
+    arrays: tuple[Array, ...]
+    unless: Pairs = frozenset()
+
+
+@attrs.frozen
 class Work:
-    """Seconds of FLOPs at the peak rate, split over `dims`; bytes of arrays, each the smallest of several that it can be read as;
-    `overhead` seconds. All `trips` times.
+    """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; bytes that are
+    moved; `overhead` seconds. All `trips` times.
     """
 
     seconds: float
     dims: Dims
-    moved: tuple[tuple[Array, ...], ...]
+    alike: Pairs
+    moved: tuple[Moved, ...]
     overhead: float
     trips: int
 
@@ -43,34 +63,30 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
     memory = Memory(attrs.evolve(function, body=body), SINGLE, whole=function)
     known = {*memory.makers, *(argument.value for argument in function.arguments)}
+    reads = _Reads(memory, naming, device, known)
     for eqn in body:
         if eqn.regions:
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
         elif OPS[eqn.op].storage not in ("view", "made"):
-            yield _of_equation(eqn, memory, known, naming, device, trips)
+            yield _of_equation(eqn, reads, device, trips)
     for eqn in function.body:
         is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
         if is_distributed and OPS[eqn.op].flops is not no_flops:
-            moved = tuple(filter(None, _read(eqn, memory, known, naming, device)))
-            yield Work(0.0, frozenset(), moved, 0.0, trips)
+            yield Work(0.0, frozenset(), frozenset(), tuple(filter(None, reads.of(eqn))), 0.0, trips)
 
 
-def _of_equation(
-    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device, trips: int
-) -> Work:
+def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
+    memory = reads.memory
     stored = (value for value in eqn.results if value in memory.stored)
-    written = [(_tiled(value.type, array_of(value, naming), device),) for value in stored]
-    read = _read(eqn, memory, known, naming, device)
-    if OPS[eqn.op].storage == "lookup":
-        made = _tiled(eqn.result.type, array_of(eqn.result, naming), device)
-        read[0] = (*read[0], made) if read[0] else ()
+    written = [Moved((_tiled(array_of(value, reads.naming), value.type, device),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) * filled(eqn, SINGLE, device)
-    elements = largest(eqn, SINGLE) * memory.copies(eqn, device)
+    elements = largest(eqn, SINGLE) * reads.copies(eqn)
     return Work(
         seconds=max(computed / device.rate(dtype).peak, elements / _fastest(eqn, device)),
-        dims=_split(eqn, naming),
-        moved=(*written, *filter(None, (*read, _held(eqn, memory, known, naming, device)))),
+        dims=_split(eqn, reads.naming),
+        alike=pairs_of(bridge_of(eqn)),
+        moved=(*written, *filter(None, (*reads.of(eqn), reads.held(eqn)))),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
@@ -82,39 +98,82 @@ def _fastest(eqn: Equation, device: Device) -> float:
     return max(device.ops.get(name, inf) for name in (eqn.op, whole))
 
 
-def _read(
-    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device
-) -> list[tuple[Array, ...]]:
-    """What each operand can be read as; nothing where that is not known."""
-    found: list[tuple[Array, ...]] = []
-    for value in dict.fromkeys(eqn.operands):
-        views = [] if memory.is_joined(eqn, value, device) else memory.views(value)
-        arrays = (_tiled(each.type, _seen(eqn, value, each, naming), device) for each in views)
-        found.append(tuple(arrays) if known.issuperset(views) else ())
-    return found
+@attrs.frozen(eq=False, slots=False)
+class _Reads:
+    """What the equations of a function read, one after the other. known: values of which it is known whether they are stored.
+
+    What is folded is read again where halos are added to it, and what they are added to may not be stored: so only its first use
+    counts where there may be some. before: what was read before.
+    """
+
+    memory: Memory
+    naming: Naming
+    device: Device
+    known: set[Value]
+    before: set[Value] = attrs.field(factory=set)
+
+    def of(self, eqn: Equation) -> list[Moved | None]:
+        """For each operand; None where nothing is known."""
+        found = [self._operand(eqn, value) for value in dict.fromkeys(eqn.operands)]
+        if OPS[eqn.op].storage == "lookup" and found[0]:
+            made = _tiled(array_of(eqn.result, self.naming), eqn.result.type, self.device)
+            found[0] = attrs.evolve(found[0], arrays=(*found[0].arrays, made))
+        return found
+
+    def held(self, eqn: Equation) -> Moved | None:
+        """What is added up, as the largest operand can be seen; None where that is not known."""
+        seen = {value: self.memory.seen(value) for value in eqn.operands}
+        is_known = all(map(self.known.issuperset, seen.values()))
+        if not (holds(eqn, self.device) and is_known):
+            return None
+        value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
+        return Moved(self._arrays(eqn, seen[value], HELD))
+
+    def copies(self, eqn: Equation) -> int:
+        """How many kernels compute it at least: halos are joined to it once for all."""
+        return 1 if self._has_halos else self.memory.copies(eqn, self.device)
+
+    @cached_property
+    def _has_halos(self) -> bool:
+        """Whether there may be some."""
+        return any(bridge_of(each) for each in self.memory.makers.values())
+
+    def _operand(self, eqn: Equation, value: Value) -> Moved | None:
+        views = [] if self.memory.is_joined(eqn, value, self.device) else self.memory.views(value)
+        if not views or not self.known.issuperset(views):
+            return None
+        base = views[-1]
+        unless = self._haloed(base) if base in self.before else frozenset()
+        self.before.add(base)
+        return Moved(self._arrays(eqn, views), unless)
+
+    def _arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Array, ...]:
+        """An operand and what it is a view of, as large as what the parts of each read together at least."""
+        found, share = [_operand(eqn, views[0], self.naming)], 1.0
+        found += (array_of(each, self.naming) for each in views[1:])
+        for i, each in enumerate(views):
+            bridge = bridge_of(self.memory.makers[views[i - 1]]) if i else None
+            share *= bridge.share if bridge else 1.0
+            type = each.type.with_dtype(dtype or each.type.dtype)
+            whole = _tiled(found[i], type, self.device)
+            found[i] = (
+                part(attrs.evolve(found[i], bytes=type.local_bytes(SINGLE)), share) if share < 1 else whole
+            )
+        return tuple(found)
+
+    def _haloed(self, value: Value) -> Pairs:
+        """Where halos may be added to a value, those of all that it is folded of in turn."""
+        maker = self.memory.makers.get(value)
+        bridge = bridge_of(maker) if maker else None
+        if maker is None or bridge is None:
+            return frozenset()
+        own: Pairs = frozenset() if bridge.is_local else pairs_of(bridge)
+        return own | self._haloed(maker.operands[0])
 
 
-def _held(
-    eqn: Equation, memory: Memory, known: set[Value], naming: Naming, device: Device
-) -> tuple[Array, ...]:
-    """What is added up, as the largest operand can be seen; nothing where that is not known."""
-    seen = {value: memory.seen(value) for value in eqn.operands}
-    is_sure = all(known.issuperset(views) for views in seen.values())
-    if not (holds(eqn, device) and is_sure):
-        return ()
-    value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
-    types = ((each.type.with_dtype(HELD), each) for each in seen[value])
-    return tuple(_tiled(type, _seen(eqn, value, each, naming), device) for type, each in types)
-
-
-def _tiled(type: TensorType, array: Array, device: Device) -> Array:
+def _tiled(array: Array, type: TensorType, device: Device) -> Array:
     """As it lies in memory."""
     return attrs.evolve(array, bytes=least_bytes(type, device))
-
-
-def _seen(eqn: Equation, value: Value, view: Value, naming: Naming) -> Array:
-    """An operand, or what it is a view of."""
-    return _operand(eqn, value, naming) if view is value else array_of(view, naming)
 
 
 def _operand(eqn: Equation, value: Value, naming: Naming) -> Array:
