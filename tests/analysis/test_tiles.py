@@ -33,6 +33,7 @@ def tensor(dtype: str, *sizes: int) -> TensorType:
         (tensor("f32", 5, 100), 8 * 128),
         (tensor("f32", 100), 128),
         (tensor("f32"), 1),
+        (tensor("f32", 4, 0, 2), 0),  # a slice that halos leave nothing of
     ],
 )
 def test_arrays_are_whole_tiles(type: TensorType, elements: int) -> None:

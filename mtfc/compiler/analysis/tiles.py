@@ -77,6 +77,8 @@ def _size(dims: list[Dim], eqn: Equation, mesh: Mesh) -> int:
 def _tiled(shape: tuple[int, ...]) -> int:
     """Elements of an array of whole tiles."""
     size = prod(shape)
+    if size == 0:
+        return 0
     lanes = [size // n * _up(n, LANES) for n in shape]
     rows = [min(_up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
     if len(shape) < 2:
