@@ -34,21 +34,19 @@ class Result:
     objective: Objective
     seconds: float
 
-    @cached_property
+    @property
     def price(self) -> Price:
-        return self.pricer(self.found.mesh, self.found.layout)
+        return self.best[0]
 
     @cached_property
-    def prices(self) -> dict[str, Price]:
-        return {name: self.pricer(*each) for name, each in self.others.items()}
+    def best(self) -> tuple[Price, float]:
+        """The price of what was found, and its seconds with overlap."""
+        return self.pricer.with_overlap(self.found.mesh, self.found.layout)
 
     @cached_property
-    def overlapping(self) -> float:
-        return self.pricer.overlapping(self.found.mesh, self.found.layout)
-
-    @cached_property
-    def others_overlapping(self) -> dict[str, float]:
-        return {name: self.pricer.overlapping(*each) for name, each in self.others.items()}
+    def compared(self) -> dict[str, tuple[Price, float]]:
+        """The same of the others."""
+        return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -71,9 +69,9 @@ def record(result: Result) -> dict[str, Any]:
         "compute_seconds": price.compute,
         "communication_seconds": price.communication,
         "memory_per_device": price.memory,
-        "baselines": {name: each.seconds for name, each in result.prices.items()},
-        "overlapping_seconds": result.overlapping,
-        "overlapping_baselines": result.others_overlapping,
+        "baselines": {name: each.seconds for name, (each, _) in result.compared.items()},
+        "overlapping_seconds": result.best[1],
+        "overlapping_baselines": {name: seconds for name, (_, seconds) in result.compared.items()},
     }
 
 
@@ -84,9 +82,9 @@ def report(result: Result) -> str:
     heading = f"{result.program.name}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, found.layout).splitlines())]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
-    rows.append(_row("found", found.mesh, result.price, result.overlapping, result))
-    for name, each in result.prices.items():
-        rows.append(_row(name, result.others[name][0], each, result.others_overlapping[name], result))
+    rows.append(_row("found", found.mesh, *result.best, result))
+    for name, each in result.compared.items():
+        rows.append(_row(name, result.others[name][0], *each, result))
     room = bytes_text(int(hardware.device.memory))
     note = f"""\
 Memory is that of one device, which has {room}. Steps are compared with nothing overlapping; the last column has what a step

@@ -17,6 +17,7 @@ import attrs
 
 Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
+NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
 KERNELS = ("pool", "unpool", "convolution")
 """Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such."""
 
@@ -96,6 +97,11 @@ class Link:
     latency: float
     shared: int = 1
     wraps: int | None = None
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether what is sent to a far member passes through others."""
+        return self.kind in NEIGHBOURING
 
 
 @attrs.frozen

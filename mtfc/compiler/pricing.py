@@ -47,12 +47,15 @@ class Pricer:
         (function,) = program.functions
         return function
 
-    def overlapping(self, mesh: Mesh, layout: Layout) -> float:
-        """Seconds of a step where communication overlaps with what does not need it, as `mtfc simulate` has it."""
-        return step_time(self.lowered(mesh, layout), mesh, self.hardware).seconds
+    def with_overlap(self, mesh: Mesh, layout: Layout) -> tuple[Price, float]:
+        """The price, and the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
+        function = self.lowered(mesh, layout)
+        return self._price(function, mesh), step_time(function, mesh, self.hardware).seconds
 
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
-        function = self.lowered(mesh, layout)
+        return self._price(self.lowered(mesh, layout), mesh)
+
+    def _price(self, function: Function, mesh: Mesh) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         memory = memory_of(function, mesh, Numbers(mesh)).total
         assert isinstance(memory, int), "sizes are numbers"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.hardware import KERNELS, KINDS, Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.hardware import KERNELS, KINDS, NEIGHBOURING, Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.ops import OPS
 from mtfc.frontend import ast
 from mtfc.frontend.constants import number
@@ -72,7 +72,7 @@ def _link(link: ast.Link, is_last: bool, scope: Scope) -> Link | None:
         help = "a torus has one for each side"
         scope.error("E315", f"a {kind} has one size", _value(link, "size").span, help=help)
         return None
-    if kind in ("switch", "memory") and "wraps" in found:
+    if kind not in NEIGHBOURING and "wraps" in found:
         scope.error(
             "E315", f"`wraps` is for a ring or a torus, and this is a {kind}", _value(link, "wraps").span
         )

@@ -21,6 +21,16 @@ from tests.harness import HasSource, functions, load, lowered
 from tests.properties.campaign import holds_for
 from tests.search.tilings import network_of
 
+TRAINED = """\
+model m(x: [a, b]) {
+  param w: [b, c] = ones()
+  y = einsum(x, w -> [a, c])
+  loss = sum(square(y))
+  return loss
+}
+train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
 
 @holds_for(programs())
 def test_everything_that_is_sent_has_a_cause(program: HasSource) -> None:
@@ -99,14 +109,7 @@ model m(x: [a, b], y: [a, b], w: [b, c]) {{
 
 def test_stored_otherwise_than_it_is_used() -> None:
     source = f"""{HEAD}layout main = {{ a: rows, params: {{ b: rows }}, optimizer: {{ b: rows }} }}
-model m(x: [a, b]) {{
-  param w: [b, c] = ones()
-  y = einsum(x, w -> [a, c])
-  loss = sum(square(y))
-  return loss
-}}
-train m {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}
-"""
+{TRAINED}"""
     found = shown(causes(source))
     assert ("all_gather", [("params: { b: rows }", 5, "stores b in parts")]) in found
     scatter = next(rules for kind, rules in found if kind == "reduce_scatter")
@@ -134,14 +137,7 @@ def test_rules_of_equations_and_of_arguments() -> None:
   value forward.loss: {{ a: rows }}
   value backward.einsum: {{ a: rows, c: cols }}
 }}
-model m(x: [a, b]) {{
-  param w: [b, c] = ones()
-  y = einsum(x, w -> [a, c])
-  loss = sum(square(y))
-  return loss
-}}
-train m {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}
-"""
+{TRAINED}"""
     (program,), (declared, *_) = load(source).programs, load(source).layouts
     names = names_by_place(prepared(program, declared.mesh, declared.layout))
     placed = lower(program, declared.mesh, declared.layout)

@@ -34,6 +34,19 @@ model net(x: [batch, io]) {
 }
 """
 
+TWO_PRODUCTS = """\
+dim a = 1024
+dim b = 1024
+dim c = 1024
+mesh line = [all: 4]
+layout split on line = { b: all }
+model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
+  p = einsum(x, y -> [a, c])
+  q = einsum(z, u -> [a, b])
+  return p, q
+}
+"""
+
 LOOP = """\
 dim layers = 6
 dim batch = 64
@@ -100,44 +113,20 @@ def test_a_loop_takes_as_long_as_its_iterations() -> None:
 
 def test_communication_hides_behind_what_does_not_need_it() -> None:
     """The second product runs while the result of the first is summed up."""
-    text = """\
-dim a = 1024
-dim b = 1024
-dim c = 1024
-mesh line = [all: 4]
-layout split on line = { b: all }
-model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
-  p = einsum(x, y -> [a, c])
-  q = einsum(z, u -> [a, b])
-  return p, q
-}
-"""
     product = kernel(2 * 1024**3 / 4, 4 * 1024 * (256 + 256 + 1024))
     reduce = 2 * (3 * LATENCY + 3 / 4 * 4 * 1024**2 / SENT)
-    step = timed(lowered(text), machine())
+    step = timed(lowered(TWO_PRODUCTS), machine())
     assert reduce > product
     assert step.seconds == pytest.approx(product + reduce)
     assert step.total.exposed == pytest.approx(reduce - product)
-    fast = timed(lowered(text), machine(sent=1e13))
+    fast = timed(lowered(TWO_PRODUCTS), machine(sent=1e13))
     assert fast.seconds == pytest.approx(2 * product)
     assert fast.total.exposed == 0
 
 
 def test_processors_copy_in_shared_memory_themselves() -> None:
     """Nothing else runs while the result of the first product is summed up, and loading does not hide behind computing."""
-    text = """\
-dim a = 1024
-dim b = 1024
-dim c = 1024
-mesh line = [all: 4]
-layout split on line = { b: all }
-model net(x: [a, b], y: [b, c], z: [a, c], u: [c, b]) {
-  p = einsum(x, y -> [a, c])
-  q = einsum(z, u -> [a, b])
-  return p, q
-}
-"""
-    step = timed(lowered(text), in_memory(4))
+    step = timed(lowered(TWO_PRODUCTS), in_memory(4))
     moved = 4 * 1024 * (256 + 256 + 1024)
     product = 2 * 1024**3 / 4 / FLOPS + moved / BYTES + OVERHEAD
     reduce = 4 * LATENCY + 2 * 4 * 1024**2 / SENT

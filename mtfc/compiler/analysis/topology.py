@@ -67,11 +67,6 @@ class Crossing:
     is_ring: bool
 
     @property
-    def has_neighbours(self) -> bool:
-        """Whether what is sent to a far member passes through others."""
-        return self.lane.link.kind in ("ring", "torus")
-
-    @property
     def is_memory(self) -> bool:
         return self.lane.link.kind == "memory"
 
@@ -156,7 +151,7 @@ class Topology:
     def _wraps(self, lane: Lane) -> bool:
         """Whether what is in use of a lane is a ring, so that whoever goes all the way along it has neighbours on both sides."""
         link, size = lane.link, self.used[lane.name]
-        if link.kind in ("switch", "memory"):
+        if not link.has_neighbours:
             return False
         if link.wraps is None:
             return size == lane.size
@@ -198,15 +193,15 @@ class Topology:
         return steps * sides[0].lane.link.latency + sent / rate
 
     def _all_to_all(self, c: Crossing, local: float, whole: float) -> float:
-        share = (c.size // 2) * ((c.size + 1) // 2) if c.has_neighbours else c.size - 1
+        share = (c.size // 2) * ((c.size + 1) // 2) if c.lane.link.has_neighbours else c.size - 1
         return c.steps * c.lane.link.latency + local * share / (c.size * self.bandwidth(c, whole))
 
     def _permute(self, c: Crossing, local: float, hops: int | None) -> float:
         """Where it goes anywhere, over a quarter of a ring on average, and both ways."""
         rate, passed = self.bandwidth(c, local), 1
-        if c.has_neighbours and hops is None:
+        if c.lane.link.has_neighbours and hops is None:
             passed = max(1, c.size // 4)
-        elif c.has_neighbours and hops is not None:
+        elif c.lane.link.has_neighbours and hops is not None:
             there = -(-hops // c.inner) % c.size
             passed = max(1, min(there, c.size - there))
             rate /= 2 if c.is_ring else 1
@@ -216,7 +211,7 @@ class Topology:
         """Bytes/s that one device sends there in all directions, when all devices of the mesh do, of an array of `size` bytes."""
         link = crossing.lane.link
         rate = link.bandwidth.at(size) / min(link.shared, self.mesh.devices)
-        between = crossing.stride if crossing.has_neighbours else 1
+        between = crossing.stride if link.has_neighbours else 1
         return rate * (2 if crossing.is_ring else 1) / between
 
 

@@ -16,17 +16,14 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.search.rules.arrays import (
     SINGLE,
     Array,
     Pairs,
     Sure,
-    array_of,
     bridge_of,
     own_dims,
     pairs_of,
-    part,
 )
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
 
@@ -78,7 +75,7 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
 def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
     memory = reads.memory
     stored = (value for value in eqn.results if value in memory.stored)
-    written = [Moved((_tiled(array_of(value, reads.naming), value.type, device),)) for value in stored]
+    written = [Moved((reads.tiled(value),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) * filled(eqn, SINGLE, device)
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
@@ -116,8 +113,7 @@ class _Reads:
         """For each operand; None where nothing is known."""
         found = [self._operand(eqn, value) for value in dict.fromkeys(eqn.operands)]
         if OPS[eqn.op].storage == "lookup" and found[0]:
-            made = _tiled(array_of(eqn.result, self.naming), eqn.result.type, self.device)
-            found[0] = attrs.evolve(found[0], arrays=(*found[0].arrays, made))
+            found[0] = attrs.evolve(found[0], arrays=(*found[0].arrays, self.tiled(eqn.result)))
         return found
 
     def held(self, eqn: Equation) -> Moved | None:
@@ -149,17 +145,18 @@ class _Reads:
 
     def _arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Array, ...]:
         """An operand and what it is a view of, as large as what the parts of each read together at least."""
-        found, share = [_operand(eqn, views[0], self.naming)], 1.0
-        found += (array_of(each, self.naming) for each in views[1:])
+        found, share = [], 1.0
         for i, each in enumerate(views):
             bridge = bridge_of(self.memory.makers[views[i - 1]]) if i else None
             share *= bridge.share if bridge else 1.0
             type = each.type.with_dtype(dtype or each.type.dtype)
-            whole = _tiled(found[i], type, self.device)
-            found[i] = (
-                part(attrs.evolve(found[i], bytes=type.local_bytes(SINGLE)), share) if share < 1 else whole
-            )
+            least = int(type.local_bytes(SINGLE) * share) if share < 1 else least_bytes(type, self.device)
+            found.append(Array(least, self.naming.names[each] if i else _needed(eqn, each, self.naming)))
         return tuple(found)
+
+    def tiled(self, value: Value) -> Array:
+        """As it lies in memory."""
+        return Array(least_bytes(value.type, self.device), self.naming.names[value])
 
     def _haloed(self, value: Value) -> Pairs:
         """Where halos may be added to a value, those of all that it is folded of in turn."""
@@ -171,19 +168,12 @@ class _Reads:
         return own | self._haloed(maker.operands[0])
 
 
-def _tiled(array: Array, type: TensorType, device: Device) -> Array:
-    """As it lies in memory."""
-    return attrs.evolve(array, bytes=least_bytes(type, device))
-
-
-def _operand(eqn: Equation, value: Value, naming: Naming) -> Array:
-    """An operand, split as the equation needs it."""
+def _needed(eqn: Equation, value: Value, naming: Naming) -> Dims:
+    """What may split an operand, as the equation needs it."""
     rule = OPS[eqn.op].layout_rule(eqn)
     if rule.reduced:
-        return Array(value.type.local_bytes(SINGLE), iteration(eqn, rule, value))
-    if rule is BY_NAME and len(eqn.results) == 1:
-        return Array(value.type.local_bytes(SINGLE), naming.names[eqn.result])
-    return array_of(value, naming)
+        return iteration(eqn, rule, value)
+    return naming.names[eqn.result if rule is BY_NAME and len(eqn.results) == 1 else value]
 
 
 def is_ordered(eqn: Equation) -> bool:

@@ -68,7 +68,7 @@ def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:
 
 def _hops(link: Link, a: int, b: int) -> tuple[int, int]:
     """How many links data passes, and into which direction it starts: switches know neither."""
-    if link.kind in ("switch", "memory"):
+    if not link.has_neighbours:
         return 1, 0
     total, direction, stride = 0, 0, 1
     for side, size in enumerate(reversed(link.sizes)):
