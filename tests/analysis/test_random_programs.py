@@ -136,6 +136,7 @@ def test_lines_add_up_to_the_difference_of_layouts(generated: Generated) -> None
     for which, cost in enumerate((one, other)):
         assert sum(line.flops[which] for line in lines) == total(cost.step).flops
         assert sum(line.sent[which] for line in lines) == total(cost.step).sent.bytes
+        assert sum(line.memory[which] for line in lines) == cost.memory.total
     assert all(line.line[0] == FILE for line in lines)
 
 

@@ -16,7 +16,7 @@ def test_lines_add_up_to_the_difference_of_costs(mtfc: Mtfc) -> None:
         sum(kind["bytes_per_device"] for kind in step["collectives"].values()) for step in steps
     ]
     assert found["memory_per_device"] == [cost["memory_per_device"]["total"] for cost in (data, both)]
-    for figure in ("flops_per_device", "bytes_per_device"):
+    for figure in ("flops_per_device", "bytes_per_device", "memory_per_device"):
         assert [sum(line[figure][i] for line in found["lines"]) for i in (0, 1)] == found[figure]
 
 

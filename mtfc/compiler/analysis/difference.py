@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 @attrs.frozen
 class LineDifference:
-    """One device's FLOPs, bytes sent and bytes stored of a line, under both layouts.
+    """One device's FLOPs, bytes sent, stored and held at the peak of memory of a line, under both layouts.
 
     ways: how it sends, under both: `2 all_reduce{rows}` -> bytes.
     """
@@ -29,11 +29,12 @@ class LineDifference:
     flops: Pair
     sent: Pair
     stored: Pair
+    memory: Pair
     ways: tuple[Mapping[str, str], Mapping[str, str]]
 
     @property
     def differs(self) -> bool:
-        return any(one != other for one, other in (self.flops, self.sent, self.stored, self.ways))
+        return any(one != other for one, other in (self.flops, self.sent, self.memory, self.ways))
 
 
 @attrs.define
@@ -42,6 +43,7 @@ class _Found:
 
     charges: list[Charge] = attrs.field(factory=list)
     stored: int = 0
+    memory: int = 0
 
 
 def differences(one: LayoutCost, other: LayoutCost) -> list[LineDifference]:
@@ -63,6 +65,8 @@ def _by_line(cost: LayoutCost) -> dict[Line, _Found]:
         at(charge.span).charges.append(charge)
     for span, amount in cost.memory.stored:
         at(span).stored += whole(amount)
+    for span, amount in cost.memory.occupied:
+        at(span).memory += whole(amount)
     return lines
 
 
@@ -73,6 +77,7 @@ def _compared(line: Line, one: _Found, other: _Found) -> LineDifference:
         flops=(whole(left.flops), whole(right.flops)),
         sent=(whole(left.sent.bytes), whole(right.sent.bytes)),
         stored=(one.stored, other.stored),
+        memory=(one.memory, other.memory),
         ways=(dict(transfers(one.charges)), dict(transfers(other.charges))),
     )
 
@@ -114,10 +119,10 @@ def _lines(
 ) -> list[str]:
     """The lines that differ, each with how it sends under both layouts, and their sums."""
     texts = {file: text.splitlines() for file, text in sources.items()}
-    rows = [["line", "source", "FLOPs", "sent", "stored"]]
+    rows = [["line", "source", "FLOPs", "sent", "memory"]]
     for each in lines:
         if each.differs:
-            changes = _changes(each.flops, each.sent, each.stored)
+            changes = _changes(each.flops, each.sent, each.memory)
             rows.append([place_text(each.line, one.file), source_text(each.line, texts), *changes])
             for name, ways in zip((one.layout.name, other.layout.name), each.ways, strict=True):
                 if each.ways[0] != each.ways[1]:
@@ -134,12 +139,12 @@ def _sums(lines: list[LineDifference]) -> tuple[Pair, Pair, Pair]:
     return (
         of(each.flops for each in lines),
         of(each.sent for each in lines),
-        of(each.stored for each in lines),
+        of(each.memory for each in lines),
     )
 
 
-def _changes(flops: Pair, sent: Pair, stored: Pair) -> list[str]:
-    pairs = ((flops, count_text), (sent, bytes_text), (stored, bytes_text))
+def _changes(flops: Pair, sent: Pair, memory: Pair) -> list[str]:
+    pairs = ((flops, count_text), (sent, bytes_text), (memory, bytes_text))
     return [signed(right - left, text) if left != right else "" for (left, right), text in pairs]
 
 
@@ -165,6 +170,7 @@ def difference_json(one: LayoutCost, other: LayoutCost) -> dict[str, Any]:
                 "flops_per_device": list(each.flops),
                 "bytes_per_device": list(each.sent),
                 "stored": list(each.stored),
+                "memory_per_device": list(each.memory),
             }
             for each in lines
         ],

@@ -18,14 +18,15 @@ A formula for the peak is the sum at the equation where it is with the file's ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 import attrs
 
 from mtfc.compiler.analysis.liveness import Buffer, buffers, peak, unstored
 from mtfc.compiler.analysis.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Function, Role, Value
+from mtfc.compiler.ir.core import Function, Role, Value, walk
 from mtfc.compiler.ir.loops import maker
 from mtfc.compiler.ir.types import Mesh
 
@@ -35,7 +36,8 @@ class Memory:
     """Bytes on one processor.
 
     peak: the line during which the activations peak. stored: (line, bytes) of everything that is kept: parameters and state as
-    declared there, and values of the forward pass that the backward pass reads.
+    declared there, and values of the forward pass that the backward pass reads. occupied: (line, bytes) of each value that the
+    four parts count, so that these add up to `total`.
     """
 
     parameters: Amount
@@ -44,6 +46,7 @@ class Memory:
     activations_peak: Amount
     peak: Span | None
     stored: tuple[tuple[Span | None, Amount], ...]
+    occupied: tuple[tuple[Span | None, Amount], ...]
 
     @property
     def total(self) -> Amount:
@@ -55,16 +58,27 @@ class Memory:
         return {name: getattr(self, name) for name in names}
 
 
+ARGUMENTS: Mapping[str, tuple[Role, ...]] = {
+    "parameters": ("parameter",),
+    "optimizer": ("state", "step"),
+    "activations_peak": ("input",),
+}
+"""Which arguments are part of what."""
+
+
 def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
     """What a placed function needs; where its activations peak is decided by numbers also when amounts are formulas."""
     of_gradients, alive, at = held(function, mesh)
+    arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
+    everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
     return Memory(
-        parameters=_bytes(_arguments(function, "parameter"), scale),
+        parameters=_bytes(arguments["parameters"], scale),
         gradients=_bytes(of_gradients, scale),
-        optimizer=_bytes(_arguments(function, "state", "step"), scale),
-        activations_peak=_bytes([*_arguments(function, "input"), *alive], scale),
+        optimizer=_bytes(arguments["optimizer"], scale),
+        activations_peak=_bytes([*arguments["activations_peak"], *alive], scale),
         peak=function.body[at].span if at < len(function.body) else None,
         stored=tuple(_stored(function, scale)),
+        occupied=tuple(_occupied(function, everything, scale)),
     )
 
 
@@ -108,6 +122,17 @@ def _arguments(function: Function, *roles: Role) -> list[Value]:
 
 def _bytes(values: Iterable[Value], scale: Scale) -> Amount:
     return sum((bytes_of(value.type, scale) for value in values), start=0)
+
+
+def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
+    """(line, bytes) of each of the values; copies of slices that a loop makes stand at the loop."""
+    lines: dict[Value, Span | None] = {each.value: each.span for each in function.arguments}
+    wanted = set(values)
+    for eqn in walk(function.body):
+        for region in eqn.regions:
+            lines |= {each.value: eqn.span for each in region.arguments}
+        lines |= {value: maker(eqn, value).span for value in eqn.results if value in wanted}
+    yield from ((lines[value], bytes_of(value.type, scale)) for value in values)
 
 
 def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:

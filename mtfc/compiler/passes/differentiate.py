@@ -66,12 +66,15 @@ def _continue(function: Function) -> Builder:
 
 def _seeds(builder: Builder, forward: Function, training: Training | None) -> dict[Value, Value]:
     """1 for the minimized value; without training, ones for every float output (the gradient of their sum)."""
-    outputs = {o.value: None for o in forward.outputs if training is None or o.name == training.minimize}
-    return {
-        value: builder("full", dims=value.type.dims, value=1.0, dtype=value.type.dtype)
-        for value in outputs
-        if value.type.dtype in FLOATS
-    }
+    lines = {value: eqn.span for eqn in forward.body for value in eqn.results}
+    seeds: dict[Value, Value] = {}
+    for output in forward.outputs:
+        value = output.value
+        wanted = training is None or output.name == training.minimize
+        if wanted and value.type.dtype in FLOATS and value not in seeds:
+            builder.span = lines.get(value)
+            seeds[value] = builder("full", dims=value.type.dims, value=1.0, dtype=value.type.dtype)
+    return seeds
 
 
 def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value]) -> dict[Value, str]:
