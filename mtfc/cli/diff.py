@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import OK, UsageError
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
-from mtfc.compiler.ir.core import Program
+from mtfc.cli.target import check_room, target_of
+
+if TYPE_CHECKING:
+    from mtfc.compiler.analysis.difference import Priced
 
 EXAMPLES = """\
 examples:
   mtfc diff model.mtf                                               the first two declared layouts
   mtfc diff model.mtf --layout data_parallel --layout hybrid
+  mtfc diff model.mtf --layout data_parallel --layout hybrid --target h100   and what the lines take on a machine
   mtfc diff model.mtf --layout "batch:rows" --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4"
 
 Every figure is of one device; the lines add up to the whole difference.
@@ -24,35 +29,45 @@ Every figure is of one device; the lines add up to the whole difference.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
+    parser.add_argument(
+        "--target",
+        metavar="HW",
+        help="a machine: also what each line takes there, as `mtfc simulate` predicts it",
+    )
     add_selection(parser, "the first two", several_layouts=True)
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.analysis.cost import layout_cost
     from mtfc.compiler.analysis.difference import difference_json, difference_report
     from mtfc.frontend import library
 
-    one, other = (layout_cost(program) for program in _programs(options, sources))
+    one, other = _priced(options, sources)
     if options.format == "json":
         print(json.dumps(difference_json(one, other), indent=2))
     else:
-        places = {charge.span.file for cost in (one, other) for charge in cost.step if charge.span}
+        places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
         print(difference_report(one, other, sources.texts | library.texts(places)), end="")
     return OK
 
 
-def _programs(options: argparse.Namespace, sources: Sources) -> list[Program]:
-    """The model lowered under both layouts."""
+def _priced(options: argparse.Namespace, sources: Sources) -> list[Priced]:
+    """The model under both layouts."""
+    from mtfc.compiler.analysis.difference import Priced
+
     if len(options.layout) not in (0, 2):
         raise UsageError("diff compares two layouts: --layout A --layout B")
-    chosen = []
+    priced: list[Priced] = []
     for layout in options.layout or [None]:
         each = copy.copy(options)
         each.layout = layout
         sources.add_options(each)  # what an error in this one points into
         selection = select(each, sources, every_layout=not options.layout)
-        chosen += [(selection.program, case) for case in selection.cases]
-    if len(chosen) < 2:
+        for case in selection.cases[: 2 - len(priced)]:
+            hardware = target_of(options.target, selection.hardware, sources) if options.target else None
+            if hardware is not None:
+                check_room(hardware, case.mesh, options.target)
+            priced.append(Priced.of(case.lower(selection.program), hardware))
+    if len(priced) < 2:
         raise UsageError(f"{options.file} has no two layouts to compare: say --layout A --layout B")
-    return [case.lower(program) for program, case in chosen[:2]]
+    return priced

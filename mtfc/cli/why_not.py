@@ -11,8 +11,7 @@ from mtfc.cli.errors import UsageError
 from mtfc.cli.search_result import Result
 from mtfc.cli.selection import Choice, choose
 from mtfc.cli.sources import Sources
-from mtfc.compiler.analysis.cost import LayoutCost, layout_cost
-from mtfc.compiler.analysis.difference import difference_json, difference_report
+from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout
@@ -95,8 +94,8 @@ def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
         f"Why not {{ {rules_text(each.rules)} }}: {known} takes {_texts(price)}, which is {more:+.1%}.",
         "",
     ]
-    one, other = _costs(each, best)
-    places = {charge.span.file for cost in (one, other) for charge in cost.step if charge.span}
+    one, other = _priced(each, best)
+    places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
     return "\n".join(lines) + difference_report(one, other, sources.texts | library.texts(places))
 
 
@@ -109,7 +108,7 @@ def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
         "optimal": each.found.is_optimal,
         "objective_seconds": price.seconds,
         "memory_per_device": price.memory,
-        "difference": difference_json(*_costs(each, best)),
+        "difference": difference_json(*_priced(each, best)),
     }
 
 
@@ -117,9 +116,7 @@ def _texts(price: Price) -> str:
     return f"{seconds_text(price.seconds)} and {bytes_text(price.memory)}"
 
 
-def _costs(each: Forced, best: Result) -> tuple[LayoutCost, LayoutCost]:
-    """Of the best layout, and of the best with the rules."""
-    one, other = (
-        layout_cost(lower(best.program, found.mesh, found.layout)) for found in (best.found, each.found)
-    )
-    return one, other
+def _priced(each: Forced, best: Result) -> list[Priced]:
+    """The best layout, and the best with the rules, with what lines take while nothing overlaps, as they were compared."""
+    programs = (lower(best.program, found.mesh, found.layout) for found in (best.found, each.found))
+    return [Priced.of(program, best.pricer.hardware, overlaps=False) for program in programs]

@@ -8,15 +8,18 @@ import pytest
 
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, grouped, layout_cost, total
 from mtfc.compiler.analysis.cost_json import costs_json
-from mtfc.compiler.analysis.difference import differences
+from mtfc.compiler.analysis.difference import FIGURES, Priced, differences
 from mtfc.compiler.analysis.formula import formula
 from mtfc.compiler.analysis.formula_report import formulas
 from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses, unstored
+from mtfc.compiler.analysis.price import seconds_of
 from mtfc.compiler.analysis.report import comparison, layout_report
+from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.pipelines import lower
+from mtfc.frontend.targets import named
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for
@@ -131,12 +134,18 @@ def test_reports_show_every_collective(generated: Generated) -> None:
 def test_lines_add_up_to_the_difference_of_layouts(generated: Generated) -> None:
     (program,) = load(generated.source).programs
     layouts = load(generated.source).layouts
-    one, other = (layout_cost(lower(program, each.mesh, each.layout)) for each in (layouts[0], layouts[-1]))
+    machine = named("p2_8xlarge", {})
+    placed = [lower(program, each.mesh, each.layout) for each in (layouts[0], layouts[-1])]
+    one, other = (Priced.of(each, machine, overlaps=False) for each in placed)
     lines = differences(one, other)
-    for which, cost in enumerate((one, other)):
-        assert sum(line.flops[which] for line in lines) == total(cost.step).flops
-        assert sum(line.sent[which] for line in lines) == total(cost.step).sent.bytes
-        assert sum(line.memory[which] for line in lines) == cost.memory.total
+    for which, priced in enumerate((one, other)):
+        sums = {name: sum(line.figures[name][which] for line in lines) for name in FIGURES}
+        assert sums["FLOPs"] == total(priced.cost.step).flops
+        assert sums["sent"] == total(priced.cost.step).sent.bytes
+        assert sums["memory"] == priced.cost.memory.total
+        step = placed[which].function("step" if priced.cost.trains else "forward")
+        topology = Topology.of(priced.cost.mesh, machine)
+        assert sums["time"] == pytest.approx(sum(seconds_of(step, topology, machine.device)))
     assert all(line.line[0] == FILE for line in lines)
 
 

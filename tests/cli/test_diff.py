@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from tests.cli.conftest import Mtfc
 
 
@@ -18,6 +22,18 @@ def test_lines_add_up_to_the_difference_of_costs(mtfc: Mtfc) -> None:
     assert found["memory_per_device"] == [cost["memory_per_device"]["total"] for cost in (data, both)]
     for figure in ("flops_per_device", "bytes_per_device", "memory_per_device"):
         assert [sum(line[figure][i] for line in found["lines"]) for i in (0, 1)] == found[figure]
+
+
+def test_on_a_machine_lines_add_up_to_the_difference_of_steps(mtfc: Mtfc) -> None:
+    layouts, target = ["data", "both"], ["--target", "p2_8xlarge", "--format", "json"]
+    found = mtfc("diff", "model.mtf", *(f"--layout={each}" for each in layouts), *target).json
+    for which, layout in enumerate(layouts):
+        step = mtfc("simulate", "model.mtf", "--layout", layout, *target).json["step_seconds"]
+        assert found["seconds"][which] == pytest.approx(step)
+        assert sum(line["seconds"][which] for line in found["lines"]) == pytest.approx(step)
+    text = mtfc("diff", "model.mtf", "--target", "p2_8xlarge").out
+    assert re.search(r"line  source +time +FLOPs +sent +memory", text)
+    assert "time" not in mtfc("diff", "model.mtf").out
 
 
 def test_text_shows_lines_that_differ_and_how_they_send(mtfc: Mtfc) -> None:

@@ -95,6 +95,9 @@ def test_why_not(mtfc: Mtfc) -> None:
     assert forced["optimal"] and forced["objective_seconds"] >= found["objective_seconds"]
     lines = sum(line["bytes_per_device"][1] for line in forced["difference"]["lines"])
     assert lines == forced["difference"]["bytes_per_device"][1]
+    for which, best in enumerate((found, forced)):
+        lines = sum(line["seconds"][which] for line in forced["difference"]["lines"])
+        assert lines == pytest.approx(best["objective_seconds"])
 
 
 def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:

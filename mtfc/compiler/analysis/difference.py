@@ -2,39 +2,108 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from math import isclose
 from typing import Any
 
 import attrs
 
-from mtfc.compiler.analysis.cost import Charge, LayoutCost, total
+from mtfc.compiler.analysis.cost import Charge, LayoutCost, layout_cost, total
 from mtfc.compiler.analysis.report import transfers, whole
 from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.compiler.analysis.step_report import seconds_text
+from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.table import aligned, count_text
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 
-Pair = tuple[int, int]
-"""A figure under the one layout and under the other."""
+Pair = tuple[float, float]
+"""A figure under the one layout and under the other. Only seconds are no whole numbers."""
+
+Seconds = Mapping[Span | None, float]
 
 
 @attrs.frozen
-class LineDifference:
-    """One device's FLOPs, bytes sent, stored and held at the peak of memory of a line, under both layouts.
+class Figure:
+    """Something that is compared, of one device: how it is called in JSON, and how it is written."""
 
-    ways: how it sends, under both: `2 all_reduce{rows}` -> bytes.
-    """
+    key: str
+    text: Callable[[Any], str]
 
-    line: Line
-    flops: Pair
-    sent: Pair
-    stored: Pair
-    memory: Pair
-    ways: tuple[Mapping[str, str], Mapping[str, str]]
 
-    @property
-    def differs(self) -> bool:
-        return any(one != other for one, other in (self.flops, self.sent, self.memory, self.ways))
+FIGURES: Mapping[str, Figure] = {
+    "time": Figure("seconds", seconds_text),
+    "FLOPs": Figure("flops_per_device", count_text),
+    "sent": Figure("bytes_per_device", bytes_text),
+    "memory": Figure("memory_per_device", bytes_text),
+}
+"""What is compared of the whole and of every line; time only where a machine is known."""
+
+
+@attrs.frozen(slots=False)
+class Priced:
+    """What a layout costs, and where a machine is known, what each line of it takes there."""
+
+    cost: LayoutCost
+    seconds: Seconds | None = None
+
+    @classmethod
+    def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> Priced:
+        """Of a lowered program. Lines take what they add to the step that `mtfc simulate` predicts, or without overlap all that
+        they compute and communicate, as searches compare.
+        """
+        cost = layout_cost(program)
+        if hardware is None:
+            return cls(cost)
+        step = step_time(program.function("step" if cost.trains else "forward"), cost.mesh, hardware)
+        return cls(
+            cost,
+            {
+                span: line.compute + (line.exposed if overlaps else line.communication)
+                for span, line in step.lines.items()
+            },
+        )
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the figures that there are."""
+        return [name for name in FIGURES if name != "time" or self.seconds is not None]
+
+    @cached_property
+    def figures(self) -> Mapping[str, float]:
+        """Of the whole."""
+        sums = total(self.cost.step)
+        return {
+            "time": sum((self.seconds or {}).values()),
+            "FLOPs": whole(sums.flops),
+            "sent": whole(sums.sent.bytes),
+            "memory": whole(self.cost.memory.total),
+        }
+
+    @cached_property
+    def lines(self) -> Mapping[Line, _Found]:
+        """By line of the file; one that calls functions of other files answers for theirs."""
+        lines: dict[Line, _Found] = {}
+
+        def at(span: Span | None) -> _Found:
+            return lines.setdefault(line_of(span.inside(self.cost.file) if span else None), _Found())
+
+        for charge in self.cost.step:
+            at(charge.span).charges.append(charge)
+        for span, amount in self.cost.memory.occupied:
+            at(span).figures["memory"] += whole(amount)
+        for span, amount in self.cost.memory.stored:
+            at(span).figures["stored"] += whole(amount)
+        for span, seconds in (self.seconds or {}).items():
+            at(span).figures["time"] += seconds
+        for found in lines.values():
+            sums = total(found.charges)
+            found.figures.update(FLOPs=whole(sums.flops), sent=whole(sums.sent.bytes))
+        return lines
 
 
 @attrs.define
@@ -42,136 +111,111 @@ class _Found:
     """What a line costs under one layout."""
 
     charges: list[Charge] = attrs.field(factory=list)
-    stored: int = 0
-    memory: int = 0
+    figures: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(int))
 
 
-def differences(one: LayoutCost, other: LayoutCost) -> list[LineDifference]:
-    """What each line costs under both layouts, in order; a line that calls functions of other files answers for theirs."""
-    left, right = _by_line(one), _by_line(other)
+@attrs.frozen
+class LineDifference:
+    """A line's figures under both layouts, by the names of `FIGURES`, and `stored`: what the line keeps, as `mtfc cost` has it.
+
+    ways: how it sends, under both: `2 all_reduce{rows}` -> bytes.
+    """
+
+    line: Line
+    figures: Mapping[str, Pair]
+    ways: tuple[Mapping[str, str], Mapping[str, str]]
+
+    @property
+    def differs(self) -> bool:
+        compared = (self.figures[name] for name in FIGURES)
+        return self.ways[0] != self.ways[1] or not all(isclose(one, other) for one, other in compared)
+
+
+def differences(one: Priced, other: Priced) -> list[LineDifference]:
+    """What each line costs under both layouts, in order."""
+    nothing = _Found()
     return [
-        _compared(line, left.get(line, _Found()), right.get(line, _Found()))
-        for line in sorted({*left, *right})
+        _compared(line, one.lines.get(line, nothing), other.lines.get(line, nothing))
+        for line in sorted({*one.lines, *other.lines})
     ]
 
 
-def _by_line(cost: LayoutCost) -> dict[Line, _Found]:
-    lines: dict[Line, _Found] = {}
-
-    def at(span: Span | None) -> _Found:
-        return lines.setdefault(line_of(span.inside(cost.file) if span else None), _Found())
-
-    for charge in cost.step:
-        at(charge.span).charges.append(charge)
-    for span, amount in cost.memory.stored:
-        at(span).stored += whole(amount)
-    for span, amount in cost.memory.occupied:
-        at(span).memory += whole(amount)
-    return lines
-
-
 def _compared(line: Line, one: _Found, other: _Found) -> LineDifference:
-    left, right = total(one.charges), total(other.charges)
-    return LineDifference(
-        line=line,
-        flops=(whole(left.flops), whole(right.flops)),
-        sent=(whole(left.sent.bytes), whole(right.sent.bytes)),
-        stored=(one.stored, other.stored),
-        memory=(one.memory, other.memory),
-        ways=(dict(transfers(one.charges)), dict(transfers(other.charges))),
-    )
+    figures: dict[str, Pair] = {
+        name: (one.figures[name], other.figures[name]) for name in (*FIGURES, "stored")
+    }
+    return LineDifference(line, figures, (dict(transfers(one.charges)), dict(transfers(other.charges))))
 
 
-def difference_report(one: LayoutCost, other: LayoutCost, sources: Mapping[str, str]) -> str:
+def difference_report(one: Priced, other: Priced, sources: Mapping[str, str]) -> str:
     """The two layouts, their totals, and the lines that differ; `sources` holds each file's text by name."""
-    lines = differences(one, other)
-    return "\n".join([*_totals(one, other), "", *_lines(lines, one, other, sources)]) + "\n"
+    return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"
 
 
-def _totals(one: LayoutCost, other: LayoutCost) -> list[str]:
-    names = [one.layout.name, other.layout.name]
-    unit = "training step" if one.trains else "forward pass"
-    heading = f"{one.model}, one {unit} on one device: from layout {names[0]} to layout {names[1]}"
-    left, right = _figures(one), _figures(other)
-    rows = [["", *names, "difference"]]
-    for name, text in FIGURES.items():
-        rows.append([name, text(left[name]), text(right[name]), signed(right[name] - left[name], text)])
+def _totals(one: Priced, other: Priced) -> list[str]:
+    layouts = [each.cost.layout.name for each in (one, other)]
+    unit = "training step" if one.cost.trains else "forward pass"
+    heading = f"{one.cost.model}, one {unit} on one device: from layout {layouts[0]} to layout {layouts[1]}"
+    devices = [each.cost.mesh.devices for each in (one, other)]
+    rows = [
+        ["", *layouts, "difference"],
+        ["devices", *map(str, devices), signed(devices[1] - devices[0], str)],
+    ]
+    for name in one.names:
+        text, left, right = FIGURES[name].text, one.figures[name], other.figures[name]
+        rows.append([name, text(left), text(right), signed(right - left, text)])
     return [heading, *aligned(rows, right=range(1, 4))]
 
 
-FIGURES: Mapping[str, Callable[[int], str]] = {
-    "devices": str,
-    "FLOPs": count_text,
-    "sent": bytes_text,
-    "memory": bytes_text,
-}
-"""What is compared as a whole, and how it is written."""
-
-
-def _figures(cost: LayoutCost) -> dict[str, int]:
-    sums = total(cost.step)
-    figures = (cost.mesh.devices, whole(sums.flops), whole(sums.sent.bytes), whole(cost.memory.total))
-    return dict(zip(FIGURES, figures, strict=True))
-
-
-def _lines(
-    lines: list[LineDifference], one: LayoutCost, other: LayoutCost, sources: Mapping[str, str]
-) -> list[str]:
+def _lines(one: Priced, other: Priced, sources: Mapping[str, str]) -> list[str]:
     """The lines that differ, each with how it sends under both layouts, and their sums."""
     texts = {file: text.splitlines() for file, text in sources.items()}
-    rows = [["line", "source", "FLOPs", "sent", "memory"]]
+    rows = [["line", "source", *one.names]]
+    lines = differences(one, other)
     for each in lines:
         if each.differs:
-            changes = _changes(each.flops, each.sent, each.memory)
-            rows.append([place_text(each.line, one.file), source_text(each.line, texts), *changes])
-            for name, ways in zip((one.layout.name, other.layout.name), each.ways, strict=True):
+            changes = _changes(each.figures, one.names)
+            rows.append([place_text(each.line, one.cost.file), source_text(each.line, texts), *changes])
+            for layout, ways in zip((one.cost.layout, other.cost.layout), each.ways, strict=True):
                 if each.ways[0] != each.ways[1]:
-                    rows += [["", f"  {name}: {kind} {size}", "", "", ""] for kind, size in ways.items()]
-    rows.append(["all", "", *_changes(*_sums(lines))])
+                    blank = [""] * len(one.names)
+                    rows += [["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in ways.items()]
+    sums = {name: _sum(each.figures[name] for each in lines) for name in one.names}
+    rows.append(["all", "", *_changes(sums, one.names)])
     return fitted(rows)
 
 
-def _sums(lines: list[LineDifference]) -> tuple[Pair, Pair, Pair]:
-    def of(pairs: Iterable[Pair]) -> Pair:
-        left, right = zip((0, 0), *pairs, strict=True)
-        return sum(left), sum(right)
-
-    return (
-        of(each.flops for each in lines),
-        of(each.sent for each in lines),
-        of(each.memory for each in lines),
-    )
+def _sum(pairs: Iterable[Pair]) -> Pair:
+    left, right = zip((0, 0), *pairs, strict=True)
+    return sum(left), sum(right)
 
 
-def _changes(flops: Pair, sent: Pair, memory: Pair) -> list[str]:
-    pairs = ((flops, count_text), (sent, bytes_text), (memory, bytes_text))
-    return [signed(right - left, text) if left != right else "" for (left, right), text in pairs]
+def _changes(figures: Mapping[str, Pair], names: list[str]) -> list[str]:
+    pairs = ((name, *figures[name]) for name in names)
+    return [
+        "" if isclose(left, right) else signed(right - left, FIGURES[name].text)
+        for name, left, right in pairs
+    ]
 
 
-def signed(change: int, text: Callable[[int], str]) -> str:
+def signed(change: float, text: Callable[[Any], str]) -> str:
     """`+512 KiB`, `-3`, or `0`."""
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
 
 
-def difference_json(one: LayoutCost, other: LayoutCost) -> dict[str, Any]:
+def difference_json(one: Priced, other: Priced) -> dict[str, Any]:
     """Figures in pairs: under the first layout and under the second."""
-    lines = differences(one, other)
-    figures = [_figures(one), _figures(other)]
+    keys = {name: FIGURES[name].key for name in one.names}
     return {
-        "model": one.model,
-        "layouts": [one.layout.name, other.layout.name],
-        "flops_per_device": [each["FLOPs"] for each in figures],
-        "bytes_per_device": [each["sent"] for each in figures],
-        "memory_per_device": [each["memory"] for each in figures],
+        "model": one.cost.model,
+        "layouts": [one.cost.layout.name, other.cost.layout.name],
+        **{key: [one.figures[name], other.figures[name]] for name, key in keys.items()},
         "lines": [
             {
                 "file": each.line[0],
                 "line": each.line[1],
-                "flops_per_device": list(each.flops),
-                "bytes_per_device": list(each.sent),
-                "stored": list(each.stored),
-                "memory_per_device": list(each.memory),
+                **{key: list(each.figures[name]) for name, key in (keys | {"stored": "stored"}).items()},
             }
-            for each in lines
+            for each in differences(one, other)
         ],
     }
