@@ -98,6 +98,10 @@ class Search:
     def _is_proven(self) -> bool:
         return self.bound >= self.cost
 
+    def _is_answered(self) -> bool:
+        """Whether the other processor has solved the whole network, so that nothing else is left to do."""
+        return self.is_whole and self.worker is not None and not self.worker.is_running
+
     def _result(self) -> tuple[int, Integers]:
         if self.incumbent.choices is None:
             from mtfc.compiler.search.solver.solve import NotFound
@@ -126,7 +130,7 @@ class Search:
         """Improve prices for a while, and see whether choices found on the way fit."""
         self._report("bounding")
         end = min(monotonic() + SLICE, self.until)
-        while monotonic() < end:
+        while monotonic() < end and not self._is_answered():
             used = self.lagrangian.advance(self._target())
             self.incumbent.offer(self.lagrangian.choices, used)
 
@@ -141,7 +145,7 @@ class Search:
         end = min(monotonic() + (SLICE if self._is_ready() else SLICE / 3), self.until)
         prices = self.lagrangian.prices
         self._start_afresh(end if self.incumbent.choices is not None else min(end + 5 * SLICE, self.until))
-        while monotonic() < end and self.incumbent.choices is not None:
+        while monotonic() < end and self.incumbent.choices is not None and not self._is_answered():
             self.incumbent.polish(prices)
 
     def _start_afresh(self, end: float) -> None:

@@ -27,7 +27,10 @@ DIRECT = 60_000
 """A network with at most so many pairs is given to the exact solver before anything else is tried."""
 
 ALONE = 0.3
-"""For which part of the time nothing else is."""
+"""For which part of the time nothing else is, so that the exact solver has the machine to itself;"""
+
+LONG_ALONE, MOST_ALONE = 3.0, 0.6
+"""or for so many seconds, if they are at most that part."""
 
 
 @attrs.frozen
@@ -77,7 +80,8 @@ def _solved(network: Network, until: float, progress: Progress) -> tuple[int, In
     try:
         if worker is not None:
             progress("solving exactly", None, None)
-            worker.wait(monotonic() + ALONE * (until - monotonic()))
+            left = until - monotonic()
+            worker.wait(monotonic() + max(ALONE * left, min(LONG_ALONE, MOST_ALONE * left)))
             if _is_proof(worker.outcome):
                 return FORBIDDEN, _found(worker.outcome)
         from mtfc.compiler.search.solver.search import Search
