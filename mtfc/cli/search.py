@@ -71,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("time", "memory"),
+        choices=("time", "overlap", "memory"),
         default="time",
-        help="the least time within memory, or the least memory (default: time)",
+        help="the least time within memory, while nothing overlaps or with overlap; or the least memory (default: time)",
     )
     parser.add_argument(
         "--budget", type=seconds, default=60.0, metavar="SECONDS", help="when to stop (default: 60)"
@@ -129,7 +129,7 @@ def _rules(request: Request) -> Found:
         request.selection.program.function("forward"),
         request.meshes,
         request.hardware,
-        request.pricer,
+        request.pricer.pricing(request.objective),
         request.until,
         request.objective,
         request.others.values(),
@@ -142,15 +142,16 @@ def _tiling(request: Request) -> Found:
     from mtfc.compiler.placeable import prepared
     from mtfc.compiler.search.tiling.search import search
 
-    if request.objective != "time":
+    if request.objective == "memory":
         raise UsageError("the space `tiling` has the least time for its objective")
     return search(
         prepared(request.selection.program),
         set(request.selection.program.dims),
         request.meshes,
         request.hardware,
-        request.pricer,
+        request.pricer.pricing(request.objective),
         request.until,
+        request.objective,
         request.others.values(),
         request.progress,
     )

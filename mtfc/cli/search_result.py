@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pricing import Pricer
-from mtfc.compiler.search.found import Found, Objective, Price, value_of
+from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
 from mtfc.frontend import ast
 from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
 from mtfc.frontend.parser import parse
@@ -35,30 +35,35 @@ class Result:
     seconds: float
 
     @property
-    def price(self) -> Price:
-        return self.best[0]
+    def pricing(self) -> Pricing:
+        """What layouts are compared by."""
+        return self.pricer.pricing(self.objective)
+
+    def seconds_of(self, price: Price) -> float:
+        """What a step takes, with overlap only if that is the objective."""
+        return value_of(price, "time" if self.objective == "memory" else self.objective)
 
     @cached_property
-    def best(self) -> tuple[Price, float]:
-        """The price of what was found, and its seconds with overlap."""
+    def price(self) -> Price:
+        """Of what was found, with overlap too, as all prices here."""
         return self.pricer.with_overlap(self.found.mesh, self.found.layout)
 
     @cached_property
-    def compared(self) -> dict[str, tuple[Price, float]]:
-        """The same of the others."""
+    def compared(self) -> dict[str, Price]:
+        """The prices of the others."""
         return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
 
 
 def record(result: Result) -> dict[str, Any]:
-    """The record that language.md has, and the parts of the price. With memory as the objective its figures are in bytes."""
+    """The record that language.md has, and the parts of the price. With memory as the objective its bound is in bytes."""
     found, price = result.found, result.price
-    in_seconds = result.objective == "time"
+    in_seconds = result.objective != "memory"
     return {
         "space": result.space,
         "target": result.pricer.hardware.name,
         "devices": found.mesh.devices,
         "objective": result.objective,
-        "objective_seconds": price.seconds,
+        "objective_seconds": result.seconds_of(price),
         "lower_bound_seconds": found.lower_bound if in_seconds else None,
         "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
         "optimal": found.is_optimal,
@@ -69,10 +74,17 @@ def record(result: Result) -> dict[str, Any]:
         "compute_seconds": price.compute,
         "communication_seconds": price.communication,
         "memory_per_device": price.memory,
-        "baselines": {name: each.seconds for name, (each, _) in result.compared.items()},
-        "overlapping_seconds": result.best[1],
-        "overlapping_baselines": {name: seconds for name, (_, seconds) in result.compared.items()},
+        "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
+        "overlapping_seconds": price.overlapping,
+        "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
     }
+
+
+COMPARED: Mapping[Objective, str] = {
+    "time": "Steps are compared with nothing overlapping",
+    "overlap": "Steps are compared as they overlap",
+    "memory": "Layouts are compared by their memory",
+}
 
 
 def report(result: Result) -> str:
@@ -82,13 +94,13 @@ def report(result: Result) -> str:
     heading = f"{result.program.name}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, found.layout).splitlines())]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
-    rows.append(_row("found", found.mesh, *result.best, result))
+    rows.append(_row("found", found.mesh, result.price, result))
     for name, each in result.compared.items():
-        rows.append(_row(name, result.others[name][0], *each, result))
+        rows.append(_row(name, result.others[name][0], each, result))
     room = bytes_text(int(hardware.device.memory))
     note = f"""\
-Memory is that of one device, which has {room}. Steps are compared with nothing overlapping; the last column has what a step
-takes where communication overlaps with what does not need it."""
+Memory is that of one device, which has {room}. {COMPARED[result.objective]}; the last column has what a step takes where
+communication overlaps with what does not need it."""
     return "\n".join(
         [
             *lines,
@@ -103,11 +115,13 @@ takes where communication overlaps with what does not need it."""
 
 
 def _proof(result: Result) -> str:
-    found, unit = result.found, seconds_text if result.objective == "time" else _bytes
+    found, unit = result.found, _bytes if result.objective == "memory" else seconds_text
     tried = f"{found.evaluated} layouts were compiled."
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
-    gap = found.objective / found.lower_bound - 1 if found.lower_bound else float("inf")
+    if not found.lower_bound:
+        return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
+    gap = found.objective / found.lower_bound - 1
     bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {gap:.1%} above the best. {tried}"
 
@@ -116,14 +130,14 @@ def _bytes(size: float) -> str:
     return bytes_text(int(size))
 
 
-def _row(name: str, mesh: Mesh, price: Price, overlapping: float, result: Result) -> list[str]:
+def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
     shape = "x".join(str(size) for _, size in mesh.axes)
     times = (price.seconds, price.compute, price.communication)
     memory = bytes_text(price.memory)
     if price.memory > result.pricer.hardware.device.memory:
         memory += ", too much"
     ratio = value_of(price, result.objective) / value_of(result.price, result.objective)
-    return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(overlapping)]
+    return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
 
 
 def inserted(text: str, result: Result) -> str:

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.placeable import prepared
-from mtfc.compiler.search.found import Found, Price, value_of
+from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend import library
 from mtfc.frontend.layout_text import rules_text
 
@@ -58,7 +58,7 @@ def _with_rules(asked: Layout, best: Result, until: float) -> Found:
         program.function("forward"),
         [best.found.mesh],
         pricer.hardware,
-        pricer,
+        best.pricing,
         until,
         best.objective,
         fixed=asked.rules,
@@ -74,7 +74,14 @@ def _with_equations(asked: Layout, best: Result, until: float) -> Found:
         )
     program, pricer, mesh = best.program, best.pricer, best.found.mesh
     return search(
-        prepared(program), set(program.dims), [mesh], pricer.hardware, pricer, until, fixed=asked.value_rules
+        prepared(program),
+        set(program.dims),
+        [mesh],
+        pricer.hardware,
+        best.pricing,
+        until,
+        best.objective,
+        fixed=asked.value_rules,
     )
 
 
@@ -87,13 +94,11 @@ WITH_RULES: Mapping[str, Callable[[Layout, Result, float], Found]] = {
 
 def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
     """What the rules cost, and the lines that cost more or less with them than under the best layout."""
-    price = best.pricer(each.found.mesh, each.found.layout)
+    price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
     more = value_of(price, best.objective) / value_of(best.price, best.objective) - 1
     known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
-    lines = [
-        f"Why not {{ {rules_text(each.rules)} }}: {known} takes {_texts(price)}, which is {more:+.1%}.",
-        "",
-    ]
+    takes = f"{seconds_text(best.seconds_of(price))} and {bytes_text(price.memory)}"
+    lines = [f"Why not {{ {rules_text(each.rules)} }}: {known} takes {takes}, which is {more:+.1%}.", ""]
     one, other = _priced(each, best)
     places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
     return "\n".join(lines) + difference_report(one, other, sources.texts | library.texts(places))
@@ -101,22 +106,20 @@ def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
 
 def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
     """The price of the best layout with the rules, and the difference as `mtfc diff` has it."""
-    price = best.pricer(each.found.mesh, each.found.layout)
+    price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
     return {
         "rules": rules_text(each.rules),
         "layout": rules_text(each.found.layout),
         "optimal": each.found.is_optimal,
-        "objective_seconds": price.seconds,
+        "objective_seconds": best.seconds_of(price),
         "memory_per_device": price.memory,
         "difference": difference_json(*_priced(each, best)),
     }
 
 
-def _texts(price: Price) -> str:
-    return f"{seconds_text(price.seconds)} and {bytes_text(price.memory)}"
-
-
 def _priced(each: Forced, best: Result) -> list[Priced]:
-    """The best layout, and the best with the rules, with what lines take while nothing overlaps, as they were compared."""
+    """The best layout, and the best with the rules, with what lines take as they were compared."""
     programs = (lower(best.program, found.mesh, found.layout) for found in (best.found, each.found))
-    return [Priced.of(program, best.pricer.hardware, overlaps=False) for program in programs]
+    return [
+        Priced.of(program, best.pricer.hardware, overlaps=best.objective == "overlap") for program in programs
+    ]

@@ -13,7 +13,7 @@ from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import common, differentiation, partitioning
-from mtfc.compiler.search.found import Price
+from mtfc.compiler.search.found import Objective, Price, Pricing
 
 
 @attrs.frozen
@@ -47,10 +47,15 @@ class Pricer:
         (function,) = program.functions
         return function
 
-    def with_overlap(self, mesh: Mesh, layout: Layout) -> tuple[Price, float]:
-        """The price, and the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
+    def with_overlap(self, mesh: Mesh, layout: Layout) -> Price:
+        """The price, with the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
         function = self.lowered(mesh, layout)
-        return self._price(function, mesh), step_time(function, mesh, self.hardware).seconds
+        overlapping = step_time(function, mesh, self.hardware).seconds
+        return attrs.evolve(self._price(function, mesh), overlapping=overlapping)
+
+    def pricing(self, objective: Objective) -> Pricing:
+        """What layouts are compared by: only where overlap counts are steps simulated."""
+        return self.with_overlap if objective == "overlap" else self
 
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
         return self._price(self.lowered(mesh, layout), mesh)

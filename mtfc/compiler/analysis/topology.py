@@ -128,6 +128,12 @@ class Topology:
         parts = (part for parts in self.stretches.values() for part in parts)
         return next((p.lane for p in parts if p.lane.size and self.used[p.lane.name] > p.lane.size), None)
 
+    @property
+    def at_once(self) -> int:
+        """How many lanes can work beside the processor; none where devices copy what they send themselves."""
+        lanes = {part.lane.name: part.lane for parts in self.stretches.values() for part in parts}
+        return sum(lane.link.kind != "memory" for lane in lanes.values())
+
     def crossings(self, axes: Axes) -> list[Crossing]:
         """The lanes that a group over these axes works on, the innermost first."""
         by_lane: dict[str, list[Stretch]] = {}

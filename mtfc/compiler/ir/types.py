@@ -52,7 +52,10 @@ class Mesh:
 
     def size(self, axes: Iterable[str]) -> int:
         """How many processors a group over `axes` holds."""
-        return prod(self.sizes[axis] for axis in axes)
+        sizes, size = self.sizes, 1
+        for axis in axes:
+            size *= sizes[axis]
+        return size
 
     def ordered(self, axes: Iterable[str]) -> Axes:
         """The given axes in the mesh's own order, each once."""
@@ -148,7 +151,7 @@ class TensorType:
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Sizes of one processor's array."""
-        return tuple(d.size // mesh.size(axes) for d, axes in zip(self.dims, self.splits, strict=True))
+        return tuple([d.size // mesh.size(axes) for d, axes in zip(self.dims, self.splits, strict=True)])
 
     def local_size(self, mesh: Mesh) -> int:
         """Elements of one processor's array."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import nan
 from typing import Literal
 
 import attrs
@@ -13,24 +14,32 @@ from mtfc.compiler.ir.types import Layout, Mesh
 @attrs.frozen
 class Price:
     """What one processor needs for a step under some layout: seconds that it computes, seconds that it communicates, bytes of
-    memory. `seconds` is their sum: nothing is taken to overlap.
+    memory. `seconds` is their sum: nothing is taken to overlap. overlapping: seconds of the step where communication overlaps
+    with what does not need it, if that was asked for.
     """
 
     compute: float
     communication: float
     memory: int
+    overlapping: float = nan
 
     @property
     def seconds(self) -> float:
         return self.compute + self.communication
 
 
-Objective = Literal["time", "memory"]
-"""What is to be least: the seconds, or the bytes."""
+Objective = Literal["time", "overlap", "memory"]
+"""What is to be least: the seconds while nothing overlaps, the seconds with overlap, or the bytes."""
+
+VALUES: Mapping[Objective, Callable[[Price], float]] = {
+    "time": lambda price: price.seconds,
+    "overlap": lambda price: price.overlapping,
+    "memory": lambda price: price.memory,
+}
 
 
 def value_of(price: Price, objective: Objective) -> float:
-    return price.seconds if objective == "time" else price.memory
+    return VALUES[objective](price)
 
 
 Pricing = Callable[[Mesh, Layout], Price]

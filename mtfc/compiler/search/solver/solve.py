@@ -16,12 +16,15 @@ from mtfc.compiler.search.solver.exact import Outcome
 from mtfc.compiler.search.solver.network import Infeasible, Network
 from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem
 from mtfc.compiler.search.solver.reductions import reduce
-from mtfc.compiler.search.solver.worker import Worker
+from mtfc.compiler.search.solver.worker import Worker, solved
 
-MARGIN = 0.8
-"""Seconds that are left for putting things together, and so is `SHARE` of the time."""
+MARGIN, TENTH = 0.8, 0.1
+"""Seconds that are left for putting things together, a tenth of the time at most, and so is `SHARE` of it."""
 
 SHARE = 0.01
+
+SMALL = 4_000
+"""A network with at most so many pairs is solved sooner than a process for it starts."""
 
 DIRECT = 60_000
 """A network with at most so many pairs is given to the exact solver before anything else is tried."""
@@ -61,7 +64,8 @@ def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Sol
     Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found.
     """
     started = monotonic()
-    until = deadline - MARGIN - SHARE * (deadline - started)
+    seconds = deadline - started
+    until = deadline - min(MARGIN, TENTH * seconds) - SHARE * seconds
     progress("reducing", None, None)
     network = Network(problem)
     reduce(network, started + (until - started) / 2)
@@ -76,10 +80,16 @@ def _solved(network: Network, until: float, progress: Progress) -> tuple[int, In
     """A lower bound, and choices for the network's nodes."""
     if not network.nodes:
         return network.constant, np.zeros(len(network.costs), np.int64)
-    worker = Worker(network.copy(), until - monotonic()) if _pairs(network) <= DIRECT else None
+    pairs = _pairs(network)
+    if pairs <= DIRECT:
+        progress("solving exactly", None, None)
+    if pairs <= SMALL:
+        outcome = solved(network.copy(), ALONE * (until - monotonic()))
+        if _is_proof(outcome):
+            return FORBIDDEN, _found(outcome)
+    worker = Worker(network.copy(), until - monotonic()) if pairs <= DIRECT else None
     try:
         if worker is not None:
-            progress("solving exactly", None, None)
             left = until - monotonic()
             worker.wait(monotonic() + max(ALONE * left, min(LONG_ALONE, MOST_ALONE * left)))
             if _is_proof(worker.outcome):

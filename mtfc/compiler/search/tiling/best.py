@@ -51,16 +51,35 @@ class Tiling:
         return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
 
 
+@attrs.frozen
+class Weights:
+    """How much seconds of communication count, beside those of computation; and how much of that where gradients go to the
+    update, which the rest of the backward pass can hide.
+    """
+
+    communication: float = 1.0
+    gradients: float = 1.0
+
+
 def timed_network(
-    function: Function, topology: Topology, device: Device, splittable: Collection[str]
+    function: Function,
+    topology: Topology,
+    device: Device,
+    splittable: Collection[str],
+    weights: Weights = Weights(),
+    until: float = inf,
 ) -> Network:
     """The choices that a global function leaves on a mesh, priced in seconds of one processor, nothing overlapping.
 
     `splittable` are the dimensions that a layout can name: those that the program has before it is differentiated.
+    Raises `NotFound` where that is not done `until`, a time of `time.monotonic`.
     """
-    conversions = Conversions(topology.mesh, seconds_on(topology))
+    conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication))
     work = Roofline(function, topology.mesh, device)
-    return NetworkBuilder(topology.mesh, conversions, splittable, work.seconds).network(function)
+    builder = NetworkBuilder(
+        topology.mesh, conversions, splittable, work.seconds, gradients=weights.gradients, until=until
+    )
+    return builder.network(function)
 
 
 def fix(network: Network, name: str, rules: Rules) -> None:

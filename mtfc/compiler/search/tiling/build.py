@@ -7,6 +7,8 @@ slice, and what a loop carries or yields, has memory of its own. What a reshard 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
+from time import monotonic
 
 import attrs
 import numpy as np
@@ -18,6 +20,7 @@ from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.search.solver.solve import NotFound
 from mtfc.compiler.search.tiling.conversions import Conversions, Indices, Numbers, Placements
 from mtfc.compiler.search.tiling.network import Edge, Network, Node, Owner
 from mtfc.compiler.search.tiling.pending import may_be_pending
@@ -52,6 +55,10 @@ def is_free(eqn: Equation) -> bool:
     return not eqn.regions and not eqn.operands and OPS[eqn.op].flops is no_flops
 
 
+def _stage(node: Node) -> str | None:
+    return node.owner.stage if isinstance(node.owner, Equation) else None
+
+
 def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
     return tuple(axes for name, axes in zip(type.names, type.splits, strict=True) if name in names)
 
@@ -61,7 +68,8 @@ class NetworkBuilder:
     """Builds the network of one function.
 
     splittable: dimensions that a layout can name. published: with the restrictions of SoyBean's paper, that no two processors
-    do the same where that can be helped, and that no sum is passed on that is pending.
+    do the same where that can be helped, and that no sum is passed on that is pending. gradients: how much it counts what it
+    costs to bring gradients to the update. until: when to give up, a time of `time.monotonic`; that raises `NotFound`.
     """
 
     mesh: Mesh
@@ -69,6 +77,8 @@ class NetworkBuilder:
     splittable: Collection[str]
     work: Work
     published: bool = False
+    gradients: float = 1.0
+    until: float = inf
     nodes: list[Node] = attrs.field(factory=list)
     edges: list[Edge] = attrs.field(factory=list)
     pending: set[Value] = attrs.field(factory=set)
@@ -128,7 +138,8 @@ class NetworkBuilder:
 
     def _edge(self, first: int, second: int, costs: Numbers) -> None:
         if first != second and costs.any():
-            self.edges.append(Edge(first, second, costs))
+            is_given = _stage(self.nodes[second]) == "update" != _stage(self.nodes[first])
+            self.edges.append(Edge(first, second, costs * self.gradients if is_given else costs))
 
     def _kept(self, value: Value, until: int) -> None:
         """What is not stored is read in others."""
@@ -144,6 +155,8 @@ class NetworkBuilder:
         replaced = {output.value for output in function.outputs if output.updates is not None}
         self.unstored |= unstored(function)
         for eqn in function.body:
+            if monotonic() > self.until:
+                raise NotFound("the time is over before all choices are known")
             self.clock += 1
             if eqn.regions:
                 self._loop(eqn, times)

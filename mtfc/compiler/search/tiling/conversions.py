@@ -30,12 +30,12 @@ ONE_STEP = 2.0**-10
 """What a step more weighs, beside bytes."""
 
 
-def seconds_on(topology: Topology) -> Price:
-    """Seconds of a collective by itself."""
+def seconds_on(topology: Topology, weight: float = 1.0) -> Price:
+    """Seconds of a collective by itself, which count so much."""
 
     def price(step: Step) -> float:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
-        return max(lanes.values(), default=0.0)
+        return weight * max(lanes.values(), default=0.0)
 
     return lambda step: 0.0 if step.op == "local_slice" else price(step)
 

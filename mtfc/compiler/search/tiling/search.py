@@ -13,16 +13,25 @@ from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
-from mtfc.compiler.search.found import Found, NothingFits, Pricing, Progress, silent
+from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
 from mtfc.compiler.search.solver.network import Infeasible
 from mtfc.compiler.search.solver.problem import Problem
 from mtfc.compiler.search.solver.solve import NotFound
-from mtfc.compiler.search.tiling.best import Tiling, best_tiling, fix, timed_network
+from mtfc.compiler.search.tiling.best import Tiling, Weights, best_tiling, fix, timed_network
 from mtfc.compiler.search.tiling.network import Network
 from mtfc.compiler.search.tiling.problem import to_problem, unit_of
 
 AXES = 2
 """Axes of a mesh at most, where there is a choice: with three the network is ten times as large."""
+
+
+WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
+    "time": (Weights(),),
+    "overlap": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
+}
+"""How communication counts in what the solver is asked. Where it overlaps no weights are right, and what they all lead to is
+compared.
+"""
 
 
 def search(
@@ -32,6 +41,7 @@ def search(
     hardware: Hardware,
     pricing: Pricing,
     until: float,
+    objective: Objective = "time",
     known: Iterable[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
     fixed: Mapping[str, Rules] = {},
@@ -43,24 +53,25 @@ def search(
     must have. Raises `NothingFits`.
     """
     tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
-    best: tuple[Tiling, Mesh] | None = None
-    bound = inf
-    for number, mesh in enumerate(tried):
-        deadline = monotonic() + (until - monotonic()) / (len(tried) - number)
+    turns = [(Topology.of(mesh, hardware), weights) for mesh in tried for weights in WEIGHTS[objective]]
+    found: list[tuple[Tiling, Mesh]] = []
+    bounds = dict.fromkeys(tried, 0.0)
+    for number, (topology, weights) in enumerate(turns):
+        mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
         try:
-            network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
+            network = timed_network(step, topology, hardware.device, splittable, weights, until)
             for name, rules in fixed.items():
                 fix(network, name, without_unit_axes(rules, mesh))
-            found = _on(network, mesh, hardware, deadline, progress)
+            tiling = _on(network, mesh, hardware, deadline, progress)
         except Infeasible:
-            continue
+            bounds[mesh] = inf
         except NotFound:
-            bound = 0.0
             continue
-        bound = min(bound, found.lower_bound)
-        if best is None or found.cost < best[0].cost:
-            best = found, mesh
-    return _better(best, bound, hardware, pricing, known)
+        else:
+            at_once = topology.at_once if objective == "overlap" else 0
+            bounds[mesh] = max(bounds[mesh], tiling.lower_bound / (1 + weights.communication * at_once))
+            found.append((tiling, mesh))
+    return _best(found, min(bounds.values()), objective, hardware, pricing, known)
 
 
 def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress) -> Tiling:
@@ -73,24 +84,31 @@ def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progr
     return best_tiling(network, hardware.device.memory, deadline, tell)
 
 
-def _better(
-    best: tuple[Tiling, Mesh] | None,
+def _best(
+    tilings: Sequence[tuple[Tiling, Mesh]],
     bound: float,
+    objective: Objective,
     hardware: Hardware,
     pricing: Pricing,
     known: Iterable[tuple[Mesh, Layout]],
 ) -> Found:
-    """The tiling, or the known layout that takes less time when both are compiled."""
+    """The best tiling, or the known layout that takes less time when both are compiled. Without overlap the solver's cost says
+    which tiling is best, and what it takes.
+    """
     evaluated, least, found = 0, inf, None
-    if best is not None:
-        tiling, mesh = best
-        evaluated, least = 1, pricing(mesh, tiling.layout).seconds
-        found = Found(mesh, attrs.evolve(tiling.layout, name="found"), tiling.cost, bound, 1)
+    if objective == "time":
+        tilings = sorted(tilings, key=lambda each: each[0].cost)[:1]
+    for tiling, mesh in tilings:
+        value = value_of(pricing(mesh, tiling.layout), objective)
+        evaluated += 1
+        if value < least:
+            cost, least = tiling.cost if objective == "time" else value, value
+            found = Found(mesh, attrs.evolve(tiling.layout, name="found"), cost, min(bound, cost), 1)
     for mesh, layout in known:
         price = pricing(mesh, layout)
         evaluated += 1
-        if price.memory <= hardware.device.memory and price.seconds < least:
-            least = price.seconds
+        if price.memory <= hardware.device.memory and value_of(price, objective) < least:
+            least = value_of(price, objective)
             found = Found(mesh, attrs.evolve(layout, name="found"), least, min(bound, least), 1)
     if found is None:
         raise NothingFits(
