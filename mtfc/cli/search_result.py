@@ -43,7 +43,7 @@ class Result:
         """The price of what was found, and its seconds with overlap."""
         return self.pricer.with_overlap(self.found.mesh, self.found.layout)
 
-    @cached_property
+    @property
     def compared(self) -> dict[str, tuple[Price, float]]:
         """The same of the others."""
         return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}

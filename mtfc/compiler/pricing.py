@@ -15,13 +15,20 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import common, differentiation, partitioning
 from mtfc.compiler.search.found import Price
 
+Overlapping = tuple[Price, float]
+"""What a layout costs, and the seconds of a step where communication overlaps."""
+
 
 @attrs.frozen
 class Pricer:
-    """Prices one function of a differentiated program on one machine: a training step, or a forward pass."""
+    """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
+
+    known: what layouts cost that were shown, with overlap too; these are not compiled again.
+    """
 
     program: Program
     hardware: Hardware
+    known: dict[tuple[Mesh, Layout], Overlapping] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware) -> Pricer:
@@ -47,13 +54,17 @@ class Pricer:
         (function,) = program.functions
         return function
 
-    def with_overlap(self, mesh: Mesh, layout: Layout) -> tuple[Price, float]:
+    def with_overlap(self, mesh: Mesh, layout: Layout) -> Overlapping:
         """The price, and the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
-        function = self.lowered(mesh, layout)
-        return self._price(function, mesh), step_time(function, mesh, self.hardware).seconds
+        if (mesh, layout) not in self.known:
+            function = self.lowered(mesh, layout)
+            overlapping = step_time(function, mesh, self.hardware).seconds
+            self.known[mesh, layout] = self._price(function, mesh), overlapping
+        return self.known[mesh, layout]
 
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
-        return self._price(self.lowered(mesh, layout), mesh)
+        known = self.known.get((mesh, layout))
+        return known[0] if known else self._price(self.lowered(mesh, layout), mesh)
 
     def _price(self, function: Function, mesh: Mesh) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)

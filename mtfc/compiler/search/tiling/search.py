@@ -32,7 +32,7 @@ def search(
     hardware: Hardware,
     pricing: Pricing,
     until: float,
-    known: Iterable[tuple[Mesh, Layout]] = (),
+    known: Collection[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
     fixed: Mapping[str, Rules] = {},
 ) -> Found:
@@ -40,7 +40,7 @@ def search(
 
     `splittable` are the dimensions that a layout can name. Each mesh gets an equal part of the time that is left. A `known`
     layout is given back if it takes less time, compiled, than what was found does. `fixed` are layouts that equations, by name,
-    must have. Raises `NothingFits`.
+    must have. Raises `NothingFits`. `KeyboardInterrupt` ends it with the best so far, and is raised where there is none.
     """
     tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
     best: tuple[Tiling, Mesh] | None = None
@@ -57,9 +57,17 @@ def search(
         except NotFound:
             bound = 0.0
             continue
+        except KeyboardInterrupt:
+            if best is None and not known:
+                raise
+            bound = 0.0
+            break
         bound = min(bound, found.lower_bound)
         if best is None or found.cost < best[0].cost:
             best = found, mesh
+        if found.is_interrupted:
+            bound = bound if mesh is tried[-1] else 0.0
+            break
     return _better(best, bound, hardware, pricing, known)
 
 
