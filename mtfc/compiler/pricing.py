@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import attrs
 
 from mtfc.compiler.analysis.memory import memory_of
@@ -11,8 +13,9 @@ from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import common, differentiation, partitioning
+from mtfc.compiler.pipelines import common, differentiation, placing, realizing
 from mtfc.compiler.search.found import Price
 
 Overlapping = tuple[Price, float]
@@ -23,12 +26,14 @@ Overlapping = tuple[Price, float]
 class Pricer:
     """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
 
-    known: what layouts cost that were shown, with overlap too; these are not compiled again.
+    known: what layouts cost that were shown, with overlap too; these are not compiled again. alike: what programs cost, by their
+    texts once equations have layouts: many rules of a layout change nothing, as what they split follows its uses.
     """
 
     program: Program
     hardware: Hardware
     known: dict[tuple[Mesh, Layout], Overlapping] = attrs.field(factory=dict)
+    alike: dict[bytes, Price] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware) -> Pricer:
@@ -48,11 +53,13 @@ class Pricer:
 
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
         """One processor's program."""
+        return _lowered(self._placed(mesh, layout))
+
+    def _placed(self, mesh: Mesh, layout: Layout) -> Program:
         program = attrs.evolve(self.program, mesh=mesh, layout=layout)
-        for each in partitioning():
+        for each in placing():
             program = each.run(program)
-        (function,) = program.functions
-        return function
+        return program
 
     def with_overlap(self, mesh: Mesh, layout: Layout) -> Overlapping:
         """The price, and the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
@@ -63,11 +70,24 @@ class Pricer:
         return self.known[mesh, layout]
 
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
-        known = self.known.get((mesh, layout))
-        return known[0] if known else self._price(self.lowered(mesh, layout), mesh)
+        if (mesh, layout) in self.known:
+            return self.known[mesh, layout][0]
+        placed = self._placed(mesh, layout)
+        named = Layout("", values=layout.values)
+        key = blake2b(print_program(attrs.evolve(placed, layout=named)).encode()).digest()
+        if key not in self.alike:
+            self.alike[key] = self._price(_lowered(placed), mesh)
+        return self.alike[key]
 
     def _price(self, function: Function, mesh: Mesh) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         memory = memory_of(function, mesh, Numbers(mesh)).total
         assert isinstance(memory, int), "sizes are numbers"
         return Price(*seconds, memory)
+
+
+def _lowered(placed: Program) -> Function:
+    for each in realizing():
+        placed = each.run(placed)
+    (function,) = placed.functions
+    return function

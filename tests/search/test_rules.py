@@ -310,6 +310,18 @@ def test_an_interrupt_before_anything_is_known() -> None:
         )
 
 
+def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
+    """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
+    program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
+    hardware = named("k80_cluster", {})
+    pricer = Pricer.of(program, hardware)
+    rules = [(("batch", ("x", "y")),), (("batch", ("x", "y")), ("features", ("x",))), (("batch", ("x",)),)]
+    every = [Layout(f"l{i}", Rules(each)) for i, each in enumerate(rules)]
+    prices = [pricer(mesh, layout) for layout in every]
+    assert prices == [Pricer.of(program, hardware)(mesh, layout) for layout in every]
+    assert len(pricer.alike) == len(set(prices)) == 2
+
+
 def test_a_bound_has_as_much_as_time_allows() -> None:
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
