@@ -13,15 +13,15 @@ from mtfc.compiler.search.rules.search import search
 
 Baselines = dict[str, tuple[Mesh, Layout]]
 
-SECONDS = 3.0
-"""For how long at most the best of the model-parallel layouts is looked for."""
+SECONDS, SHARE = 3.0, 0.1
+"""For how long at most the best of the model-parallel layouts is looked for, and for which part of the time that there is."""
 
 
-def baselines(selection: Selection, pricer: Pricer, devices: int) -> Baselines:
+def baselines(selection: Selection, pricer: Pricer, devices: int, until: float) -> Baselines:
     """Layouts for so many devices by name; where the file has one called `data_parallel` or `model_parallel`, that is it.
 
     Data-parallel: the first dimension of the inputs over all devices. Model-parallel: the best that leaves the dimensions of
-    the inputs whole.
+    the inputs whole, as far as it is found long before `until`, a time of `time.monotonic`.
     """
     declared = {
         case.name: (case.mesh, case.layout) for case in selection.cases if case.mesh.devices == devices
@@ -36,12 +36,15 @@ def baselines(selection: Selection, pricer: Pricer, devices: int) -> Baselines:
         known["data_parallel"] = (line, Layout("data_parallel", Rules(((batch.name, ("all",)),))))
     if "model_parallel" not in declared:
         whole = {dim for type in inputs for dim in type.dims}
-        known |= _model_parallel(selection, pricer, line, whole)
+        known |= _model_parallel(selection, pricer, line, whole, until)
     return {**known, **declared}
 
 
-def _model_parallel(selection: Selection, pricer: Pricer, line: Mesh, whole: set[Dim]) -> Baselines:
-    """The best that is found, whatever memory it takes; none where nothing else can be split."""
+def _model_parallel(
+    selection: Selection, pricer: Pricer, line: Mesh, whole: set[Dim], until: float
+) -> Baselines:
+    """The best that is found, whatever memory it takes; none where nothing else can be split. Raises `KeyboardInterrupt`."""
+    now = monotonic()
     device = attrs.evolve(pricer.hardware.device, memory=float("inf"))
     found = search(
         pricer.undistributed(),
@@ -49,10 +52,12 @@ def _model_parallel(selection: Selection, pricer: Pricer, line: Mesh, whole: set
         [line],
         attrs.evolve(pricer.hardware, device=device),
         pricer,
-        monotonic() + SECONDS,
+        now + min(SECONDS, SHARE * (until - now)),
         known=[(line, Layout("none"))],
         fixed=Rules(tuple((dim.name, ()) for dim in whole)),
     )
+    if found.is_interrupted:
+        raise KeyboardInterrupt
     if not found.layout.rules.axes:
         return {}
     return {"model_parallel": (line, attrs.evolve(found.layout, name="model_parallel"))}

@@ -48,7 +48,7 @@ class Result:
         """Of what was found, with overlap too, as all prices here."""
         return self.pricer.with_overlap(self.found.mesh, self.found.layout)
 
-    @cached_property
+    @property
     def compared(self) -> dict[str, Price]:
         """The prices of the others."""
         return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}

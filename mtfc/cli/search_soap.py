@@ -60,7 +60,7 @@ def search(
     declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
     budget = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
     result = soap_search(space, Budget(budget), progress=progress)
-    if exhaustive:
+    if exhaustive and not result.is_interrupted:
         result = proven(space, result, until - monotonic(), progress)
     return Placed(selection, space, result, declared, monotonic() - started)
 

@@ -64,12 +64,14 @@ def preparation() -> tuple[Pass, ...]:
     return (DistributePositions(), BinarizeEinsum(), Simplify(), Cse(), Dce())
 
 
-def partitioning() -> tuple[Pass, ...]:
-    """From a global program to one processor's program with explicit collectives."""
+def placing() -> tuple[Pass, ...]:
+    """From a global program to one whose equations all have layouts: what comes after depends on nothing else of the layout."""
+    return (*preparation(), AssignLayouts(), FollowUses())
+
+
+def realizing() -> tuple[Pass, ...]:
+    """From there to one processor's program with explicit collectives."""
     return (
-        *preparation(),
-        AssignLayouts(),
-        FollowUses(),
         InsertReshards(),
         PlaceReductions(),
         Cse(),
@@ -77,6 +79,11 @@ def partitioning() -> tuple[Pass, ...]:
         LowerCollectives(),
         CombineCollectives(),
     )
+
+
+def partitioning() -> tuple[Pass, ...]:
+    """From a global program to one processor's program."""
+    return (*placing(), *realizing())
 
 
 def common() -> tuple[Pass, ...]:

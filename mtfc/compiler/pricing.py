@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import attrs
 
 from mtfc.compiler.analysis.memory import memory_of
@@ -11,17 +13,24 @@ from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import common, differentiation, partitioning
+from mtfc.compiler.pipelines import common, differentiation, placing, realizing
 from mtfc.compiler.search.found import Objective, Price, Pricing
 
 
 @attrs.frozen
 class Pricer:
-    """Prices one function of a differentiated program on one machine: a training step, or a forward pass."""
+    """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
+
+    known: what layouts cost that were shown, with overlap too; these are not compiled again. alike: what programs cost, by their
+    texts once equations have layouts: many rules of a layout change nothing, as what they split follows its uses.
+    """
 
     program: Program
     hardware: Hardware
+    known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+    alike: dict[tuple[bytes, bool], Price] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware) -> Pricer:
@@ -41,27 +50,48 @@ class Pricer:
 
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
         """One processor's program."""
-        program = attrs.evolve(self.program, mesh=mesh, layout=layout)
-        for each in partitioning():
-            program = each.run(program)
-        (function,) = program.functions
-        return function
+        return _lowered(self._placed(mesh, layout))
 
-    def with_overlap(self, mesh: Mesh, layout: Layout) -> Price:
-        """The price, with the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
-        function = self.lowered(mesh, layout)
-        overlapping = step_time(function, mesh, self.hardware).seconds
-        return attrs.evolve(self._price(function, mesh), overlapping=overlapping)
+    def _placed(self, mesh: Mesh, layout: Layout) -> Program:
+        program = attrs.evolve(self.program, mesh=mesh, layout=layout)
+        for each in placing():
+            program = each.run(program)
+        return program
 
     def pricing(self, objective: Objective) -> Pricing:
         """What layouts are compared by: only where overlap counts are steps simulated."""
         return self.with_overlap if objective == "overlap" else self
 
-    def __call__(self, mesh: Mesh, layout: Layout) -> Price:
-        return self._price(self.lowered(mesh, layout), mesh)
+    def with_overlap(self, mesh: Mesh, layout: Layout) -> Price:
+        """The price, with the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
+        if (mesh, layout) not in self.known:
+            self.known[mesh, layout] = self._priced(mesh, layout, overlaps=True)
+        return self.known[mesh, layout]
 
-    def _price(self, function: Function, mesh: Mesh) -> Price:
+    def __call__(self, mesh: Mesh, layout: Layout) -> Price:
+        return self.known.get((mesh, layout)) or self._priced(mesh, layout, overlaps=False)
+
+    def _priced(self, mesh: Mesh, layout: Layout, overlaps: bool) -> Price:
+        placed = self._placed(mesh, layout)
+        named = Layout("", values=layout.values)
+        text = print_program(attrs.evolve(placed, layout=named))
+        key = blake2b(text.encode()).digest(), overlaps
+        if key not in self.alike:
+            self.alike[key] = self._price(_lowered(placed), mesh, overlaps)
+        return self.alike[key]
+
+    def _price(self, function: Function, mesh: Mesh, overlaps: bool) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         memory = memory_of(function, mesh, Numbers(mesh)).total
         assert isinstance(memory, int), "sizes are numbers"
-        return Price(*seconds, memory)
+        price = Price(*seconds, memory)
+        if not overlaps:
+            return price
+        return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)
+
+
+def _lowered(placed: Program) -> Function:
+    for each in realizing():
+        placed = each.run(placed)
+    (function,) = placed.functions
+    return function

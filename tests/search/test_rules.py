@@ -14,11 +14,11 @@ from mtfc.compiler.analysis.cost import charges, total
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.combine_collectives import CombineCollectives
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.pricing import Pricer
-from mtfc.compiler.search.found import Objective, value_of
+from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.rules.bound import Bound
 from mtfc.compiler.search.rules.collectives import COMBINED
 from mtfc.compiler.search.rules.parts import Step
@@ -258,6 +258,78 @@ def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
     found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic(), known=known)
     assert not found.is_optimal
     assert found.lower_bound <= found.objective == pricer(*known[0]).seconds
+
+
+@pytest.mark.parametrize("compiled", range(1, 12))
+def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
+    """Wherever it is interrupted, no layout is below its bound."""
+    program, shapes = example("two_layer"), list(meshes(8, 2))
+    pricer, known = Pricer.of(program, SLOW_LINKS), [(shapes[0], Layout("none"))]
+    step, forward, prices = pricer.undistributed(), program.function("forward"), list[float]()
+
+    def interrupted(mesh: Mesh, layout: Layout) -> Price:
+        if len(prices) == compiled:
+            raise KeyboardInterrupt
+        price = pricer(mesh, layout)
+        prices.append(price.seconds)
+        return price
+
+    best = search(step, forward, shapes, SLOW_LINKS, pricer, monotonic() + 60, known=known)
+    found = search(step, forward, shapes, SLOW_LINKS, interrupted, monotonic() + 60, known=known)
+    assert found.is_interrupted == (best.evaluated > compiled)
+    assert found.objective == min(prices)
+    assert found.lower_bound <= best.objective
+
+
+def test_what_is_fixed_stays_so_where_no_layout_is_known() -> None:
+    """However good layouts without it are."""
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, fixed = Pricer.of(program, TORUS), Rules((("batch", ("rows",)),))
+    step, forward = pricer.undistributed(), program.function("forward")
+    free = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60)
+    found = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60, fixed=fixed)
+    assert free.layout.rules.get("batch") != ("rows",) == found.layout.rules.get("batch")
+    assert found.is_optimal and free.objective < found.objective
+
+
+def test_an_interrupt_before_anything_is_known() -> None:
+    program, shapes = example("two_layer"), list(meshes(8, 1))
+    pricer = Pricer.of(program, SLOW_LINKS)
+
+    def interrupted(mesh: Mesh, layout: Layout) -> Price:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            pricer.undistributed(),
+            program.function("forward"),
+            shapes,
+            SLOW_LINKS,
+            interrupted,
+            monotonic() + 9,
+        )
+
+
+def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
+    """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
+    program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
+    hardware = named("k80_cluster", {})
+    pricer = Pricer.of(program, hardware)
+    rules = [(("batch", ("x", "y")),), (("batch", ("x", "y")), ("features", ("x",))), (("batch", ("x",)),)]
+    every = [Layout(f"l{i}", Rules(each)) for i, each in enumerate(rules)]
+    prices = [pricer(mesh, layout) for layout in every]
+    assert prices == [Pricer.of(program, hardware)(mesh, layout) for layout in every]
+    assert len(pricer.alike) == len(set(prices)) == 2
+
+
+def test_a_bound_has_as_much_as_time_allows() -> None:
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
+    for seconds in (bound.seconds, bound.sure_seconds):
+        assert (seconds(known, until=monotonic() - 1) == 0).all()
+        assert (seconds(known, until=monotonic() + 60) == seconds(known)).all()
 
 
 def example(name: str) -> Program:

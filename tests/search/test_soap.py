@@ -167,3 +167,19 @@ def test_memory_is_respected() -> None:
     tiny = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=8))
     with pytest.raises(NothingFits):
         soap_search(soap_space(program, tiny, 4), Budget(60.0, 50))
+
+
+@pytest.mark.parametrize("proposals", [0, 30])
+def test_an_interrupted_search_has_the_best_so_far(proposals: int) -> None:
+    space, told = space_of("attention"), list[float]()
+
+    def interrupt(doing: str, best: float | None, bound: float | None) -> None:
+        assert best is not None
+        told.append(best)
+        if len(told) > proposals:
+            raise KeyboardInterrupt
+
+    found = soap_search(space, Budget(60.0, 200), progress=interrupt)
+    assert found.is_interrupted and not found.locally_optimal
+    assert found.best.seconds == min(told)
+    assert len(told) == proposals + 1

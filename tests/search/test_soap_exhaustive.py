@@ -96,3 +96,18 @@ def test_without_time_nothing_is_proven() -> None:
     found = best_strategy(space.evaluator, space.choices, space.data_parallel(), deadline=-inf)
     assert not found.is_optimal and found.best.seconds == space.data_parallel().seconds
     assert 0 == found.lower_bound < found.best.seconds
+
+
+def test_an_interrupt_leaves_a_bound() -> None:
+    """With half of the sets looked at."""
+    space, told = space_of("dense", 3), list[str]()
+
+    def interrupt(doing: str, best: float | None, bound: float | None) -> None:
+        told.append(doing)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    best = best_strategy(space.evaluator, space.choices, space.data_parallel())
+    found = best_strategy(space.evaluator, space.choices, space.data_parallel(), progress=interrupt)
+    assert found.sets < best.sets
+    assert 0 < found.lower_bound <= best.best.seconds <= found.best.seconds

@@ -153,6 +153,24 @@ def test_local_search_only_improves() -> None:
     assert problem.cost(incumbent.choices) == incumbent.cost + network.constant
 
 
+@pytest.mark.parametrize("reports", [0, 1, 2])
+def test_an_interrupted_search_has_the_best_so_far(reports: int) -> None:
+    problem, told = chain(300, 5), list[str]()
+
+    def interrupt(doing: str, cost: int | None, bound: int | None) -> None:
+        told.append(doing)
+        if len(told) > reports:
+            raise KeyboardInterrupt
+
+    network = Network(problem)
+    network.settle_memory()
+    search = Search(network, monotonic() + 20, interrupt)
+    bound, choices = search.run(None)
+    assert search.is_interrupted
+    assert problem.is_feasible(network.restore(choices))
+    assert bound <= problem.cost(network.restore(choices))
+
+
 @pytest.mark.parametrize("seconds", [1.5, 4.0])
 def test_the_time_limit_is_kept(seconds: float) -> None:
     """But for what a busy machine adds; the loops are compiled before, which cannot be interrupted."""

@@ -57,7 +57,7 @@ def silent(doing: str, cost: float | None, bound: float | None) -> None:
 class Found:
     """A layout on a mesh. `objective` and `lower_bound` are in the search's unit: seconds, or bytes of memory.
 
-    evaluated: how many layouts were compiled to be priced.
+    evaluated: how many layouts were compiled to be priced. is_interrupted: whether `KeyboardInterrupt` ended the search.
     """
 
     mesh: Mesh
@@ -65,6 +65,7 @@ class Found:
     objective: float
     lower_bound: float
     evaluated: int
+    is_interrupted: bool = False
 
     @property
     def is_optimal(self) -> bool:

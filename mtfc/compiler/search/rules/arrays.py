@@ -9,9 +9,8 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.opdef import Bridge, LayoutRule
-from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-from mtfc.compiler.search.rules.naming import Dims, Naming, called
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, rule_of
 
 SINGLE = Mesh("single", ())
 
@@ -37,7 +36,7 @@ def array_of(value: Value, naming: Naming, trips: int = 1) -> Array:
 
 def bridge_of(eqn: Equation) -> Bridge | None:
     """Not where it updates what is stored."""
-    return None if eqn.regions or eqn.stage == "update" else OPS[eqn.op].layout_rule(eqn).bridge
+    return None if eqn.regions or eqn.stage == "update" else rule_of(eqn).bridge
 
 
 def pairs_of(bridge: Bridge | None) -> Pairs:
@@ -49,7 +48,7 @@ def after(eqn: Equation, name: str) -> tuple[str | None, Pairs]:
     bridge = bridge_of(eqn)
     if bridge and name == bridge.source:
         return bridge.target, pairs_of(bridge)
-    return OPS[eqn.op].layout_rule(eqn).index.get(name, name), frozenset()
+    return rule_of(eqn).index.get(name, name), frozenset()
 
 
 def part(array: Array, share: float) -> Array:

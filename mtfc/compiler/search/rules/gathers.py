@@ -9,9 +9,8 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
-from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, item_bytes, uses_of
-from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS, Dims, Naming, computed
+from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS, Dims, Naming, computed, rule_of
 
 
 @attrs.frozen
@@ -69,7 +68,7 @@ def _needing(function: Function, sure: Sure) -> set[Equation]:
         for eqn in reversed(body.body):
             if eqn.stage != "update" and not eqn.regions and sure(eqn):
                 users = ((user, value) for value in eqn.results for user in uses[value])
-                stays = OPS[eqn.op].layout_rule(eqn).reduced or not outputs.isdisjoint(eqn.results)
+                stays = rule_of(eqn).reduced or not outputs.isdisjoint(eqn.results)
                 if stays or any(u.regions or (u in found and _keeps_names(u, v)) for u, v in users):
                     found.add(eqn)
     return found
@@ -87,7 +86,7 @@ def _used(
     for eqn in uses.get(value, ()):
         if eqn.regions:
             loops += _in_loop(eqn, value, uses, needing, trips)
-        elif OPS[eqn.op].layout_rule(eqn) is BY_NAME and len(eqn.operands) == 1 and eqn.stage != "update":
+        elif rule_of(eqn) is BY_NAME and len(eqn.operands) == 1 and eqn.stage != "update":
             found = _used(eqn.result, uses, needing, trips)
             if all(_slices(user, eqn.result) for user in uses.get(eqn.result, ())):
                 loops += found
@@ -105,7 +104,7 @@ def _slices(eqn: Equation, value: Value) -> bool:
 
 
 def _keeps_names(eqn: Equation, value: Value) -> bool:
-    rule = OPS[eqn.op].layout_rule(eqn)
+    rule = rule_of(eqn)
     return all(rule.index.get(name, name) == name for name in value.type.names)
 
 

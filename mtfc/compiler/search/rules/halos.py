@@ -22,7 +22,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
 from mtfc.compiler.search.rules.arrays import SINGLE, Array, Sure, after, bridge_of
-from mtfc.compiler.search.rules.naming import Dims, Naming
+from mtfc.compiler.search.rules.naming import Dims, Naming, rule_of
 
 UNTILED = Device({}, 0.0, Rate.constant(1.0))
 """Of whole tiles, those of all shards are not known."""
@@ -146,7 +146,7 @@ class _Finder:
         """Where a value's dimension goes until what stays."""
         found |= {name}
         for user in self.uses.get(value, ()):
-            if user.regions or OPS[user.op].layout_rule(user).reduced:
+            if user.regions or rule_of(user).reduced:
                 further = name if user.regions else after(user, name)[0]
                 names = frozenset((further,)) if further else frozenset[str]()
             else:
@@ -160,7 +160,7 @@ class _Finder:
     def _before(self, value: Value, name: str) -> Dims:
         """Where it comes from, from what stays on."""
         maker, found = self.makers.get(value), frozenset((name,))
-        if maker is None or maker.regions or OPS[maker.op].layout_rule(maker).reduced:
+        if maker is None or maker.regions or rule_of(maker).reduced:
             return found
         earlier = ((v, d) for v in maker.operands for d in v.type.names if after(maker, d)[0] == name)
         return found.union(*(self._before(v, d) for v, d in earlier))

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, Pairs, Sure, after, bridge_of
-from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS, Dims, Naming, called
+from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS, Dims, Naming, called, rule_of
 
 Names = tuple[tuple[str, str | None, Pairs], ...]
 
@@ -85,12 +85,12 @@ def moves_of(function: Function, naming: Naming, sure: Sure, trips: int = 1) -> 
             results = zip(eqn.results, region_of(eqn).outputs, strict=True)
             yield from (move for value, out in results if out.updates for move in finder.moves(value))
         elif finder.counts(eqn) and _stays(eqn):
-            reduced = (dim.name for dim in OPS[eqn.op].layout_rule(eqn).reduced)
+            reduced = (dim.name for dim in rule_of(eqn).reduced)
             yield from finder.moves(eqn.results[0], reduced)
 
 
 def _stays(eqn: Equation) -> bool:
-    return bool(OPS[eqn.op].layout_rule(eqn).reduced)
+    return bool(rule_of(eqn).reduced)
 
 
 def _carries(eqn: Equation, value: Value) -> bool:
@@ -99,7 +99,7 @@ def _carries(eqn: Equation, value: Value) -> bool:
 
 
 def _is_gate(eqn: Equation) -> bool:
-    needs_whole = None in OPS[eqn.op].layout_rule(eqn).index.values()
+    needs_whole = None in rule_of(eqn).index.values()
     return needs_whole and (OPS[eqn.op].distribute is None or bridge_of(eqn) is not None)
 
 
@@ -136,6 +136,7 @@ class _Finder:
     outputs: frozenset[Value]
     ends: frozenset[Value]
     trips: int
+    names: dict[tuple[Equation, str], Dims] = attrs.field(factory=dict)
 
     def counts(self, eqn: Equation) -> bool:
         return not eqn.regions and eqn.stage != "update" and self.sure(eqn)
@@ -177,9 +178,14 @@ class _Finder:
 
     def _gate(self, eqn: Equation, operand: Value, path: _Path) -> Gate:
         index = [(dim.size, *after(eqn, dim.name)) for dim in operand.type.dims]
-        carriers = tuple((size, self._called(eqn, name), alike) for size, name, alike in index if name)
+        carriers = tuple((size, self._names(eqn, name), alike) for size, name, alike in index if name)
         bridge = bridge_of(eqn)
         return Gate(int(path.bytes * (bridge.share if bridge else 1)), self._dims(path), carriers)
+
+    def _names(self, eqn: Equation, name: str) -> Dims:
+        if (eqn, name) not in self.names:
+            self.names[eqn, name] = self._called(eqn, name)
+        return self.names[eqn, name]
 
     def _called(self, eqn: Equation, name: str) -> Dims:
         """The names that a dimension of an equation's iteration space has there, and wherever its results are used."""

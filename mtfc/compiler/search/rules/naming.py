@@ -12,6 +12,7 @@ there. `names` has both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import attrs
 
@@ -26,6 +27,12 @@ PARAMS, OPTIMIZER = "params.", "optimizer."
 
 STORED = {"parameter": PARAMS, "state": OPTIMIZER, "step": OPTIMIZER}
 """How the dimensions of an argument are called, by its role."""
+
+
+@lru_cache(maxsize=1 << 14)
+def rule_of(eqn: Equation) -> LayoutRule:
+    """How an equation may be laid out: asked for again and again."""
+    return OPS[eqn.op].layout_rule(eqn)
 
 
 def called(eqn: Equation, name: str) -> str:
@@ -95,7 +102,7 @@ class Naming:
             if eqn.regions:
                 self._loop(eqn)
                 continue
-            rule = OPS[eqn.op].layout_rule(eqn)
+            rule = rule_of(eqn)
             further = frozenset[str]().union(*(self.names[value] - self.own[value] for value in eqn.results))
             for value in eqn.operands:
                 self._add(value, iteration(eqn, rule, value))
@@ -120,7 +127,7 @@ class Naming:
                     names = stored.get(operand, self.names[operand])
                     self._add(argument.value, _without(names, dim_of(eqn).name))
                 self._forward(region_of(eqn))
-            elif len(eqn.operands) == 1 and OPS[eqn.op].layout_rule(eqn) is BY_NAME:
+            elif len(eqn.operands) == 1 and rule_of(eqn) is BY_NAME:
                 (operand,) = eqn.operands
                 self._add(eqn.result, stored.get(operand, self.names[operand]))
 

@@ -23,7 +23,7 @@ from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of, uses_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
 from mtfc.compiler.search.rules.halos import Halo, halos_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
-from mtfc.compiler.search.rules.naming import Dims, Naming, called
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, rule_of
 from mtfc.compiler.search.rules.sums import Route, routes_of
 from mtfc.compiler.search.rules.work import Work, is_ordered, work_of
 
@@ -108,7 +108,7 @@ class Step:
 
 def _positions(eqn: Equation) -> Dims:
     """The dimensions that an op mixes the positions of."""
-    rule = OPS[eqn.op].layout_rule(eqn)
+    rule = rule_of(eqn)
     names = {name for value in (*eqn.operands, *eqn.results) for name in value.type.names}
     mixed = {name for name in names if rule.index.get(name, name) is None}
     return frozenset(called(eqn, name) for name in mixed | rule.whole | rule.single)

@@ -29,13 +29,11 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.rules.bound import Booleans, Bound, Known
+from mtfc.compiler.search.rules.bound import BLOCK, Bound
 from mtfc.compiler.search.rules.collectives import Seconds
+from mtfc.compiler.search.rules.lookup import Booleans, Known
 from mtfc.compiler.search.rules.parts import Step
 from mtfc.compiler.search.rules.space import Integers, Rows, layout_of, space_of
-
-BLOCK = 1 << 12
-"""Rows that are worked on together."""
 
 MANY = 1 << 8
 """Rows for which a full bound takes not much longer than for one: fewer wait for it until there are more, or all is decided."""
@@ -93,6 +91,11 @@ class Branching:
         return cls(bound, tuple(order), joints, objective)
 
     @property
+    def axes(self) -> int:
+        """How many the mesh has."""
+        return len(self.bound.mesh.axes)
+
+    @property
     def storage(self) -> int:
         """The depth from which on storage is decided."""
         return len(self.order) - len(self.bound.space.storing)
@@ -103,22 +106,22 @@ class Branching:
         is_time = self.objective == "time"
         return Block(self, 0, rows, self.bound.flops(known) if is_time else self.bound.memory(known))
 
-    def children(self, block: Block, limit: float) -> Block:
-        """All rows with one more column decided that may fit and be below the limit."""
+    def children(self, block: Block, limit: float, until: float) -> Block:
+        """All rows with one more column decided that may fit and be below the limit, as far as that is known `until` then."""
         column, before = self.order[block.depth], frozenset(self.order[: block.depth])
         rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
         child = attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
         if child.depth == len(self.order):
             child = child.where(_is_new(rows, self.joints))
-        for bound in self._bounds(child):
-            if not len(child.rows):
+        for bound in self._bounds(child, until):
+            if not len(child.rows) or monotonic() > until:
                 break
             found = bound(self.bound.known(child.rows, before | {column}))
             child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
             child = child.where(child.bounds < limit)
         return child
 
-    def _bounds(self, block: Block) -> Iterator[Callable[[Known], Seconds]]:
+    def _bounds(self, block: Block, until: float) -> Iterator[Callable[[Known], Seconds]]:
         """What may rule rows out, the cheapest first."""
         if self.objective == "memory":
             yield self.bound.memory
@@ -127,11 +130,19 @@ class Branching:
         yield self.bound.flops
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
-            yield lambda known: self.bound.sure_seconds(known, is_open)
-            yield lambda known: self.bound.seconds(known, is_open)
+            yield lambda known: self.bound.sure_seconds(known, is_open, until)
+            yield lambda known: self.bound.seconds(known, is_open, until)
 
     def _too_large(self, known: Known) -> Seconds:
         return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
+
+    def plain(self) -> Rows:
+        """A row in which nothing is split but what must be; what is stored follows."""
+        space, mesh = self.bound.space, self.bound.mesh
+        row = np.zeros(len(self.order), np.uint8)
+        for column, each in enumerate(space.columns):
+            row[column] = min(space.masks(column, mesh)) if each.base is None else row[each.base]
+        return row
 
     def neighbours(self, row: Rows) -> Rows:
         """The row, and all rows in which one dimension is split otherwise; what is stored follows."""
@@ -145,11 +156,11 @@ class Branching:
             rows[:, column] = rows[:, space.columns[column].base]
         return rows
 
-    def scores(self, rows: Rows) -> Seconds:
-        """Bounds, and more than any for rows that cannot fit, the more they lack the more."""
+    def scores(self, rows: Rows, until: float) -> Seconds:
+        """Bounds, and more than any for rows that cannot fit, the more they lack the more; of use only before `until`."""
         known = Known(rows, rows)
         lacking = self.bound.memory(known) / self.bound.hardware.device.memory
-        return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known))
+        return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known, until=until))
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
@@ -163,7 +174,11 @@ def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
 
 @attrs.define
 class Search:
-    """One search. room: bytes of memory that a processor has. until: when to stop, a time of `time.monotonic`."""
+    """One search. room: bytes of memory that a processor has. until: when to stop, a time of `time.monotonic`.
+
+    working_on: a block that is being replaced in the queue by others. waiting: meshes that no block in the queue is of yet, those
+    of the fewest axes last.
+    """
 
     pricing: Pricing
     objective: Objective
@@ -174,6 +189,9 @@ class Search:
     least_memory: int | None = None
     evaluated: int = 0
     queue: list[tuple[float, int, int, int, Block]] = attrs.field(factory=list)
+    working_on: Block | None = None
+    waiting: list[Branching] = attrs.field(factory=list)
+    is_interrupted: bool = False
     order: Iterator[int] = attrs.field(factory=count)
 
     def try_out(self, mesh: Mesh, layout: Layout) -> None:
@@ -193,38 +211,63 @@ class Search:
     @property
     def bound(self) -> float:
         """What no layout is below that was not priced yet."""
-        return self.queue[0][0] * (1 - ROUNDING) if self.queue else float("inf")
+        waiting = [block for *_, block in self.queue[:1]]
+        blocks = [*waiting, self.working_on] if self.working_on else waiting
+        least = min((float(block.bounds[0]) for block in blocks), default=float("inf"))
+        return least * (1 - ROUNDING)
 
-    def run(self, branchings: Sequence[Branching]) -> None:
+    def run(self, branchings: Sequence[Branching], known: Iterable[tuple[Mesh, Layout]]) -> None:
+        """Until the best is proven, time is up, or `KeyboardInterrupt`."""
+        self.waiting = sorted(branchings, key=lambda on: -on.axes)
+        try:
+            for mesh, layout in known:
+                self.try_out(mesh, layout)
+            self._run(branchings)
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            for on in self.waiting:
+                self._push(on.start())
+
+    def _run(self, branchings: Sequence[Branching]) -> None:
         """Meshes of few axes first, whose layouts leave less of the others to be looked at; and where there is no proof in a part
-        of the time, good layouts before that goes on.
+        of the time, or nothing fits that is known, good layouts before that goes on.
         """
         started, seconds = monotonic(), self.until - monotonic()
-        numbers = sorted({len(on.bound.mesh.axes) for on in branchings})
+        if self.best is None:
+            self._descend(branchings, DESCENDING * seconds)
+        numbers = sorted({on.axes for on in branchings})
         for i, number in enumerate(numbers):
-            for on in branchings:
-                if len(on.bound.mesh.axes) == number:
-                    self._push(on.start())
+            while self.waiting and self.waiting[-1].axes == number:
+                self._push(self.waiting[-1].start())
+                self.waiting.pop()
             self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
-        if self.bound < self.limit and self.objective == "time":
-            until = monotonic() + DESCENDING * seconds
-            for on in branchings:
-                self._descend(on, until)
+        if self.bound < self.limit:
+            self._descend(branchings, DESCENDING * seconds)
         self._branch(self.until)
 
     def _branch(self, until: float) -> None:
         while self.bound < self.limit and monotonic() < until:
-            self._work_out(heapq.heappop(self.queue)[-1])
+            self.working_on = self.queue[0][-1]
+            heapq.heappop(self.queue)
+            self._work_out(self.working_on)
+            self.working_on = None
 
-    def _descend(self, on: Branching, until: float) -> None:
-        """From nothing split to a layout whose bound no change of one dimension improves; it and the next best are compiled."""
-        row, best = np.zeros(len(on.order), np.uint8), float("inf")
+    def _descend(self, branchings: Sequence[Branching], seconds: float) -> None:
+        until = monotonic() + seconds
+        for on in branchings if self.objective == "time" else ():
+            self._descend_on(on, until)
+
+    def _descend_on(self, on: Branching, until: float) -> None:
+        """From nothing split, but what must be, to a layout whose bound no change of one dimension improves; it and the next best
+        are compiled.
+        """
+        row, best = on.plain(), float("inf")
         found: list[tuple[float, Layout]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
-            scores = on.scores(rows)
+            scores = on.scores(rows, until)
             ranked = np.argsort(scores)[:COMPILED]
-            if scores[ranked[0]] >= best:
+            if scores[ranked[0]] >= best or monotonic() > until:
                 break
             row, best = rows[ranked[0]], float(scores[ranked[0]])
             found = [(float(scores[i]), on.layout(rows[i])) for i in ranked]
@@ -235,18 +278,17 @@ class Search:
     def _work_out(self, block: Block) -> None:
         """One more column, in blocks in the order of their bounds; or, where all are decided, the first row."""
         if block.depth < len(block.on.order):
-            children = block.on.children(block, self.limit)
+            children = block.on.children(block, self.limit, self.until)
             children = children.where(np.argsort(children.bounds, kind="stable"))
             for start in range(0, len(children.rows), BLOCK):
                 self._push(children.where(slice(start, start + BLOCK)))
         else:
-            self._push(block.where(slice(1, None)))
             self.try_out(block.on.bound.mesh, block.on.layout(block.rows[0]))
+            self._push(block.where(slice(1, None)))
 
     def _push(self, block: Block) -> None:
         if len(block.rows):
-            axes = len(block.on.bound.mesh.axes)
-            entry = (float(block.bounds[0]), -block.depth, axes, next(self.order), block)
+            entry = (float(block.bounds[0]), -block.depth, block.on.axes, next(self.order), block)
             heapq.heappush(self.queue, entry)
 
     def nothing_fits(self) -> NothingFits:
@@ -278,17 +320,25 @@ def search(
 
     `meshes` is one, or all shapes of one number of devices, those of fewer axes first. `known`
     layouts are tried first, so that nothing worse is found. Rules that are `fixed` every layout has. With `storage` it is also
-    searched how parameters and the optimizer's state are stored. Raises `NothingFits`.
+    searched how parameters and the optimizer's state are stored. Raises `NothingFits`. `KeyboardInterrupt` ends it with what is
+    known then, and is raised where that is nothing.
     """
     space, parts = space_of(forward, fixed, storage), Step.of(step, hardware.device)
     room = hardware.device.memory if objective == "time" else float("inf")
     searching = Search(pricing, objective, room, until, progress)
-    for mesh, layout in known:
-        searching.try_out(mesh, layout)
     bounds = (Bound(space, parts, mesh, hardware) for mesh in meshes)
-    searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds])
+    searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)
+    if searching.best is None and searching.is_interrupted:
+        raise KeyboardInterrupt
     if searching.best is None:
         raise searching.nothing_fits()
     _, mesh, layout = searching.best
     bound = min(searching.bound, searching.limit)
-    return Found(mesh, attrs.evolve(layout, name="found"), searching.limit, bound, searching.evaluated)
+    return Found(
+        mesh,
+        attrs.evolve(layout, name="found"),
+        searching.limit,
+        bound,
+        searching.evaluated,
+        searching.is_interrupted,
+    )

@@ -25,7 +25,7 @@ from mtfc.compiler.search.rules.arrays import (
     own_dims,
     part,
 )
-from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration, rule_of
 
 
 @attrs.frozen
@@ -107,7 +107,7 @@ class _Graph:
                 self._equation(eqn)
 
     def _equation(self, eqn: Equation) -> None:
-        rule = OPS[eqn.op].layout_rule(eqn)
+        rule = rule_of(eqn)
         linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
         for i, value in enumerate(eqn.operands):
             moved = iteration(eqn, rule, value) - self._made(value)

@@ -25,7 +25,7 @@ from mtfc.compiler.search.rules.arrays import (
     own_dims,
     pairs_of,
 )
-from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration
+from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration, rule_of
 
 JOINED = {"fold": "unpool", "einsum": "convolution"}
 """Kernels that an op may be a part of."""
@@ -170,7 +170,7 @@ class _Reads:
 
 def _needed(eqn: Equation, value: Value, naming: Naming) -> Dims:
     """What may split an operand, as the equation needs it."""
-    rule = OPS[eqn.op].layout_rule(eqn)
+    rule = rule_of(eqn)
     if rule.reduced:
         return iteration(eqn, rule, value)
     return naming.names[eqn.result if rule is BY_NAME and len(eqn.results) == 1 else value]
@@ -183,7 +183,7 @@ def is_ordered(eqn: Equation) -> bool:
 
 def _split(eqn: Equation, naming: Naming) -> Dims:
     """The dimensions of the iteration space that can be computed in parts, under whatever name."""
-    rule = OPS[eqn.op].layout_rule(eqn)
+    rule = rule_of(eqn)
     if rule.reduced:
         return own_dims(eqn, rule)
     whole = {called(eqn, name) for name in rule.whole}

@@ -53,11 +53,13 @@ def best_strategy(
     deadline: float = inf,
     progress: Progress = silent,
 ) -> Best:
-    """The best of all strategies; `known` is one that is already there. `deadline` is a time of `time.perf_counter`."""
+    """The best of all strategies; `known` is one that is already there. `deadline` is a time of `time.perf_counter`;
+    `KeyboardInterrupt` ends the search like that.
+    """
     count = prod(each.count for each in choices)
     try:
         tables = waits(evaluator.tasks, [list(each) for each in choices], deadline)
-    except OutOfReach:
+    except (OutOfReach, KeyboardInterrupt):
         return Best(known, 0.0, count, 0, 0)
     search = _Search(evaluator, choices, tables, known)
     least = search.run(deadline, progress)
@@ -76,15 +78,23 @@ class _Search:
         ]
         self.blocks: list[dict[Any, Block]] = [{} for _ in decides]
         self.sets = self.simulated = 0
+        self.least = 0.0
 
     def run(self, deadline: float, progress: Progress) -> float:
         """What no strategy but the best is below."""
+        try:
+            return self._run(deadline, progress)
+        except KeyboardInterrupt:
+            return self.least
+
+    def _run(self, deadline: float, progress: Progress) -> float:
         open: list[tuple[float, int, Array]] = [(0.0, 0, self.everything)]
         pushed = 0
-        while open and (least := open[0][0]) < self._limit:
+        while open and open[0][0] < self._limit:
+            self.least = open[0][0]
             if time.perf_counter() > deadline:
-                return least
-            progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, least)
+                return self.least
+            progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, self.least)
             for bound, allowed in self._look(heappop(open)[2]):
                 pushed += 1
                 heappush(open, (bound, -pushed, allowed))

@@ -49,11 +49,15 @@ class Budget:
 
 @attrs.frozen
 class Found:
-    """The best strategy, how many were looked at, and whether no change of one operator makes it better."""
+    """The best strategy, how many were looked at, and whether no change of one operator makes it better.
+
+    is_interrupted: whether `KeyboardInterrupt` ended the search.
+    """
 
     best: Evaluated
     evaluated: int
     locally_optimal: bool
+    is_interrupted: bool = False
 
 
 class Search:
@@ -64,6 +68,7 @@ class Search:
     ) -> None:
         self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
         self.progress = progress
+        self.best: Evaluated | None = None
         self.layers = _layers(evaluator)
         self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
@@ -75,9 +80,20 @@ class Search:
         """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
         these find, the best one's first.
 
-        Raises `NothingFits` where memory suffices for none.
+        Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised where
+        there is none.
         """
-        begin, first = time.perf_counter(), self.evaluator.count
+        first = self.evaluator.count
+        try:
+            best, is_local = self._run(starts, budget)
+        except KeyboardInterrupt:
+            if self.best is None or self.best.seconds == inf:
+                raise
+            return Found(self.best, self.evaluator.count - first, False, is_interrupted=True)
+        return Found(best, self.evaluator.count - first, is_local)
+
+    def _run(self, starts: Sequence[Strategy], budget: Budget) -> tuple[Evaluated, bool]:
+        begin = time.perf_counter()
         found: list[Evaluated] = []
         for number, start in enumerate(starts):
             is_over = time.perf_counter() > begin + budget.seconds
@@ -94,12 +110,17 @@ class Search:
             descended, ended = self.descend(each, begin + budget.seconds, last)
             if descended.seconds < best.seconds or descended is best or each is best:
                 best, is_local = descended, ended
-        return Found(best, self.evaluator.count - first, is_local)
+        return best, is_local
+
+    def _keep(self, found: Evaluated) -> Evaluated:
+        if self.best is None or found.seconds < self.best.seconds:
+            self.best = found
+        return found
 
     def chain(self, start: Evaluated, proposals: int | None, deadline: float) -> Evaluated:
         """A chain from one strategy; the best that it comes by."""
         begin = time.perf_counter()
-        best = current = start
+        best = current = self._keep(start)
         improved, since = 0, begin
         for number in count():
             if proposals is None:
@@ -115,7 +136,7 @@ class Search:
             if proposed.seconds < inf or proposed.held.max() < current.held.max():
                 current = proposed
             if current.seconds < best.seconds:
-                best, improved, since = current, number, time.perf_counter()
+                best, improved, since = self._keep(current), number, time.perf_counter()
         return best
 
     def _limit(self, current: Evaluated, start: Evaluated) -> float:
@@ -166,7 +187,7 @@ class Search:
                 changes = dict.fromkeys(changed[at], configuration)
                 found = self.evaluator.delta(current, changes, current.seconds)
                 if found.seconds < current.seconds:
-                    current, since = found, 0
+                    current, since = self._keep(found), 0
             since += 1
             at = (at + 1) % len(changed)
         return current, True

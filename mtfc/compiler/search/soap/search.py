@@ -55,6 +55,7 @@ class SoapResult:
     evaluated: int
     locally_optimal: bool
     lower_bound: float
+    is_interrupted: bool = False
 
     @property
     def is_optimal(self) -> bool:
@@ -86,11 +87,11 @@ def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Prog
     bound = lower_bound(within.evaluator.tasks, within.choices)
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
     found = Search(within.evaluator, within.choices, seed, progress).run(starts, left)
-    return SoapResult(found.best, known, found.evaluated, found.locally_optimal, bound)
+    return SoapResult(found.best, known, found.evaluated, found.locally_optimal, bound, found.is_interrupted)
 
 
 def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Progress = silent) -> SoapResult:
-    """What an exhaustive search makes of a result, as far as it comes in some seconds."""
+    """What an exhaustive search makes of a result, as far as it comes in some seconds, or before `KeyboardInterrupt`."""
     deadline = time.perf_counter() + seconds
     found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
     return SoapResult(

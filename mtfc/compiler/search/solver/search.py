@@ -68,7 +68,7 @@ class Search:
         self.lagrangian = Lagrangian(self.arrays, network.constant)
         self.bound = -FORBIDDEN
         self.worker: Worker | None = None
-        self.is_whole = False
+        self.is_whole = self.is_interrupted = False
         self.pairs = PAIRS
         self.random = np.random.default_rng(0)
         self.first_core = monotonic() + PATIENCE * (until - monotonic())
@@ -77,18 +77,25 @@ class Search:
         """The bound, and choices by the network's numbers; `worker` is at work on the whole network. Raises like `solve`."""
         self.worker, self.is_whole = worker, worker is not None
         try:
-            self.incumbent.offer_least_memory()
-            self._climb()
-            if monotonic() + self.certifying < self.until:
-                self._certify()
-            while monotonic() < self.until and not self._is_proven():
-                self._descend()
-                self._tend()
-                self._climb()
-            return self._result()
+            self._alternate()
+        except KeyboardInterrupt:
+            if self.incumbent.choices is None:
+                raise
+            self.is_interrupted = True
         finally:
             if self.worker is not None:
                 self.worker.end()
+        return self._result()
+
+    def _alternate(self) -> None:
+        self.incumbent.offer_least_memory()
+        self._climb()
+        if monotonic() + self.certifying < self.until:
+            self._certify()
+        while monotonic() < self.until and not self._is_proven():
+            self._descend()
+            self._tend()
+            self._climb()
 
     @property
     def cost(self) -> int:

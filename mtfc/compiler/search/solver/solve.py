@@ -38,12 +38,16 @@ LONG_ALONE, MOST_ALONE = 3.0, 0.6
 
 @attrs.frozen
 class Solution:
-    """A strategy for each node, what they cost, and a bound that no choice is below: equal where that is proven optimal."""
+    """A strategy for each node, what they cost, and a bound that no choice is below: equal where that is proven optimal.
+
+    is_interrupted: whether `KeyboardInterrupt` ended the search.
+    """
 
     cost: int
     lower_bound: int
     choices: tuple[int, ...]
     seconds: float
+    is_interrupted: bool = False
 
 
 class NotFound(Exception):
@@ -61,7 +65,8 @@ def silent(doing: str, cost: int | None, bound: int | None) -> None:
 def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
     """The best choice that is found before `deadline`, a time of `time.monotonic`.
 
-    Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found.
+    Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found. `KeyboardInterrupt` ends it with
+    the best so far, and is raised where there is none.
     """
     started = monotonic()
     seconds = deadline - started
@@ -69,34 +74,37 @@ def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Sol
     progress("reducing", None, None)
     network = Network(problem)
     reduce(network, started + (until - started) / 2)
-    bound, chosen = _solved(network, until, progress)
+    bound, chosen, is_interrupted = _solved(network, until, progress)
     choices = network.restore(chosen)
     cost = problem.cost(choices)
     assert problem.is_feasible(choices), "a choice does not fit"
-    return Solution(cost, max(min(bound, cost), 0), tuple(choices.tolist()), monotonic() - started)
+    seconds = monotonic() - started
+    return Solution(cost, max(min(bound, cost), 0), tuple(choices.tolist()), seconds, is_interrupted)
 
 
-def _solved(network: Network, until: float, progress: Progress) -> tuple[int, Integers]:
-    """A lower bound, and choices for the network's nodes."""
+def _solved(network: Network, until: float, progress: Progress) -> tuple[int, Integers, bool]:
+    """A lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
     if not network.nodes:
-        return network.constant, np.zeros(len(network.costs), np.int64)
+        return network.constant, np.zeros(len(network.costs), np.int64), False
     pairs = _pairs(network)
     if pairs <= DIRECT:
         progress("solving exactly", None, None)
     if pairs <= SMALL:
         outcome = solved(network.copy(), ALONE * (until - monotonic()))
         if _is_proof(outcome):
-            return FORBIDDEN, _found(outcome)
+            return FORBIDDEN, _found(outcome), False
     worker = Worker(network.copy(), until - monotonic()) if pairs <= DIRECT else None
     try:
         if worker is not None:
             left = until - monotonic()
             worker.wait(monotonic() + max(ALONE * left, min(LONG_ALONE, MOST_ALONE * left)))
             if _is_proof(worker.outcome):
-                return FORBIDDEN, _found(worker.outcome)
+                return FORBIDDEN, _found(worker.outcome), False
         from mtfc.compiler.search.solver.search import Search
 
-        return Search(network, until, progress).run(worker)
+        search = Search(network, until, progress)
+        bound, choices = search.run(worker)
+        return bound, choices, search.is_interrupted
     finally:
         if worker is not None:
             worker.end()

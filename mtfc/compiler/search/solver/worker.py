@@ -1,5 +1,7 @@
 """Exact solutions in a process of their own: beside the search on a second processor, and ended when time is up.
 
+It is in a process group of its own, so that the terminal's interrupts are for the search alone.
+
 A subprocess rather than `multiprocessing`, so that a script that uses the solver needs no guard around its main part.
 """
 
@@ -25,7 +27,8 @@ class Worker:
         self.started = monotonic()
         self.outcome: Outcome | None = None
         command = [sys.executable, "-m", __name__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)
         self._thread = Thread(target=self._communicate, args=(pickle.dumps((network, seconds)),), daemon=True)
         self._thread.start()
 

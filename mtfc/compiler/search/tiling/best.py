@@ -38,13 +38,15 @@ RELAXED = 0.6
 class Tiling:
     """A layout, what it costs and what every tiling costs at least, in the network's measure: seconds, or bytes sent.
 
-    memory: bytes that the solver thinks one processor holds at most.
+    memory: bytes that the solver thinks one processor holds at most. is_interrupted: whether
+    `KeyboardInterrupt` ended the search.
     """
 
     layout: Layout
     cost: float
     lower_bound: float
     memory: int
+    is_interrupted: bool = False
 
     @property
     def gap(self) -> float:
@@ -112,7 +114,8 @@ def best_tiling(
     problem = to_problem(network, unit, memory, network.function.name)
     found = solve_with_memory(problem, deadline, progress)
     layout = tiling(network, found.choices, "tiling")
-    return Tiling(layout, found.cost / unit, found.lower_bound / unit, problem.peak(found.choices))
+    peak = problem.peak(found.choices)
+    return Tiling(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
 
 
 def solve_with_memory(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
@@ -125,6 +128,8 @@ def solve_with_memory(problem: Problem, deadline: float, progress: Progress = si
         return solve(problem, deadline, progress)
     if problem.is_feasible(found.choices):
         return found
+    if found.is_interrupted:
+        raise KeyboardInterrupt
     fitting = solve(problem, deadline, progress)
     bound = max(found.lower_bound, fitting.lower_bound)
     return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)

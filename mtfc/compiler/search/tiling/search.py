@@ -42,7 +42,7 @@ def search(
     pricing: Pricing,
     until: float,
     objective: Objective = "time",
-    known: Iterable[tuple[Mesh, Layout]] = (),
+    known: Collection[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
     fixed: Mapping[str, Rules] = {},
 ) -> Found:
@@ -50,7 +50,7 @@ def search(
 
     `splittable` are the dimensions that a layout can name. Each mesh gets an equal part of the time that is left. A `known`
     layout is given back if it takes less time, compiled, than what was found does. `fixed` are layouts that equations, by name,
-    must have. Raises `NothingFits`.
+    must have. Raises `NothingFits`. `KeyboardInterrupt` ends it with the best so far, and is raised where there is none.
     """
     tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
     turns = [(Topology.of(mesh, hardware), weights) for mesh in tried for weights in WEIGHTS[objective]]
@@ -67,10 +67,16 @@ def search(
             bounds[mesh] = inf
         except NotFound:
             continue
+        except KeyboardInterrupt:
+            if not found and not known:
+                raise
+            break
         else:
             at_once = topology.at_once if objective == "overlap" else 0
             bounds[mesh] = max(bounds[mesh], tiling.lower_bound / (1 + weights.communication * at_once))
             found.append((tiling, mesh))
+            if tiling.is_interrupted:
+                break
     return _best(found, min(bounds.values()), objective, hardware, pricing, known)
 
 
