@@ -20,11 +20,14 @@ from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.pipelines import lower
+from mtfc.compiler.placeable import prepared
+from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.solver.network import Infeasible
 from mtfc.compiler.search.tiling.best import best_tiling, fix, solve_with_memory, tiling
 from mtfc.compiler.search.tiling.conversions import Conversions
 from mtfc.compiler.search.tiling.problem import to_problem
+from mtfc.compiler.search.tiling.search import search
 from tests.generators.programs import Generated, programs
 from tests.harness import call, differentiated, exact_data, jax_module, load, numpy_module, tolerance
 from tests.properties.test_jax import AS_WRITTEN
@@ -70,6 +73,29 @@ def test_what_is_chosen_costs_that_when_it_is_compiled(
     for rules in ({"batch": mesh.names}, {}):
         other = compiled(program, mesh, Layout("other", Rules(tuple(rules.items()))))
         assert sum(seconds_of(other, topology, hardware.device)) > found.cost
+
+
+def test_where_communication_overlaps_data_parallelism_can_be_the_best() -> None:
+    """AlexNet at batch 1024: what it sends hides behind the backward pass, and the tiling that sends less computes for longer."""
+    program, hardware = example("alexnet", batch=1024), machine("p2_8xlarge")
+    line = Mesh("line", (("gpus", 8),))
+    pricer = Pricer.of(program, hardware)
+    rules = (("batch", line.names), ("samples", line.names))
+    data_parallel = pricer.with_overlap(line, Layout("data", Rules(rules)))
+    for objective, factor in (("time", 1.04), ("overlap", 1.0001)):
+        found = search(
+            prepared(program),
+            set(program.dims),
+            [line],
+            hardware,
+            pricer.pricing(objective),
+            monotonic() + 60,
+            objective,
+        )
+        overlapping = pricer.with_overlap(line, found.layout).overlapping
+        assert overlapping / data_parallel.overlapping == pytest.approx(factor, rel=0.02)
+        assert found.lower_bound <= found.objective
+    assert 0.9 * overlapping < found.lower_bound < data_parallel.overlapping
 
 
 @settings(max_examples=20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import nan
+from math import inf
 from typing import Literal
 
 import attrs
@@ -15,13 +15,13 @@ from mtfc.compiler.ir.types import Layout, Mesh
 class Price:
     """What one processor needs for a step under some layout: seconds that it computes, seconds that it communicates, bytes of
     memory. `seconds` is their sum: nothing is taken to overlap. overlapping: seconds of the step where communication overlaps
-    with what does not need it, if that was asked for.
+    with what does not need it; infinite where that was not asked for.
     """
 
     compute: float
     communication: float
     memory: int
-    overlapping: float = nan
+    overlapping: float = inf
 
     @property
     def seconds(self) -> float:

@@ -19,6 +19,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.search.rules.collectives import Seconds
 from mtfc.compiler.search.rules.lookup import Known, Lookup, Setting
 from mtfc.compiler.search.rules.naming import Dims
@@ -32,6 +33,11 @@ BLOCK = 1 << 12
 @attrs.frozen(slots=False, eq=False)
 class Bound(Setting):
     """For layouts on one mesh."""
+
+    @cached_property
+    def at_once(self) -> int:
+        """How many lanes work beside the processor."""
+        return Topology.of(self.mesh, self.hardware).at_once if self.overlaps else 0
 
     @cached_property
     def heavy(self) -> list[tuple[Columns, float]]:
@@ -106,7 +112,10 @@ class Bound(Setting):
         return sorted(self.columns(self.step.mixed))
 
     def _seconds(self, parts: Parts, known: Known, storage_is_open: bool) -> Seconds:
+        """A step takes as long as it computes, and as long as each of the lanes that work at once."""
         each = Lookup(self, known)
-        seconds = each.work(parts.work) + each.sums(parts, storage_is_open) + each.moves(parts.moves)
-        seconds += each.halos()
-        return seconds + each.gathers(parts.gathers) if self.space.storing else seconds
+        computing = each.work(parts.work)
+        seconds = computing + each.sums(parts, storage_is_open) + each.moves(parts.moves) + each.halos()
+        if self.space.storing:
+            seconds += each.gathers(parts.gathers)
+        return np.maximum(computing, seconds / (1 + self.at_once))

@@ -46,12 +46,13 @@ class Known:
 
 @attrs.frozen(slots=False, eq=False)
 class Setting:
-    """A step, its layouts on one mesh, and the machine."""
+    """A step, its layouts on one mesh, and the machine; and whether communication overlaps with what does not need it."""
 
     space: Space
     step: Step
     mesh: Mesh
     hardware: Hardware
+    overlaps: bool = False
     numbers: dict[Dims, Columns] = attrs.field(factory=dict)
 
     @cached_property

@@ -103,7 +103,7 @@ class Branching:
     def start(self) -> Block:
         rows = np.zeros((1, len(self.order)), np.uint8)
         known = self.bound.known(rows, frozenset())
-        is_time = self.objective == "time"
+        is_time = self.objective != "memory"
         return Block(self, 0, rows, self.bound.flops(known) if is_time else self.bound.memory(known))
 
     def children(self, block: Block, limit: float, until: float) -> Block:
@@ -254,7 +254,7 @@ class Search:
 
     def _descend(self, branchings: Sequence[Branching], seconds: float) -> None:
         until = monotonic() + seconds
-        for on in branchings if self.objective == "time" else ():
+        for on in branchings if self.objective != "memory" else ():
             self._descend_on(on, until)
 
     def _descend_on(self, on: Branching, until: float) -> None:
@@ -324,9 +324,9 @@ def search(
     known then, and is raised where that is nothing.
     """
     space, parts = space_of(forward, fixed, storage), Step.of(step, hardware.device)
-    room = hardware.device.memory if objective == "time" else float("inf")
+    room = hardware.device.memory if objective != "memory" else float("inf")
     searching = Search(pricing, objective, room, until, progress)
-    bounds = (Bound(space, parts, mesh, hardware) for mesh in meshes)
+    bounds = (Bound(space, parts, mesh, hardware, objective == "overlap") for mesh in meshes)
     searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)
     if searching.best is None and searching.is_interrupted:
         raise KeyboardInterrupt
