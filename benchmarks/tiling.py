@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
+import attrs
+
 from benchmarks.figures import Figure
 from mtfc.compiler.analysis.price import seconds_of
 from mtfc.compiler.analysis.step_time import step_time
@@ -18,7 +20,10 @@ from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.placeable import prepared
+from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.search.found import Found
 from mtfc.compiler.search.tiling.best import Tiling, best_tiling, timed_network
+from mtfc.compiler.search.tiling.search import search
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.parser import parse
 from mtfc.frontend.targets import named
@@ -30,6 +35,9 @@ BUDGET = 60.0
 
 LINE = Mesh("line", (("gpus", 8),))
 GRID = Mesh("grid", (("pairs", 2), ("gpus", 4)))
+ROOM = 1e15
+"""Bytes that are always enough."""
+
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 
 
@@ -45,6 +53,14 @@ def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None
     topology = Topology.of(mesh, hardware)
     network = timed_network(prepared(program), topology, hardware.device, set(program.dims))
     return best_tiling(network, memory, monotonic() + BUDGET)
+
+
+def overlapped(program: Program, mesh: Mesh, hardware: Hardware) -> Found:
+    """The best where communication overlaps, memory aside."""
+    hardware = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=ROOM))
+    pricer, until = Pricer.of(program, hardware), monotonic() + BUDGET
+    dims = set(program.dims)
+    return search(prepared(program), dims, [mesh], hardware, pricer.with_overlap, until, "overlap")
 
 
 def step(program: Program, mesh: Mesh, layout: Layout) -> Function:
@@ -80,10 +96,13 @@ def llama() -> Iterator[Figure]:
     yield Figure("  data parallelism's, simulated (does not fit the memory)", other, "s")
 
 
+KINDS = {"data": "data parallelism", "tiling": "tiling", "overlap": "tiling, --objective overlap"}
+
+
 def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
     """SoyBean's Figure 10: throughput on 8 GPUs over the largest on one, memory aside; and the two steps at batch 256."""
     hardware, one = named("p2_8xlarge", {}), Mesh("one", ())
-    throughput: dict[str, dict[int, float]] = {"one": {}, "data": {}, "tiling": {}}
+    throughput: dict[str, dict[int, float]] = {kind: {} for kind in ("one", *KINDS)}
     for batch in BATCHES:
         program = example(name, batch=batch)
         tiling = found(program, LINE, hardware, None)
@@ -91,12 +110,13 @@ def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
             "one": (one, Layout("one")),
             "data": (LINE, data_parallel(LINE)),
             "tiling": (LINE, tiling.layout),
+            "overlap": (LINE, overlapped(program, LINE, hardware).layout),
         }
         for kind, (mesh, layout) in layouts.items():
             throughput[kind][batch] = batch / step_time(step(program, mesh, layout), mesh, hardware).seconds
     single = max(throughput["one"].values())
     for batch in BATCHES:
-        for kind, what in (("data", "data parallelism"), ("tiling", "tiling")):
+        for kind, what in KINDS.items():
             value = throughput[kind][batch] / single
             yield Figure(f"{name}, batch {batch}, 8 GPUs of p2.8xlarge: {what} over one GPU", value, "x")
     program = example(name, batch=256)

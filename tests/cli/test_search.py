@@ -84,6 +84,17 @@ def test_a_mesh_that_is_too_large(mtfc: Mtfc) -> None:
     assert "E316" in run.err
 
 
+@pytest.mark.parametrize("space", ["rules", "tiling"])
+def test_steps_in_which_communication_overlaps(mtfc: Mtfc, space: str) -> None:
+    options = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--space", space)
+    found = mtfc(*options, "--objective", "overlap", "--format", "json").json
+    assert found["objective"] == "overlap"
+    assert found["lower_bound_seconds"] <= found["objective_seconds"] == found["overlapping_seconds"]
+    assert found["baselines"] == found["overlapping_baselines"]
+    assert found["objective_seconds"] <= mtfc(*options, "--format", "json").json["overlapping_seconds"]
+    assert "as they overlap" in mtfc(*options, "--objective", "overlap").out
+
+
 def test_why_not(mtfc: Mtfc) -> None:
     options = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--why-not", "batch: all")
     out = mtfc(*options).out
