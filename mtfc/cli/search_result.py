@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import attrs
@@ -121,9 +122,16 @@ def _proof(result: Result) -> str:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if not found.lower_bound:
         return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
-    gap = found.objective / found.lower_bound - 1
+    gap = over(found.objective, found.lower_bound) - 1
     bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {gap:.1%} above the best. {tried}"
+
+
+def over(value: float, least: float) -> float:
+    """How many times the least it is; a program that does nothing takes no time."""
+    if value == least:
+        return 1.0
+    return value / least if least else inf
 
 
 def _bytes(size: float) -> str:
@@ -136,7 +144,7 @@ def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
     memory = bytes_text(price.memory)
     if price.memory > result.pricer.hardware.device.memory:
         memory += ", too much"
-    ratio = value_of(price, result.objective) / value_of(result.price, result.objective)
+    ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
     return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
 
 

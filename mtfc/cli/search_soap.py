@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.cli.search_result import free_name
+from mtfc.cli.search_result import free_name, over
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
@@ -97,7 +97,7 @@ def report(placed: Placed) -> str:
     rows = [["placement", "a step", "sends", "memory", "of the best"]]
     for name, each in {"found": best, **placed.result.baselines, **placed.declared}.items():
         size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
-        rows.append([name, seconds_text(each.seconds), *size, f"{each.seconds / best.seconds:.2f}"])
+        rows.append([name, seconds_text(each.seconds), *size, f"{over(each.seconds, best.seconds):.2f}"])
     shown = placed.text() if len(space.graph.operators) <= MOST_SHOWN else ""
     lines = [f"  {line}" for line in shown.splitlines()]
     found = wrapped(_proof(placed).split(), 2)
@@ -113,7 +113,7 @@ def _proof(placed: Placed) -> str:
             f"Proven the best of {placed.space.strategies:.3g} strategies of {operators} operators: {tried}"
         )
     local = "No other configuration of a single operator is better."
-    at_most = f"{result.best.seconds / result.lower_bound:.2f} times the best of all"
+    at_most = f"{over(result.best.seconds, result.lower_bound):.2f} times the best of all"
     bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
     ended = local if result.locally_optimal else "The time was up before that was a local optimum."
     return f"{ended} {bound}. Of {placed.space.strategies:.3g} strategies of {operators} operators {tried}"

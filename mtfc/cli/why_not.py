@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from mtfc.cli.errors import UsageError
-from mtfc.cli.search_result import Result
+from mtfc.cli.search_result import Result, over
 from mtfc.cli.selection import Choice, choose
 from mtfc.cli.sources import Sources
 from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
@@ -95,7 +95,7 @@ WITH_RULES: Mapping[str, Callable[[Layout, Result, float], Found]] = {
 def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
     """What the rules cost, and the lines that cost more or less with them than under the best layout."""
     price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
-    more = value_of(price, best.objective) / value_of(best.price, best.objective) - 1
+    more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
     known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
     takes = f"{seconds_text(best.seconds_of(price))} and {bytes_text(price.memory)}"
     lines = [f"Why not {{ {rules_text(each.rules)} }}: {known} takes {takes}, which is {more:+.1%}.", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from random import Random
 
 from mtfc.compiler.hardware import Hardware
@@ -12,24 +13,27 @@ from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.space import Choices
 
 
-def data_parallel(graph: OperatorGraph, devices: int) -> Strategy:
+def data_parallel(graph: OperatorGraph, choices: Sequence[Choices], devices: int) -> Strategy:
     """Every operator by samples, over as many devices as these can be divided into."""
-    return tuple(_by(_samples(graph, operator), range(devices)) for operator in graph.operators)
+    return tuple(
+        _by(_samples(graph, operator), legal, range(devices))
+        for operator, legal in zip(graph.operators, choices, strict=True)
+    )
 
 
 def random_strategy(choices: Sequence[Choices], random: Random) -> Strategy:
     return tuple(each.draw(random) for each in choices)
 
 
-def expert(graph: OperatorGraph, hardware: Hardware, devices: int) -> Strategy:
+def expert(graph: OperatorGraph, choices: Sequence[Choices], hardware: Hardware, devices: int) -> Strategy:
     """What experts do (section 8.2.1): of a network in which operators share parameters, as recurrent ones do, a copy on each
     node, and layer by layer on the GPUs of one; of others, dense layers by units and the rest by samples ("one weird trick").
     """
     if is_recurrent(graph):
-        return _layer_by_layer(graph, layer_numbers(graph), min(node_size(hardware), devices), devices)
+        return _layer_by_layer(graph, choices, min(node_size(hardware), devices), devices)
     return tuple(
-        _by(_units(graph, operator) or _samples(graph, operator), range(devices))
-        for operator in graph.operators
+        _by(_units(graph, operator) or _samples(graph, operator), legal, range(devices))
+        for operator, legal in zip(graph.operators, choices, strict=True)
     )
 
 
@@ -42,10 +46,13 @@ def node_size(hardware: Hardware) -> int:
     return size
 
 
-def _by(dim: Dim | None, devices: range) -> Configuration:
+def _by(dim: Dim | None, choices: Choices, devices: range) -> Configuration:
     """As many parts along one dimension as there are devices, or as it can be divided into."""
-    degree = max(n for n in range(1, len(devices) + 1) if dim.size % n == 0) if dim else 1
-    return Configuration(((dim.name, degree),) if dim and degree > 1 else (), tuple(devices[:degree]))
+    if dim is None:
+        return Configuration((), (devices[0],))
+    legal = (((dim.name, n),) for n in range(len(devices), 1, -1))
+    degrees = next((each for each in legal if each in choices.legal), ())
+    return Configuration(degrees, tuple(devices[: prod(degree for _, degree in degrees)]))
 
 
 def _samples(graph: OperatorGraph, operator: Operator) -> Dim | None:
@@ -90,9 +97,10 @@ def layer_numbers(graph: OperatorGraph) -> list[int]:
     return found
 
 
-def _layer_by_layer(graph: OperatorGraph, layers: Sequence[int], node: int, devices: int) -> Strategy:
+def _layer_by_layer(graph: OperatorGraph, choices: Sequence[Choices], node: int, devices: int) -> Strategy:
+    layers = layer_numbers(graph)
     count = max(layers) + 1
     return tuple(
-        _by(_samples(graph, operator), range(layer * node // count, devices, node))
-        for operator, layer in zip(graph.operators, layers, strict=True)
+        _by(_samples(graph, operator), legal, range(layer * node // count, devices, node))
+        for operator, legal, layer in zip(graph.operators, choices, layers, strict=True)
     )

@@ -40,10 +40,10 @@ class SoapSpace:
         return prod(each.count for each in self.choices)
 
     def data_parallel(self) -> Evaluated:
-        return self.evaluator.full(data_parallel(self.graph, self.devices))
+        return self.evaluator.full(data_parallel(self.graph, self.choices, self.devices))
 
     def expert(self) -> Evaluated:
-        return self.evaluator.full(expert(self.graph, self.hardware, self.devices))
+        return self.evaluator.full(expert(self.graph, self.choices, self.hardware, self.devices))
 
 
 @attrs.frozen(eq=False)
