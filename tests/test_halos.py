@@ -186,6 +186,23 @@ def test_every_shift_in_every_order_of_the_axes(layout: str, wrap: str) -> None:
     agree(source(layout, "\n".join([*lines, f"return {returned}"])))
 
 
+def test_shards_that_need_nothing_of_their_own_block() -> None:
+    """Two windows of one element, one in the padding and one in the first block: no shard needs its own elements."""
+    text = """\
+dim b = 4
+dim two = 2
+dim one = 1
+mesh line = [all: 2]
+layout main = { b: all, two: all }
+model m(x: [b]) {
+  y = window(x, b -> [two, one], stride = 3, padding = (2, 0), value = 2.0)
+  return y
+}
+"""
+    assert communication(text, "forward") == [("permute", ("all",), 2)]
+    agree(text)
+
+
 @pytest.mark.parametrize("body", [TWO_DIMS, POOLED, MOVED], ids=["convolution", "pooling", "moves"])
 def test_what_cost_predicts_is_what_is_sent(body: str) -> None:
     """By the simulation, and by what XLA makes of the JAX module."""

@@ -69,15 +69,11 @@ def extended(b: Blocks, x: Value, s: Split, left: int, right: int, fill: float) 
     A halo that is longer than a block comes from several; beyond the ends lies `fill`.
     """
     size, block = s.inner.size, (x, s.inner)
-    before = [(hop, min(size, left - (hop - 1) * size)) for hop in range(-(-left // size), 0, -1)]
-    after = [(hop, min(size, right - (hop - 1) * size)) for hop in range(1, -(-right // size) + 1)]
-    return joined(
-        b,
-        s,
-        *(moved(b, piece(b, block, s, size - n, n), s, hop, fill=fill) for hop, n in before),
-        piece(b, block, s, 0, size + min(right, 0)),
-        *(moved(b, piece(b, block, s, 0, n), s, -hop, fill=fill) for hop, n in after),
-    )
+    parts = []
+    for hop in range(-left // size, -(-right // size) + 1):
+        low, high = max(0, -left - hop * size), min(size, right + (1 - hop) * size)
+        parts.append(moved(b, piece(b, block, s, low, high - low), s, -hop, fill=fill))
+    return joined(b, s, *parts)
 
 
 @attrs.frozen
