@@ -1,0 +1,48 @@
+"""Searching, explaining and predicting end well on every program, and what a search writes is a layout like any other."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mtfc.cli import main
+from tests.generators.programs import Generated, programs
+from tests.generators.scope import Options
+from tests.properties.campaign import holds_for
+
+COMMANDS = """\
+search {0}/model.mtf --target tpu_v2 --devices 4 --budget 2 -o {0}/rules.mtf
+search {0}/model.mtf --target k80_cluster --devices 4 --budget 2 --objective overlap --storage --format json
+search {0}/model.mtf --target p2_8xlarge --devices 8 --budget 2 --objective memory
+search {0}/model.mtf --target p2_8xlarge --devices 4 --budget 3 --space tiling -o {0}/tiling.mtf --export {0}/problem.json
+search {0}/model.mtf --target p100_cluster --devices 4 --budget 2 --space soap -o {0}/soap.mtf
+solve {0}/problem.json --time-limit 5
+explain {0}/model.mtf
+explain {0}/tiling.mtf
+simulate {0}/model.mtf --target h100 --trace {0}/trace.json
+diff {0}/tiling.mtf --layout found --layout main --target h100
+verify {0}/rules.mtf --backend numpy --layout found
+verify {0}/tiling.mtf --backend numpy --layout found
+verify {0}/soap.mtf --backend numpy
+"""
+
+EXAMPLES = 2
+"""Each takes some five seconds."""
+
+
+@holds_for(programs(), EXAMPLES)
+def test_commands_end_well(generated: Generated) -> None:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "model.mtf").write_text(generated.source, "utf-8")
+        for command in COMMANDS.format(folder).splitlines():
+            output = StringIO()
+            with redirect_stdout(output), redirect_stderr(output):
+                status = main(command.split())
+            assert status == 0, f"{command}: {output.getvalue()}"
+
+
+test_commands_end_well_on_windows = holds_for(programs(Options(spatial=True, statements=5)), EXAMPLES)(
+    test_commands_end_well.check
+)
