@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.operators.gradients import flow
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.known import random_strategy
 from mtfc.compiler.search.soap.search import operators_of
@@ -27,7 +28,7 @@ def read(name: str, text: str) -> Strategy:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_strategies_are_read_back_as_they_were_written(name: str) -> None:
     graph = operators_of(prepared(name))
-    choices, random = space(graph.operators, named("k80_cluster", {}), 8), Random(1)
+    choices, random = space(flow(graph), named("k80_cluster", {}), 8), Random(1)
     for _ in range(5):
         chosen = random_strategy(choices, random)
         text = placement_text("found", 8, graph, chosen)

@@ -32,12 +32,10 @@ def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> SoapSp
 def as_task_graph(found: Evaluated) -> TaskGraph:
     """The same tasks for the simulator of `analysis/`, numbered alike."""
     after: dict[int, list[tuple[int, ...]]] = {}
-    for block in found.tasks.blocks:
-        for before, number, waiting, place in block.edges.T.tolist():
-            task = int(found.tasks.offsets[waiting]) + place
-            after.setdefault(task, []).append((int(found.tasks.offsets[before]) + number,))
-    device = np.concatenate([block.device for block in found.tasks.blocks]).tolist()
-    seconds = np.concatenate([block.seconds for block in found.tasks.blocks]).tolist()
+    for before, number, waiting, place in found.tasks.edges.tolist():
+        task = int(found.tasks.offsets[waiting]) + place
+        after.setdefault(task, []).append((int(found.tasks.offsets[before]) + number,))
+    device, seconds = found.tasks.device.tolist(), found.tasks.seconds.tolist()
     return TaskGraph(
         Task((i,), str(device[i]), seconds[i], tuple(dict.fromkeys(after.get(i, ()))))
         for i in range(len(device))
@@ -110,8 +108,7 @@ def test_one_device_sends_nothing_and_works_without_a_break(name: str) -> None:
     space = space_of(name)
     found = space.evaluator.full(on_one_device(space))
     assert found.sent == 0
-    work = sum(block.seconds.sum() for block in found.tasks.blocks)
-    assert found.seconds == pytest.approx(work)
+    assert found.seconds == pytest.approx(found.tasks.seconds.sum())
 
 
 def test_data_parallelism_sends_gradients_and_the_loss() -> None:

@@ -7,7 +7,7 @@ first. Whoever needs it takes it from its own device if it is there, else from o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -84,9 +84,13 @@ class Parts:
 
     def group(self, value: Value) -> Integers:
         """For each part a number: parts with the same have the same part of a value of this operator."""
+        return self.along(value.type.names)
+
+    def along(self, names: Container[str]) -> Integers:
+        """For each part a number: parts with the same have the same index along the split dimensions with some names."""
         found = np.zeros(self.count, np.int64)
         for name, degree in self.degrees:
-            if name in value.type.names:
+            if name in names:
                 found = found * degree + self.index[name]
         return found
 

@@ -1,94 +1,85 @@
-"""The pieces that task graphs are made of (FlexFlow, section 5.1): blocks of tasks, and sums among devices.
-
-A sum among devices is an all-reduce: a task on the port of each, from each to the next around a ring of them in ascending
-order, that takes as long as the ring or, where that is sooner, a tree
-
-    ring  2 (n - 1) latency + 2 (n - 1) s / (n b)        tree  2 ceil(log2 n) (latency + s / b)
-
-of the largest latency and the least bandwidth around the ring. FlexFlow's paper does not say how it synchronizes parameters.
-"""
+"""Blocks of a task graph as flat arrays, one after the other, and how these change where few blocks do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import ceil, log2
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 import numpy as np
 
-from mtfc.compiler.search.soap.links import Links
+from mtfc.compiler.search.solver.kernels import compiled
 
 Array = Any
+"""A NumPy array."""
 
 
-@attrs.frozen(eq=False)
-class Block:
-    """Some tasks: the device (or port) and the seconds of each.
+class Blocks(NamedTuple):
+    """Block i has the tasks from `offsets[i]` on and the edges from `edge_offsets[i]` on, up to those of the next.
 
-    edges: columns of (block, task there, block that waits, task there). sent: bytes that go from device to device. held: bytes
-    that each device keeps.
+    device, seconds [task]: where a task runs, which may be a port, and for how long. edges [edge, 4]: block and number there of a
+    task, and of one that waits for it. sent [block]: bytes that go from device to device. held [block, device]: bytes kept.
     """
 
+    offsets: Array
+    edge_offsets: Array
     device: Array
     seconds: Array
     edges: Array
-    sent: int
+    sent: Array
     held: Array
 
+    @property
+    def size(self) -> int:
+        """How many tasks there are."""
+        return len(self.device)
 
-def edges(before: int | Array, numbers: Array, after: int, others: Array) -> Array:
-    """Edges from tasks of one block, or of several, to tasks of another; a single number stands for as many as there are of the
-    other.
-    """
-    found = np.empty((4, max(np.size(numbers), np.size(others))), np.int64)
-    found[0], found[1], found[2], found[3] = before, numbers, after, others
+
+@compiled
+def replaced(old: Blocks, numbers: Array, new: Blocks) -> Any:
+    """All blocks where those with some numbers, in ascending order, are now others."""
+    offsets = _offsets(old.offsets, numbers, new.offsets)
+    edge_offsets = _offsets(old.edge_offsets, numbers, new.edge_offsets)
+    device, seconds = np.empty(offsets[-1], np.int64), np.empty(offsets[-1])
+    edges = np.empty((edge_offsets[-1], 4), np.int64)
+    _splice(device, old.device, old.offsets, numbers, new.device, new.offsets)
+    _splice(seconds, old.seconds, old.offsets, numbers, new.seconds, new.offsets)
+    _splice(edges, old.edges, old.edge_offsets, numbers, new.edges, new.edge_offsets)
+    sent, held = old.sent.copy(), old.held.copy()
+    for i in range(len(numbers)):
+        sent[numbers[i]] = new.sent[i]
+        held[numbers[i]] = new.held[i]
+    return Blocks(offsets, edge_offsets, device, seconds, edges, sent, held)
+
+
+@compiled
+def known_of(times: Array, old: Array, numbers: Array, new: Array) -> Array:
+    """Times of tasks where blocks with some numbers are new: infinite for theirs. `old`, `new`: offsets of all, of new blocks."""
+    found = np.full(_offsets(old, numbers, new)[-1], np.inf)
+    _splice(found, times, old, numbers, np.full(new[-1], np.inf), new)
     return found
 
 
-class Reductions:
-    """Collects sums among devices into one block, which has number `own`. Of each: a start, a task on each port, and an end."""
-
-    def __init__(self, own: int, links: Links) -> None:
-        self.own, self.links = own, links
-        self.device: list[int] = []
-        self.seconds: list[float] = []
-        self.edges: list[Array] = [np.zeros((4, 0), np.int64)]
-        self.sent = 0
-        self.held = np.zeros(links.count)
-
-    def add(self, devices: Sequence[int], size: int, before: Iterable[tuple[int | Array, Array]]) -> int:
-        """A sum of `size` bytes on each device, after tasks given as (blocks, tasks); the number of its end."""
-        start = self.task(self.links.ports, 0.0)
-        for block, tasks in before:
-            self.edges.append(edges(block, tasks, self.own, start))
-        ports, seconds = around(devices, size, self.links)
-        tasks = [self.task(port, seconds) for port in ports]
-        end = self.task(self.links.ports, 0.0)
-        self.edges.append(edges(self.own, start, self.own, np.array(tasks or [end])))
-        if tasks:
-            self.edges.append(edges(self.own, np.array(tasks), self.own, end))
-        self.sent += 2 * (len(devices) - 1) * size
-        return end
-
-    def task(self, device: int, seconds: float) -> int:
-        self.device.append(device)
-        self.seconds.append(seconds)
-        return len(self.device) - 1
-
-    def block(self) -> Block:
-        device, seconds = np.array(self.device, np.int64), np.array(self.seconds)
-        return Block(device, seconds, np.hstack(self.edges), self.sent, self.held)
+@compiled
+def _offsets(old: Array, numbers: Array, new: Array) -> Array:
+    found, i = np.empty_like(old), 0
+    found[0] = 0
+    for block in range(len(old) - 1):
+        size = old[block + 1] - old[block]
+        if i < len(numbers) and numbers[i] == block:
+            size = new[i + 1] - new[i]
+            i += 1
+        found[block + 1] = found[block] + size
+    return found
 
 
-def around(devices: Sequence[int], size: int, links: Links) -> tuple[list[int], float]:
-    """The ports around a ring of devices, and how long an all-reduce takes."""
-    n = len(devices)
-    if n < 2:
-        return [], 0.0
-    here = np.array(devices)
-    there = np.roll(here, -1)
-    latency, bandwidth = links.latency[here, there].max(), links.bandwidth[here, there].min()
-    ring = 2 * (n - 1) * (latency + size / (n * bandwidth))
-    tree = 2 * ceil(log2(n)) * (latency + size / bandwidth)
-    return links.port[here, there].tolist(), float(min(ring, tree))
+@compiled
+def _splice(found: Array, old: Array, old_offsets: Array, numbers: Array, new: Array, offsets: Array) -> None:
+    """Into `found` the old pieces and, with some numbers, new ones."""
+    to, at = 0, 0
+    for i in range(len(numbers)):
+        size = old_offsets[numbers[i]] - at
+        found[to : to + size] = old[at : at + size]
+        to, at = to + size, old_offsets[numbers[i] + 1]
+        size = offsets[i + 1] - offsets[i]
+        found[to : to + size] = new[offsets[i] : offsets[i + 1]]
+        to += size
+    found[to:] = old[at:]

@@ -9,17 +9,15 @@ least bound is next, so that no strategy takes less than this, whenever the time
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf, prod
-from operator import itemgetter
-from typing import Any
 
 import attrs
 import numpy as np
 
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.soap.blocks import Array, Block
+from mtfc.compiler.search.soap.blocks import Array
 from mtfc.compiler.search.soap.bounds import Bounds
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
 from mtfc.compiler.search.soap.space import Choices
@@ -72,11 +70,6 @@ class _Search:
     ) -> None:
         self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
         self.everything, self.bounds = waits.parts > 0, Bounds(waits)
-        decides = _operators(evaluator.tasks.touching, len(evaluator.tasks.names))
-        self.chosen_by: list[Callable[[Sequence[int]], Any]] = [
-            itemgetter(*operators) if operators else len for operators in decides
-        ]
-        self.blocks: list[dict[Any, Block]] = [{} for _ in decides]
         self.sets = self.simulated = 0
         self.least = 0.0
 
@@ -127,24 +120,9 @@ class _Search:
     def _simulate(self, chosen: Sequence[int]) -> None:
         self.simulated += 1
         strategy = tuple(options[i] for options, i in zip(self.choices, chosen, strict=True))
-        blocks = []
-        for number, (known, chosen_by) in enumerate(zip(self.blocks, self.chosen_by, strict=True)):
-            key = chosen_by(chosen)
-            if key not in known:
-                known[key] = self.evaluator.tasks.build(number, strategy)
-            blocks.append(known[key])
-        found = self.evaluator.built(strategy, blocks, self.best.seconds)
+        found = self.evaluator.full(strategy, self.best.seconds)
         if found.seconds < self.best.seconds:
             self.best = found
-
-
-def _operators(touching: Sequence[Sequence[int]], blocks: int) -> list[list[int]]:
-    """For each block the operators that decide it."""
-    found: list[list[int]] = [[] for _ in range(blocks)]
-    for operator, touched in enumerate(touching):
-        for block in touched:
-            found[block].append(operator)
-    return found
 
 
 def _only(allowed: Array, operator: int, configuration: int) -> Array:

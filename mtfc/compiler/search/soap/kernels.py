@@ -14,23 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from mtfc.compiler.search.soap.blocks import Array, Blocks
 from mtfc.compiler.search.solver.kernels import compiled
 
 ROUNDING = 1e-9
 """Sums of seconds in another order differ by less."""
 
-Array = Any
-
 
 @compiled
-def connect(edges: Array, offsets: Array, count: int) -> Any:
+def connect(edges: Array, offsets: Array) -> Any:
     """Edges (block and number there of a task and of one that waits for it) as task numbers, and the waiting tasks by task."""
-    total = edges.shape[1]
+    total, count = len(edges), offsets[-1]
     before, after = np.empty(total, np.int64), np.empty(total, np.int64)
     first = np.zeros(count + 1, np.int64)
     for e in range(total):
-        before[e] = offsets[edges[0, e]] + edges[1, e]
-        after[e] = offsets[edges[2, e]] + edges[3, e]
+        before[e] = offsets[edges[e, 0]] + edges[e, 1]
+        after[e] = offsets[edges[e, 2]] + edges[e, 3]
         first[before[e] + 1] += 1
     for task in range(count):
         first[task + 1] += first[task]
@@ -42,7 +41,36 @@ def connect(edges: Array, offsets: Array, count: int) -> Any:
 
 
 @compiled
-def first_change(before: Array, after: Array, affected: Array, end: Array, soonest: float) -> float:
+def changed_from(
+    old: Blocks, old_ready: Array, new: Blocks, edges: Any, numbers: Array, ready: Array, end: Array
+) -> float:
+    """The earliest time at which a timeline can change where blocks with some numbers do.
+
+    That is when a task that they have or had an edge to, or one of theirs, was or can be ready. `ready` becomes unknown there.
+    """
+    _, soonest = _touched(old, numbers, old_ready)
+    affected, _ = _touched(new, numbers, ready)
+    ready[affected] = np.inf
+    return _first_change(edges[0], edges[1], affected, end, soonest)
+
+
+@compiled
+def _touched(tasks: Blocks, numbers: Array, ready: Array) -> Any:
+    """Which tasks are in some blocks, or wait for something in an edge of one, and when the first of them is ready."""
+    found, soonest = np.zeros(len(tasks.device), np.bool_), np.inf
+    for block in numbers:
+        for task in range(tasks.offsets[block], tasks.offsets[block + 1]):
+            found[task] = True
+            soonest = min(soonest, ready[task])
+        for e in range(tasks.edge_offsets[block], tasks.edge_offsets[block + 1]):
+            task = tasks.offsets[tasks.edges[e, 2]] + tasks.edges[e, 3]
+            found[task] = True
+            soonest = min(soonest, ready[task])
+    return found, soonest
+
+
+@compiled
+def _first_change(before: Array, after: Array, affected: Array, end: Array, soonest: float) -> float:
     """The earliest time at which an affected task can be ready, where what is not affected ends at `end`, or `soonest`."""
     ready, unknown = np.zeros(len(affected)), np.zeros(len(affected), np.bool_)
     for e in range(len(before)):

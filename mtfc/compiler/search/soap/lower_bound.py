@@ -11,7 +11,6 @@ from math import inf, prod
 
 import numpy as np
 
-from mtfc.compiler.operators.strategy import Parts
 from mtfc.compiler.search.soap.bounds import Bounds
 from mtfc.compiler.search.soap.costs import ONE
 from mtfc.compiler.search.soap.space import Choices
@@ -34,8 +33,8 @@ def _least(tasks: Tasks, choices: Sequence[Choices]) -> Waits:
     work, seconds = np.zeros((3, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
     for i, step in enumerate(steps):
         operator = tasks.number[step]
-        cost = tasks.costs.of(step, Parts(graph.operators[operator], ()))
-        whole = np.array([cost.forward, cost.backward if tasks.flow.gradients[step] else 0.0])
+        form, known = tasks.forms.number(step, ()), tasks.forms.known
+        whole = np.array([known.forward[form], known.backward[form] if tasks.flow.gradients[step] else 0.0])
         seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
         work[:2, operator, 0, 0] += whole / count
     sizes = [

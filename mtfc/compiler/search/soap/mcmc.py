@@ -15,7 +15,7 @@ No choice depends on the time but when it ends, so a search that has the time fo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import inf, log
 from random import Random
@@ -24,7 +24,7 @@ import attrs
 
 from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.operators.graph import Operator
-from mtfc.compiler.operators.strategy import Configuration, Strategy
+from mtfc.compiler.operators.strategy import Configuration
 from mtfc.compiler.search.found import NothingFits, Progress, silent
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
 from mtfc.compiler.search.soap.known import parameters_of
@@ -76,9 +76,9 @@ class Search:
             n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
         }
 
-    def run(self, starts: Sequence[Strategy], budget: Budget) -> Found:
+    def run(self, starts: Sequence[Callable[[], Evaluated]], budget: Budget) -> Found:
         """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
-        these find, the best one's first.
+        these find, the best one's first. A start is evaluated when its turn comes.
 
         Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised where
         there is none.
@@ -100,7 +100,7 @@ class Search:
             if is_over and any(each.seconds < inf for each in found):
                 break
             share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
-            found.append(self.chain(self.evaluator.full(start), budget.proposals, share))
+            found.append(self.chain(start(), budget.proposals, share))
         found.sort(key=lambda each: each.seconds)
         best, is_local = found[0], False
         if best.seconds == inf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from math import prod
 from random import Random
 
@@ -48,14 +49,22 @@ class SoapSpace:
 
 @attrs.frozen(eq=False)
 class SoapResult:
-    """The best strategy, and those that it is compared with by name; see `mcmc.Found`. No strategy is below `lower_bound`."""
+    """The best strategy, and those that it is compared with by name; see `mcmc.Found`. proven: what an exhaustive search says
+    that no strategy is below.
+    """
 
+    space: SoapSpace
     best: Evaluated
     baselines: Mapping[str, Evaluated]
     evaluated: int
     locally_optimal: bool
-    lower_bound: float
     is_interrupted: bool = False
+    proven: float = 0.0
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """No strategy is below."""
+        return max(self.proven, lower_bound(self.space.evaluator.tasks, self.space.choices))
 
     @property
     def is_optimal(self) -> bool:
@@ -71,8 +80,9 @@ def operators_of(program: Program) -> OperatorGraph:
 def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
     """The space of a program on some devices of a machine: its training step, or where there is none its forward pass."""
     graph = operators_of(program)
-    tasks = Tasks(flow(graph), hardware, devices, program.training)
-    return SoapSpace(graph, hardware, devices, space(graph.operators, hardware, devices), Evaluator(tasks))
+    found = flow(graph)
+    tasks = Tasks(found, hardware, devices, program.training)
+    return SoapSpace(graph, hardware, devices, space(found, hardware, devices), Evaluator(tasks))
 
 
 def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:
@@ -82,12 +92,17 @@ def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Prog
     """
     begin = time.perf_counter()
     known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
-    starts = [each.strategy for each in sorted(known.values(), key=lambda each: each.seconds)]
-    starts.append(random_strategy(within.choices, Random(seed)))
-    bound = lower_bound(within.evaluator.tasks, within.choices)
+    better, worse = sorted(known.values(), key=lambda each: each.seconds)
+    starts = [
+        lambda: better,
+        lambda: worse,
+        lambda: within.evaluator.full(random_strategy(within.choices, Random(seed))),
+    ]
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
     found = Search(within.evaluator, within.choices, seed, progress).run(starts, left)
-    return SoapResult(found.best, known, found.evaluated, found.locally_optimal, bound, found.is_interrupted)
+    return SoapResult(
+        within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted
+    )
 
 
 def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Progress = silent) -> SoapResult:
@@ -95,9 +110,10 @@ def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Prog
     deadline = time.perf_counter() + seconds
     found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
     return SoapResult(
+        within,
         found.best,
         result.baselines,
         result.evaluated + found.simulated,
         found.is_optimal or (result.locally_optimal and found.best is result.best),
-        max(result.lower_bound, found.lower_bound),
+        proven=found.lower_bound,
     )

@@ -9,7 +9,7 @@ devices (section 8.4) are some 25 configurations each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import permutations
 from math import prod
@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.operators.gradients import Flow
 from mtfc.compiler.operators.graph import Operator
 from mtfc.compiler.operators.regions import Unsplittable
 from mtfc.compiler.operators.strategy import Configuration, Parts
@@ -76,16 +77,16 @@ def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int,
     return Configuration(degrees, tuple(devices[i] for i in places.ravel()))
 
 
-def space(operators: Sequence[Operator], hardware: Hardware, devices: int) -> list[Choices]:
+def space(flow: Flow, hardware: Hardware, devices: int) -> list[Choices]:
     """The choices of each operator; alike operators share theirs."""
     lists = device_lists(hardware, devices)
-    known: dict[tuple[Degrees, ...], Choices] = {}
+    known: dict[object, Choices] = {}
     found = []
-    for operator in operators:
-        degrees = tuple(legal_degrees(operator, devices))
-        if degrees not in known:
-            known[degrees] = Choices(degrees, lists)
-        found.append(known[degrees])
+    for operator in flow.graph.operators:
+        key = (operator.dims, *(flow.signatures[step] for step in operator.steps))
+        if key not in known:
+            known[key] = Choices(tuple(legal_degrees(operator, devices)), lists)
+        found.append(known[key])
     return found
 
 

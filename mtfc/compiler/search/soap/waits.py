@@ -17,7 +17,7 @@ import numpy as np
 
 from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.strategy import Configuration
-from mtfc.compiler.search.soap.blocks import Array
+from mtfc.compiler.search.soap.blocks import Array, Blocks
 from mtfc.compiler.search.soap.costs import ONE
 from mtfc.compiler.search.soap.names import Bundle, Name, Use
 from mtfc.compiler.search.soap.tasks import Tasks
@@ -118,8 +118,9 @@ class _Tables:
         for i, step in enumerate(self.steps):
             operator = self.tasks.number[step]
             for c, configuration in enumerate(self.choices[operator]):
-                cost = self.tasks.costs.of(step, self.tasks.parts(operator, configuration))
-                found[:, i, c] = cost.forward, cost.backward if self.tasks.flow.gradients[step] else 0.0
+                form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.known
+                found[0, i, c] = known.forward[form]
+                found[1, i, c] = known.backward[form] if self.tasks.flow.gradients[step] else 0.0
                 for device in configuration.devices:
                     self.work[:2, operator, c, device] += found[:, i, c]
         return found
@@ -171,18 +172,17 @@ class _Tables:
     def _between(self, *names: Name) -> tuple[Array, Array]:
         """The longest times from the end of each task of the first block to the start of each of the last, and to its end."""
         ids = [self.tasks.index[name] for name in names]
-        blocks = [self.tasks.build(i, self.strategy) for i in ids]
-        offsets = np.concatenate(([0], np.cumsum([len(block.device) for block in blocks])))
+        blocks = self.tasks.build(np.array(ids), self.tasks.placed(self.strategy))
+        offsets = blocks.offsets
         at = np.full(len(self.tasks.names), -1)
         at[ids] = offsets[:-1]
-        edges = np.concatenate([block.edges for block in blocks[1:]], axis=1)
-        edges = edges[:, (at[edges[0]] >= 0) & (at[edges[2]] >= 0)]
-        device = np.concatenate([block.device for block in blocks])
-        seconds = np.concatenate([block.seconds for block in blocks])
+        edges = blocks.edges[blocks.edge_offsets[1] :]
+        edges = edges[(at[edges[:, 0]] >= 0) & (at[edges[:, 2]] >= 0)]
         ends = offsets[1], offsets[-2] if len(names) > 2 else offsets[-1]
-        start = starts(at[edges[0]] + edges[1], at[edges[2]] + edges[3], device, seconds, *ends)
+        numbers = at[edges[:, 0]] + edges[:, 1], at[edges[:, 2]] + edges[:, 3]
+        start = starts(*numbers, blocks.device, blocks.seconds, *ends)
         last = slice(offsets[-2], offsets[-1])
-        return start[:, last], start[:, last] + seconds[last]
+        return start[:, last], start[:, last] + blocks.seconds[last]
 
     def _update(self, name: Name) -> None:
         bundle: Bundle = name.of
@@ -216,17 +216,20 @@ class _Tables:
     def _raise(self, found: Array, step: Step, name: Name) -> None:
         added = Name("added", name.of)
         if self.tasks.clips:  # what is added up is waited for by all updates
-            least = self.tasks.build(self.tasks.index[name], self.strategy).seconds.max(initial=0.0)
+            least = self._build(name).seconds.max(initial=0.0)
             end = self._between(Name("back", step), added)[1].max(axis=1, initial=-inf) + least
         else:
             end = self._between(Name("back", step), added, name)[1].max(axis=1, initial=-inf)
         np.maximum(found[: len(end)], end, out=found[: len(end)])
 
+    def _build(self, name: Name) -> Blocks:
+        return self.tasks.build(np.array([self.tasks.index[name]]), self.tasks.placed(self.strategy))
+
     def _update_work(self, name: Name) -> Array:
         """What devices take for the updates of a bundle."""
         found = np.zeros(self.room)
         for each in (Name("added", name.of), name):
-            block = self.tasks.build(self.tasks.index[each], self.strategy)
+            block = self._build(each)
             found += np.bincount(block.device, block.seconds, minlength=self.room)[: self.room]
         return found
 
