@@ -33,29 +33,27 @@ class Blocks(NamedTuple):
         return len(self.device)
 
 
-@compiled
-def replaced(old: Blocks, numbers: Array, new: Blocks) -> Any:
+def replaced(old: Blocks, numbers: Array, new: Blocks) -> Blocks:
     """All blocks where those with some numbers, in ascending order, are now others."""
-    offsets = _offsets(old.offsets, numbers, new.offsets)
-    edge_offsets = _offsets(old.edge_offsets, numbers, new.edge_offsets)
-    device, seconds = np.empty(offsets[-1], np.int64), np.empty(offsets[-1])
-    edges = np.empty((edge_offsets[-1], 4), np.int64)
-    _splice(device, old.device, old.offsets, numbers, new.device, new.offsets)
-    _splice(seconds, old.seconds, old.offsets, numbers, new.seconds, new.offsets)
-    _splice(edges, old.edges, old.edge_offsets, numbers, new.edges, new.edge_offsets)
     sent, held = old.sent.copy(), old.held.copy()
-    for i in range(len(numbers)):
-        sent[numbers[i]] = new.sent[i]
-        held[numbers[i]] = new.held[i]
-    return Blocks(offsets, edge_offsets, device, seconds, edges, sent, held)
+    sent[numbers], held[numbers] = new.sent, new.held
+    edges = _spliced(
+        old.edges.ravel(), 4 * old.edge_offsets, numbers, new.edges.ravel(), 4 * new.edge_offsets
+    )
+    return Blocks(
+        _offsets(old.offsets, numbers, new.offsets),
+        _offsets(old.edge_offsets, numbers, new.edge_offsets),
+        _spliced(old.device, old.offsets, numbers, new.device, new.offsets),
+        _spliced(old.seconds, old.offsets, numbers, new.seconds, new.offsets),
+        edges.reshape(-1, 4),
+        sent,
+        held,
+    )
 
 
-@compiled
 def known_of(times: Array, old: Array, numbers: Array, new: Array) -> Array:
     """Times of tasks where blocks with some numbers are new: infinite for theirs. `old`, `new`: offsets of all, of new blocks."""
-    found = np.full(_offsets(old, numbers, new)[-1], np.inf)
-    _splice(found, times, old, numbers, np.full(new[-1], np.inf), new)
-    return found
+    return _spliced(times, old, numbers, np.full(new[-1], np.inf), new)
 
 
 @compiled
@@ -72,14 +70,24 @@ def _offsets(old: Array, numbers: Array, new: Array) -> Array:
 
 
 @compiled
-def _splice(found: Array, old: Array, old_offsets: Array, numbers: Array, new: Array, offsets: Array) -> None:
-    """Into `found` the old pieces and, with some numbers, new ones."""
+def _spliced(old: Array, old_offsets: Array, numbers: Array, new: Array, offsets: Array) -> Array:
+    """Old pieces and, with some numbers, new ones."""
+    removed = 0
+    for number in numbers:
+        removed += old_offsets[number + 1] - old_offsets[number]
+    found = np.empty(len(old) - removed + len(new), old.dtype)
     to, at = 0, 0
     for i in range(len(numbers)):
-        size = old_offsets[numbers[i]] - at
-        found[to : to + size] = old[at : at + size]
-        to, at = to + size, old_offsets[numbers[i] + 1]
-        size = offsets[i + 1] - offsets[i]
-        found[to : to + size] = new[offsets[i] : offsets[i + 1]]
-        to += size
-    found[to:] = old[at:]
+        to = _copy(found, to, old, at, old_offsets[numbers[i]])
+        to = _copy(found, to, new, offsets[i], offsets[i + 1])
+        at = old_offsets[numbers[i] + 1]
+    _copy(found, to, old, at, len(old))
+    return found
+
+
+@compiled
+def _copy(found: Array, to: int, source: Array, first: int, last: int) -> int:
+    """Elements of another array; where they end."""
+    for i in range(last - first):
+        found[to + i] = source[first + i]
+    return to + last - first

@@ -11,8 +11,8 @@ import numpy as np
 
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.blocks import Array, Blocks, known_of, replaced
-from mtfc.compiler.search.soap.building import Placed
 from mtfc.compiler.search.soap.kernels import changed_from, connect, simulate
+from mtfc.compiler.search.soap.plan import Placed
 from mtfc.compiler.search.soap.tasks import Tasks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,26 +21,7 @@ from mtfc.compiler.operators.regions import Region
 from mtfc.compiler.operators.strategy import Parts
 from mtfc.compiler.search.soap.blocks import Array
 from mtfc.compiler.search.soap.costs import Costs
-
-
-class Known(NamedTuple):
-    """By form: how many parts, seconds of their two passes, bytes that they keep, and the number of the first table, that of its
-    first output; those of other outputs, inputs and arguments follow. By table: how many pieces, bytes of one of an output, and
-    where its rows and bounds are. rows: the number of the piece of each part. bounds: of each piece, for each dimension of the
-    value, the first position and the one after the last.
-    """
-
-    parts: Array
-    forward: Array
-    backward: Array
-    kept: Array
-    first: Array
-    pieces: Array
-    size: Array
-    rows_at: Array
-    bounds_at: Array
-    rows: Array
-    bounds: Array
+from mtfc.compiler.search.soap.plan import Known
 
 
 class Forms:
@@ -48,8 +29,8 @@ class Forms:
 
     def __init__(self, flow: Flow, device: Device) -> None:
         self.flow, self.costs = flow, Costs(flow, device)
-        floats = {"forward", "backward"}
-        self._columns = {name: _Column(np.float64 if name in floats else np.int64) for name in Known._fields}
+        self._forms, self._seconds = _Rows(3, np.int64), _Rows(2, np.float64)
+        self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
         self._numbers: dict[tuple[int, tuple[tuple[str, int], ...]], int] = {}
         self._parts: dict[tuple[Any, ...], Parts] = {}
         self.known = self._arrays()
@@ -71,18 +52,18 @@ class Forms:
         return self._parts[key]
 
     def _arrays(self) -> Known:
-        return Known(*(column.array for column in self._columns.values()))
+        pool = self._pool.array.ravel()
+        return Known(self._forms.array, self._seconds.array, self._tables.array, pool)
 
     def _add(self, step: Step, parts: Parts) -> int:
-        needs, cost = parts.needs[step], self.costs.of(step, parts)
-        first = self._columns["pieces"].count
+        needs, cost, first = parts.needs[step], self.costs.of(step, parts), self._tables.count
         for value in step.outputs:
             self._table(value, needs.owned(value), parts, parts.group(value))
         for value in (*step.inputs, *step.arguments):
             region = needs.values.get(value, {})
             self._table(value, region, parts, parts.along({span.by for span in region.values()}))
-        self._append(first=first, parts=parts.count)
-        return self._append(forward=cost.forward, backward=cost.backward, kept=cost.kept)
+        self._seconds.extend([[cost.forward, cost.backward]])
+        return self._forms.extend([[parts.count, cost.kept, first]])
 
     def _table(self, value: Value, region: Region, parts: Parts, rows: Array) -> None:
         """Parts with the same number in `rows` have the same piece of a value."""
@@ -96,27 +77,22 @@ class Forms:
                 bounds[:, i, 0], bounds[:, i, 1] = span.low[at], span.high[at]
         split = prod(degree for name, degree in parts.degrees if name in value.type.names)
         size = value.type.size * ITEM_BYTES[value.type.dtype] // split
-        rows_at = self._columns["rows"].extend(rows)
-        bounds_at = self._columns["bounds"].extend(bounds.ravel())
-        self._append(pieces=len(part), size=size, rows_at=rows_at, bounds_at=bounds_at)
-
-    def _append(self, **values: float) -> int:
-        """A number for each of some columns; how many there were before."""
-        return [self._columns[name].extend([value]) for name, value in values.items()].pop()
+        places = self._pool.extend(rows.reshape(-1, 1)), self._pool.extend(bounds.reshape(-1, 1))
+        self._tables.extend([[len(part), size, *places]])
 
 
-class _Column:
-    """An array that grows: the first `count` elements are in use."""
+class _Rows:
+    """An array that grows: the first `count` rows are in use."""
 
-    def __init__(self, dtype: type) -> None:
-        self.array: Array = np.zeros(64, dtype)
+    def __init__(self, columns: int, dtype: type) -> None:
+        self.array: Array = np.zeros((64, columns), dtype)
         self.count = 0
 
-    def extend(self, values: Sequence[float] | Array) -> int:
+    def extend(self, rows: Sequence[Sequence[float]] | Array) -> int:
         """Append some; where they begin."""
-        begin, end = self.count, self.count + len(values)
+        begin, end = self.count, self.count + len(rows)
         if end > len(self.array):
-            self.array = np.concatenate([self.array, np.zeros(end, self.array.dtype)])
-        self.array[begin:end] = values
+            self.array = np.concatenate([self.array, np.zeros((end, self.array.shape[1]), self.array.dtype)])
+        self.array[begin:end] = rows
         self.count = end
         return begin

@@ -34,7 +34,7 @@ def _least(tasks: Tasks, choices: Sequence[Choices]) -> Waits:
     for i, step in enumerate(steps):
         operator = tasks.number[step]
         form, known = tasks.forms.number(step, ()), tasks.forms.known
-        whole = np.array([known.forward[form], known.backward[form] if tasks.flow.gradients[step] else 0.0])
+        whole = known.seconds[form] * (1.0, bool(tasks.flow.gradients[step]))
         seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
         work[:2, operator, 0, 0] += whole / count
     sizes = [

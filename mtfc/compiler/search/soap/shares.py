@@ -5,75 +5,115 @@ A parameter is cut wherever a part that some step uses ends; the pieces are then
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array
-from mtfc.compiler.search.soap.forms import Known
+from mtfc.compiler.search.soap.plan import (
+    ADDED,
+    BOUNDS,
+    FIRST,
+    PARTS,
+    PIECES,
+    ROWS,
+    UPDATED,
+    Known,
+    Placed,
+    Plan,
+    Shares,
+)
 from mtfc.compiler.search.solver.kernels import compiled
-
-if TYPE_CHECKING:
-    from mtfc.compiler.search.soap.building import Placed, Plan
 
 
 @compiled
-def shares(bundle: int, plan: Plan, known: Known, placed: Placed) -> Any:
-    """Sets of devices, and the bytes that they hold in common and that no others hold. [share, device], [share]"""
-    members, sizes = np.zeros((1, len(plan.port)), np.bool_), np.zeros(1, np.int64)
-    count = 0
-    for parameter in range(plan.parameters_at[bundle], plan.parameters_at[bundle + 1]):
-        bounds, holders = _regions(bundle, parameter, plan, known, placed)
-        marks, steps = _marks(bounds)
-        mine = np.empty(len(plan.port), np.bool_)
-        for piece in range(steps.prod()):
-            size = plan.item[parameter] * _piece(piece, marks, steps, bounds, holders, mine)
-            if not mine.any():
-                continue
-            share = 0
-            while share < count and (members[share] != mine).any():
-                share += 1
-            if share == len(members):
-                members, sizes = np.concatenate((members, members)), np.concatenate((sizes, sizes))
-            if share == count:
-                members[share], sizes[share] = mine, 0
-                count += 1
-            sizes[share] += size
-    return members[:count], sizes[:count]
+def share(numbers: Array, plan: Plan, known: Known, placed: Placed, found: Shares) -> bool:
+    """Find the shares of the bundles that some blocks belong to; whether there was room for them."""
+    wanted = np.zeros(len(plan.bundles), np.bool_)
+    for block in numbers:
+        if plan.blocks[block, 0] in (ADDED, UPDATED):
+            wanted[plan.blocks[block, 1]] = True
+    found.at[0] = 0
+    for bundle in range(len(wanted)):
+        found.at[bundle + 1] = found.at[bundle]
+        first, last = plan.bundles[bundle, 2], plan.bundles[bundle, 3]
+        for parameter in range(first, last if wanted[bundle] else first):
+            if not _share(bundle, parameter, plan, known, placed, found):
+                return False
+    return True
+
+
+@compiled
+def _share(bundle: int, parameter: int, plan: Plan, known: Known, placed: Placed, found: Shares) -> bool:
+    """Add those of a parameter."""
+    bounds, holders = _regions(bundle, parameter, plan, known, placed)
+    marks, steps = _marks(bounds)
+    pieces = 1
+    for step in steps:
+        pieces *= step
+    mine = np.empty(len(plan.port), np.bool_)
+    for piece in range(pieces):
+        size = plan.parameters[parameter, 1] * _piece(piece, marks, steps, bounds, holders, mine)
+        if size and not _put(bundle, mine, size, found):
+            return False
+    return True
+
+
+@compiled
+def _put(bundle: int, mine: Array, size: int, found: Shares) -> bool:
+    """Add bytes that some devices have; whether there is room."""
+    last = found.at[bundle + 1]
+    for at in range(found.at[bundle], last):
+        is_same = True
+        for device in range(len(mine)):
+            is_same &= found.members[at, device] == mine[device]
+        if is_same:
+            found.sizes[at] += size
+            return True
+    if last == len(found.sizes):
+        return False
+    for device in range(len(mine)):
+        found.members[last, device] = mine[device]
+    found.sizes[last] = size
+    found.at[bundle + 1] += 1
+    return True
 
 
 @compiled
 def _regions(bundle: int, parameter: int, plan: Plan, known: Known, placed: Placed) -> Any:
-    """The different parts of a parameter that are used, and which devices do. [region, dimension, 2], [region, device]"""
-    dims, first = plan.dims[parameter], plan.steps_at[bundle]
-    bounds, holders = np.empty((4, dims, 2), np.int64), np.zeros((4, len(plan.port)), np.bool_)
-    count = 0
-    for at in range(first, plan.steps_at[bundle + 1]):
-        step, place = plan.steps[at], plan.places[plan.places_at[parameter] + at - first]
-        form, devices = placed.form[step], placed.devices[plan.operator[step]]
-        table = known.first[form] + place
-        for part in range(known.parts[form] if place >= 0 else 0):
-            piece = known.rows[known.rows_at[table] + part]
-            begin = known.bounds_at[table] + 2 * dims * piece
-            region = _find(bounds, count, known.bounds, begin, piece)
-            if region == len(bounds):
-                bounds = np.concatenate((bounds, bounds))
-                holders = np.concatenate((holders, np.zeros_like(holders)))
+    """The different parts of a parameter that are used, and which devices do. [region, 2 * dimension], [region, device]"""
+    first, last, places = plan.bundles[bundle, 0], plan.bundles[bundle, 1], plan.parameters[parameter, 2]
+    most = 0
+    for i in range(last - first):
+        if plan.places[places + i] >= 0:
+            form = placed.form[plan.users[first + i, 0]]
+            most += known.tables[known.forms[form, FIRST] + plan.places[places + i], PIECES]
+    bounds = np.empty((most, 2 * plan.parameters[parameter, 0]), np.int64)
+    holders, count = np.zeros((most, len(plan.port)), np.bool_), 0
+    for i in range(last - first):
+        step = plan.users[first + i, 0]
+        form, operator = placed.form[step], plan.operator[step]
+        table = known.tables[known.forms[form, FIRST] + max(plan.places[places + i], 0)]
+        for part in range(known.forms[form, PARTS] if plan.places[places + i] >= 0 else 0):
+            piece = known.numbers[table[ROWS] + part]
+            begin = table[BOUNDS] + bounds.shape[1] * piece
+            region = _find(bounds, count, known.numbers, begin, piece)
             if region == count:
-                for i in range(2 * dims):
-                    bounds[region, i // 2, i % 2] = known.bounds[begin + i]
+                for end in range(bounds.shape[1]):
+                    bounds[region, end] = known.numbers[begin + end]
                 count += 1
-            holders[region, devices[part]] = True
+            holders[region, placed.devices[operator, part]] = True
     return bounds[:count], holders[:count]
 
 
 @compiled
-def _find(bounds: Array, count: int, known: Array, begin: int, likely: int) -> int:
-    """The number of the region that is at some place among known bounds, or else `count`."""
+def _find(bounds: Array, count: int, numbers: Array, begin: int, likely: int) -> int:
+    """The number of the region whose bounds begin at some place among numbers, or else `count`."""
     for k in range(count):
-        region, is_same = (likely + k) % count, True
-        for i in range(2 * bounds.shape[1]):
-            is_same &= bounds[region, i // 2, i % 2] == known[begin + i]
+        region = (likely + k) % count
+        is_same = True
+        for end in range(bounds.shape[1]):
+            is_same &= bounds[region, end] == numbers[begin + end]
         if is_same:
             return region
     return count
@@ -82,26 +122,36 @@ def _find(bounds: Array, count: int, known: Array, begin: int, likely: int) -> i
 @compiled
 def _marks(bounds: Array) -> Any:
     """Along each dimension the ends of regions, in order, and how many intervals they make. [dimension, mark], [dimension]"""
-    count, dims = bounds.shape[0], bounds.shape[1]
-    marks, steps = np.zeros((dims, 2 * count), np.int64), np.empty(dims, np.int64)
+    count, dims = len(bounds), bounds.shape[1] // 2
+    marks, steps = np.zeros((dims, 2 * count), np.int64), np.full(dims, -1)
     for dim in range(dims):
-        found = np.unique(bounds[:, dim].copy().ravel())
-        marks[dim, : len(found)] = found
-        steps[dim] = len(found) - 1
+        for i in range(2 * count):
+            mark, at = bounds[i // 2, 2 * dim + i % 2], 0
+            while at <= steps[dim] and marks[dim, at] < mark:
+                at += 1
+            if at <= steps[dim] and marks[dim, at] == mark:
+                continue
+            steps[dim] += 1
+            for other in range(steps[dim], at, -1):
+                marks[dim, other] = marks[dim, other - 1]
+            marks[dim, at] = mark
     return marks, steps
 
 
 @compiled
 def _piece(number: int, marks: Array, steps: Array, bounds: Array, holders: Array, mine: Array) -> int:
-    """How many elements a piece of the grid of marks has; `mine` becomes who has it."""
-    inside, size = np.ones(len(bounds), np.bool_), 1
+    """How many elements a piece of the grid of marks has, or 0 where nobody does; `mine` becomes who has it."""
+    inside, size, is_held = np.ones(len(bounds), np.bool_), 1, False
     for dim in range(len(steps) - 1, -1, -1):
         at = number % steps[dim]
         number //= steps[dim]
         low, high = marks[dim, at], marks[dim, at + 1]
         size *= high - low
-        inside &= (bounds[:, dim, 0] <= low) & (bounds[:, dim, 1] >= high)
-    mine[:] = False
-    for region in np.flatnonzero(inside):
-        mine |= holders[region]
-    return size
+        for region in range(len(bounds)):
+            inside[region] &= bounds[region, 2 * dim] <= low and bounds[region, 2 * dim + 1] >= high
+    for device in range(len(mine)):
+        mine[device] = False
+        for region in range(len(bounds)):
+            mine[device] |= inside[region] and holders[region, device]
+        is_held |= mine[device]
+    return size if is_held else 0

@@ -18,11 +18,13 @@ from mtfc.compiler.operators.gradients import Flow
 from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.strategy import Configuration
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.soap.building import Made, Placed, Plan, build
+from mtfc.compiler.search.soap.building import Made, build
 from mtfc.compiler.search.soap.costs import states
 from mtfc.compiler.search.soap.forms import Forms
 from mtfc.compiler.search.soap.links import links
 from mtfc.compiler.search.soap.names import KNOWN, Bundle, Kind, Name, Use, block_names, touching
+from mtfc.compiler.search.soap.plan import Placed, Plan, Shares
+from mtfc.compiler.search.soap.shares import share
 
 
 class Tasks:
@@ -42,7 +44,7 @@ class Tasks:
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
         self.plan = self._plan(place)
-        self._room = [1024, 1024]
+        self._room = [1024, 1024, 64]  # tasks, edges, shares
 
     def update_seconds(self, size: int) -> float:
         """A parameter of so many bytes, its gradient and states are read, it and the states written."""
@@ -72,17 +74,26 @@ class Tasks:
 
     def build(self, numbers: Array, placed: Placed) -> Blocks:
         """The blocks with some numbers, in ascending order."""
+        known = (self.plan, self.forms.known, placed)
+        while not share(numbers, *known, shares := self._shares(len(self.plan.bundles))):
+            self._room[2] *= 2
         while True:
             made = self._empty(len(numbers))
-            build(numbers, self.plan, self.forms.known, placed, made)
-            tasks, edges = made.used[:2].tolist()
+            build(numbers, *known, shares, made)
+            tasks, edges, _ = made.used.tolist()
             if tasks <= self._room[0] and edges <= self._room[1]:
                 break
-            self._room = [max(tasks, self._room[0]), max(edges, self._room[1])]
+            self._room[:2] = max(tasks, self._room[0]), max(edges, self._room[1])
         return Blocks(*made[:2], made.device[:tasks], made.seconds[:tasks], made.edges[:edges], *made[5:7])
 
+    def _shares(self, bundles: int) -> Shares:
+        room, devices = self._room[2], self.links.count
+        return Shares(
+            np.empty(bundles + 1, np.int64), np.empty((room, devices), np.bool_), np.empty(room, np.int64)
+        )
+
     def _empty(self, count: int) -> Made:
-        tasks, edges = self._room
+        tasks, edges, _ = self._room
         return Made(
             np.empty(count + 1, np.int64),
             np.empty(count + 1, np.int64),
@@ -95,48 +106,40 @@ class Tasks:
         )
 
     def _plan(self, place: Mapping[Step, int]) -> Plan:
-        kinds = {kind: i for i, kind in enumerate(get_args(Kind))}
         bundles: list[Bundle] = [name.of for name in self.names if name.kind == "updated"]
-        numbers = {bundle: i for i, bundle in enumerate(bundles)}
-        columns = [self._columns(name, place, numbers) for name in self.names]
-        of = np.full((len(columns), 9), -1)
-        for i, each in enumerate(columns):
-            of[i, : len(each)] = each
-        parameters = [(value, i, bundle) for bundle in bundles for i, value in enumerate(bundle.parameters)]
-        places = [
-            [_place(at[i], step) for step, at in zip(b.steps, b.places, strict=True)]
-            for _, i, b in parameters
-        ]
-        steps = [step for bundle in bundles for step in bundle.steps]
+        rows = np.full((len(self.names), 10), -1)
+        numbers, kinds = {bundle: i for i, bundle in enumerate(bundles)}, get_args(Kind)
+        for row, name in zip(rows, self.names, strict=True):
+            columns = [kinds.index(name.kind), *self._columns(name, place, numbers)]
+            row[: len(columns)] = columns
+        users = [(place[step], self.index[Name("back", step)]) for b in bundles for step in b.steps]
+        ends: list[tuple[int, ...]] = []
+        parameters: list[tuple[int, ...]] = []
+        places: list[int] = []
+        for bundle in bundles:
+            steps, first = sum(last - first for first, last, *_ in ends), len(parameters)
+            for i, value in enumerate(bundle.parameters):
+                parameters.append((len(value.type.dims), ITEM_BYTES[value.type.dtype], len(places)))
+                places += [_place(at[i], step) for step, at in zip(bundle.steps, bundle.places, strict=True)]
+            ends.append((steps, steps + len(bundle.steps), first, len(parameters)))
         return Plan(
-            kind=np.array([kinds[name.kind] for name in self.names]),
-            of=of,
-            operator=np.array([self.number[step] for step in self.graph.steps]),
-            steps_at=_offsets(len(bundle.steps) for bundle in bundles),
-            steps=np.array([place[step] for step in steps], np.int64),
-            backs=np.array([self.index[Name("back", step)] for step in steps], np.int64),
-            parameters_at=_offsets(len(bundle.parameters) for bundle in bundles),
-            dims=np.array([len(value.type.dims) for value, _, _ in parameters], np.int64),
-            item=np.array([ITEM_BYTES[value.type.dtype] for value, _, _ in parameters], np.int64),
-            places_at=_offsets(map(len, places)),
-            places=np.array([at for each in places for at in each], np.int64),
-            port=self.links.port,
-            latency=self.links.latency,
-            bandwidth=self.links.bandwidth,
-            idle=self.links.ports,
-            memory=self.bandwidth,
-            states=self.states,
-            clips=self.clips,
+            rows,
+            np.array([self.number[step] for step in self.graph.steps]),
+            np.array(ends, np.int64).reshape(-1, 4),
+            np.array(users, np.int64).reshape(-1, 2),
+            np.array(parameters, np.int64).reshape(-1, 3),
+            np.array(places, np.int64),
+            self.links.port,
+            self.links.latency,
+            self.links.bandwidth,
+            self.links.ports,
+            self.bandwidth,
+            self.states,
+            self.clips,
         )
 
     def _columns(self, name: Name, place: Mapping[Step, int], bundles: Mapping[Bundle, int]) -> list[int]:
-        """What a block is made of.
-
-        taken, returned: the maker, which of its outputs, the user, which of its tables, whether the value is pending, the blocks
-        before and after, and the value's dimensions and bytes of an item. step, back: the step, and the block of its first pass.
-        summed, collected: the step, which of its outputs, and the block of its pass. added, updated: the bundle, and the block
-        after or before. norm: the block after.
-        """
+        """What a block is made of: see `plan.Plan`."""
         if name.kind in ("taken", "returned"):
             use: Use = name.of
             value = use.value
@@ -155,7 +158,7 @@ class Tasks:
             return [bundles[name.of], self.norm]
         if name.kind == "updated":
             return [bundles[name.of], self.index[KNOWN if self.clips else Name("added", name.of)]]
-        return [self.index[KNOWN]]
+        return [self.index[KNOWN], ITEM_BYTES["f32"]] if name.kind == "norm" else []
 
     def _maker(self, use: Use, summed: Kind, plain: Kind) -> int:
         """The block that a value comes from, or its cotangent goes to."""
@@ -166,7 +169,3 @@ class Tasks:
 def _place(argument: int | None, step: Step) -> int:
     """Which of a step's tables an argument has."""
     return -1 if argument is None else len(step.outputs) + len(step.inputs) + argument
-
-
-def _offsets(sizes: Iterable[int]) -> Array:
-    return np.cumsum([0, *sizes])

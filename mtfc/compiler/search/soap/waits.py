@@ -119,8 +119,7 @@ class _Tables:
             operator = self.tasks.number[step]
             for c, configuration in enumerate(self.choices[operator]):
                 form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.known
-                found[0, i, c] = known.forward[form]
-                found[1, i, c] = known.backward[form] if self.tasks.flow.gradients[step] else 0.0
+                found[:, i, c] = known.seconds[form] * (1.0, bool(self.tasks.flow.gradients[step]))
                 for device in configuration.devices:
                     self.work[:2, operator, c, device] += found[:, i, c]
         return found
