@@ -2,7 +2,7 @@
 
 XLA allocates a step's intermediate values anew in each step. The C library gives large blocks back to the system as soon as they
 are freed, so that each step pays for the system to clear them again: on virtual devices of the CPU this can take longer than the
-step itself.
+step itself. So it can for a search that makes and simulates large task graphs.
 """
 
 from __future__ import annotations

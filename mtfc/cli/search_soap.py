@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends import allocator
 from mtfc.cli.search_result import free_name, over
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
@@ -56,6 +57,7 @@ def search(
     Raises `NothingFits`, and `CompileError` where a declared placement is wrong.
     """
     started = monotonic()
+    allocator.keep_memory()  # a task graph is some large arrays
     space = soap_space(run(selection.program, simplification()), hardware, devices)
     declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
     budget = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)

@@ -48,7 +48,11 @@ class Work:
 
 def work(function: Function, mesh: Mesh, device: Device) -> list[Work]:
     """Of each equation of a placed function, in order; nothing for loops and collectives."""
-    memory = Memory(function, mesh)
+    return works(function, Memory(function, mesh), device)
+
+
+def works(function: Function, memory: Memory, device: Device) -> list[Work]:
+    """The same, where it is known already what is in memory."""
     return [_work(eqn, memory, device) for eqn in function.body]
 
 

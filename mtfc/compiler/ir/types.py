@@ -151,7 +151,12 @@ class TensorType:
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Sizes of one processor's array."""
-        return tuple([d.size // mesh.size(axes) for d, axes in zip(self.dims, self.splits, strict=True)])
+        return tuple(
+            [
+                d.size // mesh.size(axes) if axes else d.size
+                for d, axes in zip(self.dims, self.splits, strict=True)
+            ]
+        )
 
     def local_size(self, mesh: Mesh) -> int:
         """Elements of one processor's array."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, work
+from mtfc.compiler.analysis.roofline import Memory, works
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Training
 from mtfc.compiler.ir.types import Mesh
@@ -45,11 +45,11 @@ class Costs:
     def _cost(self, step: Step, parts: Parts) -> Cost:
         local = self.flow.local(step, parts, {name: degree // 2 for name, degree in parts.degrees})
         function = local.function()
-        seconds = {"forward": 0.0, "backward": 0.0}
-        for eqn, each in zip(function.body, work(function, ONE, self.device), strict=True):
+        memory, seconds = Memory(function, ONE), {"forward": 0.0, "backward": 0.0}
+        for eqn, each in zip(function.body, works(function, memory, self.device), strict=True):
             seconds[eqn.stage] += each.seconds
         made = {value for eqn in local.forward for value in eqn.results}
-        kept = sum(value.type.local_bytes(ONE) for value in Memory(function, ONE).stored if value in made)
+        kept = sum(value.type.local_bytes(ONE) for value in memory.stored if value in made)
         return Cost(seconds["forward"], seconds["backward"], kept)
 
 

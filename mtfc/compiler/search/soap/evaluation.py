@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
@@ -59,7 +59,7 @@ class Evaluator:
         for operator, configuration in changes.items():
             configurations[operator] = configuration
         placed = self.tasks.changed(old.placed, changes)
-        numbers = np.unique(np.concatenate([self.tasks.touching[operator] for operator in changes]))
+        numbers = self._touched(changes)
         new = self.tasks.build(numbers, placed)
         tasks = replaced(old.tasks, numbers, new)
         sent = old.sent + int(new.sent.sum() - old.tasks.sent[numbers].sum())
@@ -74,6 +74,11 @@ class Evaluator:
         )
         found = Evaluated(tuple(configurations), placed, tasks, ready, end, inf, sent, held)
         return self._simulated(found, edges, since, limit)
+
+    def _touched(self, operators: Collection[int]) -> Array:
+        """The blocks that some operators decide, in ascending order."""
+        found = [self.tasks.touching[operator] for operator in operators]
+        return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def _simulated(self, found: Evaluated, edges: Any, since: float, limit: float) -> Evaluated:
         """With a timeline, of which what comes before `since` is right already."""

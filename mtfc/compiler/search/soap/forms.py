@@ -67,7 +67,8 @@ class Forms:
 
     def _table(self, value: Value, region: Region, parts: Parts, rows: Array) -> None:
         """Parts with the same number in `rows` have the same piece of a value."""
-        _, part = np.unique(rows, return_index=True)
+        part = np.empty(rows.max() + 1, np.int64)  # some part that has a piece
+        part[rows] = parts.all
         bounds = np.empty((len(part), len(value.type.dims), 2), np.int64)
         for i, dim in enumerate(value.type.dims):
             bounds[:, i] = 0, dim.size

@@ -15,7 +15,7 @@ No choice depends on the time but when it ends, so a search that has the time fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from math import inf, log
 from random import Random
@@ -76,9 +76,9 @@ class Search:
             n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
         }
 
-    def run(self, starts: Sequence[Callable[[], Evaluated]], budget: Budget) -> Found:
+    def run(self, starts: Sequence[Evaluated], budget: Budget) -> Found:
         """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
-        these find, the best one's first. A start is evaluated when its turn comes.
+        these find, the best one's first.
 
         Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised where
         there is none.
@@ -92,7 +92,7 @@ class Search:
             return Found(self.best, self.evaluator.count - first, False, is_interrupted=True)
         return Found(best, self.evaluator.count - first, is_local)
 
-    def _run(self, starts: Sequence[Strategy], budget: Budget) -> tuple[Evaluated, bool]:
+    def _run(self, starts: Sequence[Evaluated], budget: Budget) -> tuple[Evaluated, bool]:
         begin = time.perf_counter()
         found: list[Evaluated] = []
         for number, start in enumerate(starts):
@@ -100,7 +100,7 @@ class Search:
             if is_over and any(each.seconds < inf for each in found):
                 break
             share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
-            found.append(self.chain(start(), budget.proposals, share))
+            found.append(self.chain(start, budget.proposals, share))
         found.sort(key=lambda each: each.seconds)
         best, is_local = found[0], False
         if best.seconds == inf:

@@ -86,23 +86,20 @@ def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
 
 
 def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:
-    """The best strategy that chains from data parallelism, the expert's, the better one first, and a random strategy find.
+    """The best strategy that chains from data parallelism, the expert's, the better one first, and a random strategy find; from
+    this where there is more than thrice the time that the others took to be evaluated.
 
     Raises `NothingFits` where memory suffices for none.
     """
     begin = time.perf_counter()
     known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
-    better, worse = sorted(known.values(), key=lambda each: each.seconds)
-    starts = [
-        lambda: better,
-        lambda: worse,
-        lambda: within.evaluator.full(random_strategy(within.choices, Random(seed))),
-    ]
+    starts = sorted(known.values(), key=lambda each: each.seconds)
+    if budget.seconds > 4 * (time.perf_counter() - begin):
+        starts.append(within.evaluator.full(random_strategy(within.choices, Random(seed))))
+    search = Search(within.evaluator, within.choices, seed, progress)
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
-    found = Search(within.evaluator, within.choices, seed, progress).run(starts, left)
-    return SoapResult(
-        within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted
-    )
+    found = search.run(starts, left)
+    return SoapResult(within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted)
 
 
 def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Progress = silent) -> SoapResult:
