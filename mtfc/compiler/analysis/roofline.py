@@ -63,7 +63,8 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if _storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
     size, computed = memory.moved(eqn, device), flops * filled(eqn, memory.mesh, device)
-    return Work(flops, size, kernel_seconds(eqn, computed, size, largest(eqn, memory.mesh), memory, device))
+    elements = largest(eqn, memory.mesh) if device.ops else 0
+    return Work(flops, size, kernel_seconds(eqn, computed, size, elements, memory, device))
 
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
