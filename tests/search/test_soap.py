@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from math import inf
 from random import Random
+from typing import Any
 
 import attrs
 import numpy as np
@@ -12,13 +13,23 @@ import pytest
 
 from mtfc.compiler.analysis.simulation import makespan, simulate
 from mtfc.compiler.analysis.task_graph import Task, TaskGraph
-from mtfc.compiler.operators.strategy import Configuration, Strategy
+from mtfc.compiler.operators.graph import Step
+from mtfc.compiler.operators.strategy import (
+    Configuration,
+    Parts,
+    Strategy,
+    cells,
+    holders,
+    regions_held,
+    transfers,
+)
 from mtfc.compiler.search.found import NothingFits
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.known import random_strategy
 from mtfc.compiler.search.soap.links import links
 from mtfc.compiler.search.soap.lower_bound import lower_bound
 from mtfc.compiler.search.soap.mcmc import Budget
+from mtfc.compiler.search.soap.names import Bundle, Use
 from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
 from mtfc.frontend.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
@@ -66,6 +77,56 @@ def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> No
             current.held.tolist(),
         )
         assert np.array_equal(full.ready, current.ready) and np.array_equal(full.end, current.end)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_blocks_send_what_parts_need_of_each_other(name: str) -> None:
+    """As `operators/strategy.py` has it, by which a placement runs: of values, and of gradients by who holds them."""
+    space, random = space_of(name, 8), Random(6)
+    tasks = space.evaluator.tasks
+    for _ in range(5):
+        found = space.evaluator.full(random_strategy(space.choices, random))
+        for number, name_of in enumerate(tasks.names):
+            if name_of.kind in ("taken", "returned"):
+                wanted = _bytes_between(space, found.strategy, name_of.of)
+            elif name_of.kind == "added":
+                wanted = _bytes_of_gradients(space, found.strategy, name_of.of)
+            else:
+                continue
+            assert found.tasks.sent[number] == wanted
+
+
+def _bytes_between(space: SoapSpace, strategy: Strategy, use: Use) -> int:
+    made, here = _placed(space, strategy, use.maker)
+    used, there = _placed(space, strategy, use.user)
+    sent = transfers(use.value, made, use.maker, used, use.user)
+    source = holders(use.value, made, here, sent, there)
+    return int(sent.bytes[here[source] != there[sent.targets]].sum())
+
+
+def _bytes_of_gradients(space: SoapSpace, strategy: Strategy, bundle: Bundle) -> int:
+    total = 0
+    for parameter in bundle.parameters:
+        held = set()
+        for step in bundle.steps:
+            parts, devices = _placed(space, strategy, step)
+            if parameter in step.arguments:
+                held |= set(regions_held(parameter, parts, step, devices.tolist()))
+        total += sum(2 * (cell.mask.bit_count() - 1) * cell.bytes for cell in cells(parameter, held))
+    return total
+
+
+def _placed(space: SoapSpace, strategy: Strategy, step: Step) -> tuple[Parts, Any]:
+    configuration = strategy[space.evaluator.tasks.number[step]]
+    return Parts(space.graph.operator_of[step], configuration.degrees), np.array(configuration.devices)
+
+
+def test_task_graphs_do_not_depend_on_the_room_that_was_made_for_them() -> None:
+    space = soap_space(prepared("recurrent"), named("k80_cluster", {}), 8)
+    strategy = random_strategy(space.choices, Random(7))
+    first, again = space.evaluator.full(strategy), space.evaluator.full(strategy)
+    assert first.tasks.size > 200 and len(first.tasks.edges) > 200
+    assert all(np.array_equal(a, b) for a, b in zip(first.tasks, again.tasks, strict=True))
 
 
 def test_a_limit_never_hides_a_strategy_within_it() -> None:

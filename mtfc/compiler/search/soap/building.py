@@ -119,10 +119,8 @@ def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made:
     kind, maker, output, user, taken, is_pending, block, after, dims, item = plan.blocks[own]
     here, there = placed.devices[plan.operator[maker]], placed.devices[plan.operator[user]]
     parts, targets = known.forms[placed.form[maker], PARTS], known.forms[placed.form[user], PARTS]
-    given, wanted = (
-        known.forms[placed.form[maker], FIRST] + output,
-        known.forms[placed.form[user], FIRST] + taken,
-    )
+    given = known.forms[placed.form[maker], FIRST] + output
+    wanted = known.forms[placed.form[user], FIRST] + taken
     sums = 0
     for piece in range(known.tables[given, PIECES]):
         first = sums
@@ -135,13 +133,13 @@ def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made:
             giver = _giver(known, given, piece, parts, here, there[part], part)
             if kind == TAKEN:
                 task = sums - 1 if is_pending else giver
-                ends = _sent(own, i, here[giver], there[part], size, plan, made)
+                ends = _sent(i, here[giver], there[part], size, plan, made)
                 if ends >= 0:
                     made.held[i, there[part]] += size
                 _passed(own, block, task, after, part, ends, made)
             else:
                 task = first if is_pending else giver
-                ends = _sent(own, i, there[part], here[giver], size, plan, made)
+                ends = _sent(i, there[part], here[giver], size, plan, made)
                 _passed(own, block, part, after, task, ends, made)
 
 
@@ -181,7 +179,7 @@ def _giver(known: Known, table: int, piece: int, parts: int, devices: Array, tar
 
 
 @compiled
-def _sent(own: int, i: int, source: int, target: int, size: int, plan: Plan, made: Made) -> int:
+def _sent(i: int, source: int, target: int, size: int, plan: Plan, made: Made) -> int:
     """A transfer; the number of its task, or -1 on one device."""
     if source == target:
         return -1

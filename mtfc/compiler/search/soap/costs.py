@@ -1,7 +1,6 @@
 """How long parts take and what they keep, by the roofline of the device (`analysis/roofline.py`), where FlexFlow measures.
 
-As there (section 5.1), what is alike is looked at once: steps that differ in names alone, in as many parts. All parts of a step
-count as one in the middle, which has neighbours on all sides.
+All parts of a step count as one in the middle, which has neighbours on all sides.
 """
 
 from __future__ import annotations
@@ -29,28 +28,16 @@ class Cost:
     kept: int
 
 
-class Costs:
-    """Costs of the steps of a graph on a device, each found once."""
-
-    def __init__(self, flow: Flow, device: Device) -> None:
-        self.flow, self.device = flow, device
-        self._found: dict[tuple[int, tuple[tuple[str, int], ...]], Cost] = {}
-
-    def of(self, step: Step, parts: Parts) -> Cost:
-        key = (self.flow.signatures[step], parts.degrees)
-        if key not in self._found:
-            self._found[key] = self._cost(step, parts)
-        return self._found[key]
-
-    def _cost(self, step: Step, parts: Parts) -> Cost:
-        local = self.flow.local(step, parts, {name: degree // 2 for name, degree in parts.degrees})
-        function = local.function()
-        memory, seconds = Memory(function, ONE), {"forward": 0.0, "backward": 0.0}
-        for eqn, each in zip(function.body, works(function, memory, self.device), strict=True):
-            seconds[eqn.stage] += each.seconds
-        made = {value for eqn in local.forward for value in eqn.results}
-        kept = sum(value.type.local_bytes(ONE) for value in memory.stored if value in made)
-        return Cost(seconds["forward"], seconds["backward"], kept)
+def cost(flow: Flow, device: Device, step: Step, parts: Parts) -> Cost:
+    """Of the part of a step in the middle."""
+    local = flow.local(step, parts, {name: degree // 2 for name, degree in parts.degrees})
+    function = local.function()
+    memory, seconds = Memory(function, ONE), {"forward": 0.0, "backward": 0.0}
+    for eqn, each in zip(function.body, works(function, memory, device), strict=True):
+        seconds[eqn.stage] += each.seconds
+    made = {value for eqn in local.forward for value in eqn.results}
+    kept = sum(value.type.local_bytes(ONE) for value in memory.stored if value in made)
+    return Cost(seconds["forward"], seconds["backward"], kept)
 
 
 def states(training: Training | None) -> int:

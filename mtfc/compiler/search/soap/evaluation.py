@@ -40,6 +40,7 @@ class Evaluator:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self.count = 0
+        _compile(tasks)
 
     def full(self, strategy: Strategy, limit: float = inf) -> Evaluated:
         """From nothing (FlexFlow, Algorithm 1)."""
@@ -88,3 +89,15 @@ class Evaluator:
         tasks, ports = found.tasks, self.tasks.links.ports + 1
         known = [*edges, tasks.device, tasks.seconds, found.ready, found.end, since, limit, ports]
         return attrs.evolve(found, seconds=float(simulate(*known)))
+
+
+def _compile(tasks: Tasks) -> None:
+    """Loops are compiled when they first run: for no blocks here, so that no search has to wait for it."""
+    none = np.zeros(0, np.int64)
+    blocks = tasks.build(none, tasks.placed(()))
+    blocks = replaced(blocks, none, blocks)
+    times = known_of(np.zeros(0), blocks.offsets, none, blocks.offsets)
+    edges = connect(blocks.edges, blocks.offsets)
+    changed_from(blocks, times, blocks, edges, none, times, times)
+    known = [*edges, blocks.device, blocks.seconds, times, times, 0.0, inf, 1]
+    simulate(*known)

@@ -1,7 +1,8 @@
 """What is known of a step in so many parts, wherever they are: flat arrays for the compiled loops of `building.py`.
 
-A *form* is a step in some degrees; steps that differ in names alone have forms in common. Of each value that a step makes or
-uses a form has a *table*: the different pieces of it that parts have or need, and which of these each part does.
+A *form* is a step in some degrees; steps that differ in names alone have forms in common, as in FlexFlow (section 5.1). Of each
+value that a step makes or uses a form has a *table*: the different pieces of it that parts have or need, and which of these each
+part does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.regions import Region
 from mtfc.compiler.operators.strategy import Parts
 from mtfc.compiler.search.soap.blocks import Array
-from mtfc.compiler.search.soap.costs import Costs
+from mtfc.compiler.search.soap.costs import cost
 from mtfc.compiler.search.soap.plan import Known
 
 
@@ -28,7 +29,7 @@ class Forms:
     """The forms of the steps of a graph on a device, each made when it is asked for first."""
 
     def __init__(self, flow: Flow, device: Device) -> None:
-        self.flow, self.costs = flow, Costs(flow, device)
+        self.flow, self.device = flow, device
         self._forms, self._seconds = _Rows(3, np.int64), _Rows(2, np.float64)
         self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
         self._numbers: dict[tuple[int, tuple[tuple[str, int], ...]], int] = {}
@@ -56,14 +57,14 @@ class Forms:
         return Known(self._forms.array, self._seconds.array, self._tables.array, pool)
 
     def _add(self, step: Step, parts: Parts) -> int:
-        needs, cost, first = parts.needs[step], self.costs.of(step, parts), self._tables.count
+        needs, own, first = parts.needs[step], cost(self.flow, self.device, step, parts), self._tables.count
         for value in step.outputs:
             self._table(value, needs.owned(value), parts, parts.group(value))
         for value in (*step.inputs, *step.arguments):
             region = needs.values.get(value, {})
             self._table(value, region, parts, parts.along({span.by for span in region.values()}))
-        self._seconds.extend([[cost.forward, cost.backward]])
-        return self._forms.extend([[parts.count, cost.kept, first]])
+        self._seconds.extend([[own.forward, own.backward]])
+        return self._forms.extend([[parts.count, own.kept, first]])
 
     def _table(self, value: Value, region: Region, parts: Parts, rows: Array) -> None:
         """Parts with the same number in `rows` have the same piece of a value."""

@@ -44,7 +44,7 @@ class Tasks:
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
         self.plan = self._plan(place)
-        self._room = [1024, 1024, 64]  # tasks, edges, shares
+        self._room = [64, 64, 4]  # tasks, edges, shares
 
     def update_seconds(self, size: int) -> float:
         """A parameter of so many bytes, its gradient and states are read, it and the states written."""
