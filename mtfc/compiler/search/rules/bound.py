@@ -52,12 +52,14 @@ class Bound(Setting):
         return Known(*self.space.bounds(rows, decided, self.mesh))
 
     def memory(self, known: Known) -> Seconds:
-        """Bytes; how long what is gathered stays alive is not known."""
-        held = self._split(known, self._by_columns(self.step.held))
-        if self.space.storing:
-            return held
-        whole = union(known.high, self.columns(self.step.mixed | self.step.bridged)) == 0
-        return held + np.where(whole, self._split(known, self._by_columns(self.step.alive)), 0)
+        """Bytes of arguments and gradients, and of the most that is there besides; not of what is gathered."""
+        held, points, each = self.step.held, self.step.alive, Lookup(self, known)
+        shares = [
+            1 / self.degrees[each.high(kind.dims)] * (each.high(kind.unless) == 0) for kind in points.kinds
+        ]
+        alive = np.stack(shares, axis=1) @ points.bytes.T if shares else np.zeros((len(known.low), 1))
+        most: Seconds = alive.max(axis=1)
+        return self._split(known, self._by_columns(held)) + most
 
     def _by_columns(self, sizes: Mapping[Dims, int]) -> list[tuple[Columns, float]]:
         return [(self.columns(dims), size) for dims, size in sizes.items()]
