@@ -8,7 +8,7 @@ where these dimensions are whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -18,7 +18,7 @@ from mtfc.compiler.analysis.liveness import buffers, last_uses, unstored
 from mtfc.compiler.analysis.memory import gradients
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import region_of
-from mtfc.compiler.search.rules.arrays import SINGLE
+from mtfc.compiler.search.rules.arrays import SINGLE, bridge_of
 from mtfc.compiler.search.rules.naming import Dims, Naming
 
 KEPT = 3
@@ -56,7 +56,7 @@ class _Life:
     death: int
 
 
-def points_of(function: Function, naming: Naming, positions: Mapping[Equation, Dims]) -> Points:
+def points_of(function: Function, naming: Naming, positions: Mapping[Equation, Dims | None]) -> Points:
     """The points at which most is held besides arguments and gradients, for one layout or the other."""
     numbers: dict[Kind, int] = {}
     found = list(_Finder(naming, positions, numbers).points(function, _shared_with_gradients(function)))
@@ -98,12 +98,32 @@ def _are_alike(one: Value, other: Value) -> bool:
     return one.type.local_bytes(SINGLE) == other.type.local_bytes(SINGLE)
 
 
+def _equal(function: Function, positions: Mapping[Equation, Dims | None]) -> set[Value]:
+    """Values that may turn out to be earlier ones: all products of several operands that have the same dimensions, as they are
+    taken in another order, and what is made of them alike.
+    """
+    numbers: dict[object, int] = {}
+    known: dict[Value, object] = {}
+    found: set[Value] = set()
+    for eqn in (each for each in function.body if not each.regions):
+        attributes = sorted((name, repr(value)) for name, value in eqn.attrs.items())
+        operands: object = (*attributes, *(known.get(value, value) for value in eqn.operands))
+        if positions.get(eqn, eqn) is None:
+            operands = frozenset(eqn.result.type.dims)
+        for i, value in enumerate(eqn.results):
+            key = (eqn.op, i, operands)
+            if key in numbers:
+                found.add(value)
+            known[value] = numbers.setdefault(key, len(numbers))
+    return found
+
+
 @attrs.frozen
 class _Finder:
     """numbers: of the kinds that were met."""
 
     naming: Naming
-    positions: Mapping[Equation, Dims]
+    positions: Mapping[Equation, Dims | None]
     numbers: dict[Kind, int]
 
     def points(self, function: Function, without: set[Value]) -> Iterator[dict[int, int]]:
@@ -128,6 +148,7 @@ class _Finder:
         made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
         uses = _Uses.of(function, self.positions)
         last, nothing = last_uses(function), frozenset[str]()
+        without = without | _equal(function, self.positions)
         for value in (a.value for a in function.arguments if a.role == "sliced"):
             yield from self._life(value, 0, last.get(value, 0), nothing, uses)
         for buffer in (each for each in buffers(function, SINGLE) if each.values[0] in made):
@@ -135,30 +156,44 @@ class _Finder:
                 births = [made[value][0] for value in buffer.values]
                 ends = [*(birth - 1 for birth in births[1:]), buffer.death]
                 for value, birth, end in zip(buffer.values, births, ends, strict=True):
-                    mixed = self.positions.get(made[value][1], nothing)
+                    mixed = self.positions.get(made[value][1]) or nothing
                     yield from self._life(value, birth, end, mixed, uses)
 
     def _life(self, value: Value, birth: int, end: int, mixed: Dims, uses: _Uses) -> Iterator[_Life]:
-        last, further = uses.of_value(value)
+        """As long as it is sure to be used; then as long as some part of it is; then where its dimensions are whole."""
         dims, bytes = self.naming.names[value], value.type.local_bytes(SINGLE)
-        if birth <= last:
-            yield _Life(Kind(dims, mixed), bytes, birth, min(last, end))
-        if last < end:
-            yield _Life(Kind(dims, mixed | further), bytes, max(last + 1, birth), end)
+        for use in uses.of_value(value):
+            further = frozenset[str]().union(*(self.naming.names[view] for view in use.views))
+            if birth <= min(use.last, end):
+                kind = Kind(dims | further, mixed | use.mixed)
+                yield _Life(kind, int(bytes * use.share), birth, min(use.last, end))
+                birth = use.last + 1
+
+
+@attrs.frozen
+class _Use:
+    """Of a value, by an equation: how much of the value it needs, and what it sees it as. mixed: dimensions that must be whole
+    for that to be sure.
+    """
+
+    last: int
+    share: float = 1.0
+    views: tuple[Value, ...] = ()
+    mixed: Dims = frozenset()
 
 
 @attrs.frozen
 class _Uses:
-    """The uses of values in a function, with numbers of equations; views have no uses of their own."""
+    """The uses of values in a function, by numbers of equations. Instead of views what they are views of is used."""
 
     uses: Mapping[Value, list[tuple[int, Equation]]]
     outputs: frozenset[Value]
     views: Mapping[Value, tuple[Value, ...]]
-    positions: Mapping[Equation, Dims]
+    positions: Mapping[Equation, Dims | None]
     length: int
 
     @classmethod
-    def of(cls, function: Function, positions: Mapping[Equation, Dims]) -> _Uses:
+    def of(cls, function: Function, positions: Mapping[Equation, Dims | None]) -> _Uses:
         uses: dict[Value, list[tuple[int, Equation]]] = {}
         for i, eqn in enumerate(function.body):
             for value in dict.fromkeys(eqn.operands):
@@ -166,20 +201,23 @@ class _Uses:
         outputs = frozenset(output.value for output in function.outputs)
         return cls(uses, outputs, unstored(function), positions, len(function.body))
 
-    def of_value(self, value: Value) -> tuple[int, Dims]:
-        """The last use that is there under every layout, -1 where none is, and the dimensions that others mix."""
-        last, mixed = self.length if value in self.outputs else -1, frozenset[str]()
-        for i, eqn in self.uses.get(value, ()):
-            if eqn in self.positions:
-                mixed |= self.positions[eqn] | self._further(eqn.results)
-            elif eqn.results and eqn.results[0] in self.views:
-                later, others = self.of_value(eqn.results[0])
-                last, mixed = max(last, later), mixed | others
-            else:
-                last = max(last, i)
-        return last, mixed
+    def of_value(self, value: Value) -> list[_Use]:
+        """All, the surest first: for those that need more than others of what they see it as, or of what must be whole."""
+        found = list(self._of(value))
+        return sorted(found, key=lambda use: (len(use.mixed), len(use.views), use.last))
 
-    def _further(self, results: Iterable[Value]) -> Dims:
-        """What is mixed of views after one."""
-        after = (self.of_value(value)[1] for value in results if value in self.views)
-        return frozenset[str]().union(*after)
+    def _of(self, value: Value) -> Iterator[_Use]:
+        if value in self.outputs:
+            yield _Use(self.length)
+        for i, eqn in self.uses.get(value, ()):
+            is_view = len(eqn.results) == 1 and eqn.results[0] in self.views
+            later = list(self._of(eqn.result)) if is_view else [_Use(i)]
+            bridge, mixed = bridge_of(eqn), self.positions.get(eqn, frozenset())
+            if mixed is None:
+                continue
+            for use in later:
+                if bridge is not None and is_view:
+                    views, share = (*use.views, eqn.result), use.share * bridge.share
+                    yield attrs.evolve(use, views=views, share=share)
+                else:
+                    yield attrs.evolve(use, mixed=use.mixed | mixed)

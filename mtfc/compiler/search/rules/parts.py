@@ -69,15 +69,11 @@ class Step:
 
     @cached_property
     def alive(self) -> Points:
-        """What else is there at once; nothing is sure where products have several operands."""
-        if not all(map(is_ordered, walk(self.function.body))):
-            return points_of(attrs.evolve(self.function, body=()), self.naming, {})
-        return points_of(self.function, self.naming, self._replaced)
-
-    @cached_property
-    def _replaced(self) -> Mapping[Equation, Dims]:
-        """The same as `positions`, of windows too."""
-        return _found(self.function, lambda eqn: True)
+        """What else is there at once. Products of several operands are always replaced."""
+        products = [eqn for eqn in walk(self.function.body) if not is_ordered(eqn)]
+        replaced: dict[Equation, Dims | None] = dict.fromkeys(products)
+        replaced.update(_found(self.function, lambda eqn: True))
+        return points_of(self.function, self.naming, replaced)
 
     @property
     def mixed(self) -> Dims:
