@@ -53,13 +53,27 @@ class Bound(Setting):
 
     def memory(self, known: Known) -> Seconds:
         """Bytes of arguments and gradients, and of the most that is there besides; not of what is gathered."""
-        held, points, each = self.step.held, self.step.alive, Lookup(self, known)
-        shares = [
-            1 / self.degrees[each.high(kind.dims)] * (each.high(kind.unless) == 0) for kind in points.kinds
-        ]
-        alive = np.stack(shares, axis=1) @ points.bytes.T if shares else np.zeros((len(known.low), 1))
-        most: Seconds = alive.max(axis=1)
-        return self._split(known, self._by_columns(held)) + most
+        unions: dict[Columns, Rows] = {}
+        shares = np.ones((len(known.low), len(self._alive)))
+        for i, (columns, unless) in enumerate(self._alive):
+            for each in (columns, unless):
+                if each not in unions:
+                    unions[each] = union(known.high, each)
+            shares[:, i] = (1 / self.degrees)[unions[columns]] * (unions[unless] == 0)
+        most: Seconds = np.max(shares @ np.stack(list(self._alive.values())), axis=1)
+        return self._split(known, self._by_columns(self.step.held)) + most
+
+    @cached_property
+    def _alive(self) -> dict[tuple[Columns, Columns], Seconds]:
+        """What is alive at each point, by the columns that split it and those that must be whole."""
+        points = self.step.alive
+        found: dict[tuple[Columns, Columns], Seconds] = {
+            (frozenset(), frozenset()): np.zeros(len(points.bytes))
+        }
+        for kind, bytes in zip(points.kinds, points.bytes.T, strict=True):
+            key = self.columns(kind.dims), self.columns(kind.unless)
+            found[key] = found.get(key, 0) + bytes
+        return found
 
     def _by_columns(self, sizes: Mapping[Dims, int]) -> list[tuple[Columns, float]]:
         return [(self.columns(dims), size) for dims, size in sizes.items()]

@@ -126,8 +126,8 @@ class Branching:
         if self.objective == "memory":
             yield self.bound.memory
             return
-        yield self._too_large
         yield self.bound.flops
+        yield self._too_large
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
             yield lambda known: self.bound.sure_seconds(known, is_open, until)
