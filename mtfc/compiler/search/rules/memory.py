@@ -19,7 +19,7 @@ from mtfc.compiler.analysis.memory import gradients
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.search.rules.arrays import SINGLE, bridge_of
-from mtfc.compiler.search.rules.naming import Dims, Naming
+from mtfc.compiler.search.rules.naming import Dims, Naming, computed
 
 KEPT = 3
 """Points that are looked at for each dimension that is split, those that hold most then."""
@@ -74,7 +74,7 @@ def _largest(kinds: tuple[Kind, ...], bytes: Bytes) -> set[int]:
     """The points that hold most where nothing is split, or one dimension is; and of what counts always."""
     always = np.array([not kind.unless for kind in kinds])
     found: set[int] = set()
-    for name in ("", *sorted(frozenset[str]().union(*(kind.dims for kind in kinds)))):
+    for name in ("", *sorted(computed(frozenset[str]().union(*(kind.dims for kind in kinds))))):
         share = np.array([1 / SPLIT if name in kind.dims else 1.0 for kind in kinds])
         whole = np.array([name not in kind.unless for kind in kinds])
         for weights in (share * whole, share * always):

@@ -253,8 +253,11 @@ class Search:
             self.working_on = None
 
     def _descend(self, branchings: Sequence[Branching], seconds: float) -> None:
-        until = monotonic() + seconds
+        """On every mesh; where nothing that fits is known, until something is."""
+        is_first, until = self.best is None, monotonic() + seconds
         for on in branchings if self.objective != "memory" else ():
+            if is_first and self.best is not None:
+                break
             self._descend_on(on, until)
 
     def _descend_on(self, on: Branching, until: float) -> None:
