@@ -230,11 +230,9 @@ class Search:
 
     def _run(self, branchings: Sequence[Branching]) -> None:
         """Meshes of few axes first, whose layouts leave less of the others to be looked at; and where there is no proof in a part
-        of the time, or nothing fits that is known, good layouts before that goes on.
+        of the time, good layouts before that goes on.
         """
         started, seconds = monotonic(), self.until - monotonic()
-        if self.best is None:
-            self._descend(branchings, DESCENDING * seconds)
         numbers = sorted({on.axes for on in branchings})
         for i, number in enumerate(numbers):
             while self.waiting and self.waiting[-1].axes == number:
@@ -253,11 +251,8 @@ class Search:
             self.working_on = None
 
     def _descend(self, branchings: Sequence[Branching], seconds: float) -> None:
-        """On every mesh; where nothing that fits is known, until something is."""
-        is_first, until = self.best is None, monotonic() + seconds
+        until = monotonic() + seconds
         for on in branchings if self.objective != "memory" else ():
-            if is_first and self.best is not None:
-                break
             self._descend_on(on, until)
 
     def _descend_on(self, on: Branching, until: float) -> None:
