@@ -363,6 +363,15 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
     assert found.evaluated < len(every)
 
 
+@pytest.mark.parametrize("name", ["transformer_lm", "moe_lm", "alexnet"])
+def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
+    """Where experts are sent to, and windows slide, too."""
+    program, shapes = example(name), list(meshes(8, 2))
+    pricer, forward = Pricer.of(program, TORUS), program.function("forward")
+    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + 60, "memory")
+    assert found.is_optimal
+
+
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
     """4.9 B parameters on 512 cores: section 9 of the Mesh-TensorFlow paper chose it by hand, and nothing takes less."""
     module = load((ROOT / "examples" / "transformer_lm.mtf").read_text("utf-8"))

@@ -52,12 +52,28 @@ class Bound(Setting):
         return Known(*self.space.bounds(rows, decided, self.mesh))
 
     def memory(self, known: Known) -> Seconds:
-        """Bytes; how long what is gathered stays alive is not known."""
-        held = self._split(known, self._by_columns(self.step.held))
-        if self.space.storing:
-            return held
-        whole = union(known.high, self.columns(self.step.mixed | self.step.bridged)) == 0
-        return held + np.where(whole, self._split(known, self._by_columns(self.step.alive)), 0)
+        """Bytes of arguments and gradients, and of the most that is there besides; not of what is gathered."""
+        unions: dict[Columns, Rows] = {}
+        shares = np.ones((len(known.low), len(self._alive)))
+        for i, (columns, unless) in enumerate(self._alive):
+            for each in (columns, unless):
+                if each not in unions:
+                    unions[each] = union(known.high, each)
+            shares[:, i] = (1 / self.degrees)[unions[columns]] * (unions[unless] == 0)
+        most: Seconds = np.max(shares @ np.stack(list(self._alive.values())), axis=1)
+        return self._split(known, self._by_columns(self.step.held)) + most
+
+    @cached_property
+    def _alive(self) -> dict[tuple[Columns, Columns], Seconds]:
+        """What is alive at each point, by the columns that split it and those that must be whole."""
+        points = self.step.alive
+        found: dict[tuple[Columns, Columns], Seconds] = {
+            (frozenset(), frozenset()): np.zeros(len(points.bytes))
+        }
+        for kind, bytes in zip(points.kinds, points.bytes.T, strict=True):
+            key = self.columns(kind.dims), self.columns(kind.unless)
+            found[key] = found.get(key, 0) + bytes
+        return found
 
     def _by_columns(self, sizes: Mapping[Dims, int]) -> list[tuple[Columns, float]]:
         return [(self.columns(dims), size) for dims, size in sizes.items()]

@@ -22,6 +22,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of, uses_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
 from mtfc.compiler.search.rules.halos import Halo, halos_of
+from mtfc.compiler.search.rules.memory import Points, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, rule_of
 from mtfc.compiler.search.rules.sums import Route, routes_of
@@ -55,13 +56,7 @@ class Step:
 
     @classmethod
     def of(cls, function: Function, device: Device) -> Step:
-        found: dict[Equation, Dims] = {}
-        uses = uses_of(function)
-        for eqn in reversed(list(walk(function.body))):
-            if not eqn.regions and OPS[eqn.op].distribute is not None and bridge_of(eqn) is None:
-                users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
-                found[eqn] = _positions(eqn).union(*(found[user] for user in users))
-        return cls(function, device, found)
+        return cls(function, device, _found(function, lambda eqn: bridge_of(eqn) is None))
 
     @cached_property
     def naming(self) -> Naming:
@@ -73,20 +68,17 @@ class Step:
         return _bytes(_arguments_and_gradients(self.function), self.naming)
 
     @cached_property
-    def alive(self) -> dict[Dims, int]:
-        """Bytes of what else there is when most is, where no position is mixed."""
-        return _bytes(_alive(self.function), self.naming)
+    def alive(self) -> Points:
+        """What else is there at once. Products of several operands are always replaced."""
+        products = [eqn for eqn in walk(self.function.body) if not is_ordered(eqn)]
+        replaced: dict[Equation, Dims | None] = dict.fromkeys(products)
+        replaced.update(_found(self.function, lambda eqn: True))
+        return points_of(self.function, self.naming, replaced)
 
     @property
     def mixed(self) -> Dims:
         """All dimensions of `positions`."""
         return frozenset[str]().union(*self.positions.values())
-
-    @cached_property
-    def bridged(self) -> Dims:
-        """All dimensions of which other equations mix the positions."""
-        eqns = (eqn for eqn in walk(self.function.body) if bridge_of(eqn))
-        return frozenset[str]().union(*map(_positions, eqns))
 
     def parts(self, split: Dims) -> Parts:
         """What is sure where of the dimensions `mixed` only some may be split."""
@@ -104,6 +96,17 @@ class Step:
         if shards not in self.sent:
             self.sent[shards] = Counter(halos_of(self.function, self.naming, is_ordered, shards))
         return self.sent[shards]
+
+
+def _found(function: Function, counts: Sure) -> dict[Equation, Dims]:
+    """Equations that others replace, by the dimensions whose positions they, or those of the same op after them, mix."""
+    found: dict[Equation, Dims] = {}
+    uses = uses_of(function)
+    for eqn in reversed(list(walk(function.body))):
+        if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
+            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
+            found[eqn] = _positions(eqn).union(*(found[user] for user in users))
+    return found
 
 
 def _positions(eqn: Equation) -> Dims:
@@ -129,12 +132,6 @@ def _parts(function: Function, naming: Naming, device: Device, sure: Sure) -> Pa
 def _arguments_and_gradients(function: Function) -> Iterator[Value]:
     yield from (argument.value for argument in function.arguments)
     yield from held(function, SINGLE)[0]
-
-
-def _alive(function: Function) -> Iterator[Value]:
-    """Nothing is sure where products have several operands, nor of scalars, some of which combine-collectives makes later."""
-    if all(map(is_ordered, walk(function.body))):
-        yield from (value for value in held(function, SINGLE)[1] if value.type.dims)
 
 
 def _bytes(values: Iterable[Value], naming: Naming) -> dict[Dims, int]:

@@ -126,8 +126,8 @@ class Branching:
         if self.objective == "memory":
             yield self.bound.memory
             return
-        yield self._too_large
         yield self.bound.flops
+        yield self._too_large
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
             yield lambda known: self.bound.sure_seconds(known, is_open, until)
@@ -230,11 +230,9 @@ class Search:
 
     def _run(self, branchings: Sequence[Branching]) -> None:
         """Meshes of few axes first, whose layouts leave less of the others to be looked at; and where there is no proof in a part
-        of the time, or nothing fits that is known, good layouts before that goes on.
+        of the time, good layouts before that goes on.
         """
         started, seconds = monotonic(), self.until - monotonic()
-        if self.best is None:
-            self._descend(branchings, DESCENDING * seconds)
         numbers = sorted({on.axes for on in branchings})
         for i, number in enumerate(numbers):
             while self.waiting and self.waiting[-1].axes == number:
