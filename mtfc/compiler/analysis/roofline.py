@@ -9,6 +9,8 @@ An equation moves the bytes of stored operands and, where it is stored itself, o
 costs the device's overhead. The roofline is a bound from below for a kernel, and a sum of them one from above for kernels that
 overlap, which on one device they rarely do.
 
+Where the device has a rate for it, products take longer by what is transposed for them (`ir/products.py`).
+
 On a TPU (`Device.matrix`) arrays and products are filled up besides (`tiles.py`), and three more things are as XLA's compiler
 for TPUs expects them, of kernels that it was given one by one (libtpu 0.0.42; the same on v2 to v5p):
 
@@ -30,6 +32,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.opdef import Storage
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.products import transposed
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.ir.views import folded
 
@@ -59,7 +62,7 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if _storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
     size, computed = memory.moved(eqn, device), flops * filled(eqn, memory.mesh, device)
-    return Work(flops, size, kernel_seconds(eqn, computed, size, largest(eqn, memory.mesh), memory, device))
+    return Work(flops, size, kernel_seconds(eqn, eqn, computed, size, memory, device))
 
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
@@ -68,14 +71,17 @@ def largest(eqn: Equation, mesh: Mesh) -> int:
 
 
 def kernel_seconds(
-    eqn: Equation, flops: float, size: int, elements: int, memory: Memory, device: Device
+    eqn: Equation, placed: Equation, flops: float, size: int, memory: Memory, device: Device
 ) -> float:
-    """Seconds of so many FLOPs on so many bytes, and elements of the largest array."""
+    """Seconds of so many FLOPs on so many bytes, for an equation that the memory knows, as it is placed."""
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computing, moving = flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size)
     seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
-    if rate := device.ops.get(memory.kernel(eqn)):
-        seconds = max(seconds, elements / rate * memory.copies(eqn, device))
+    kernel = memory.kernel(eqn)
+    if rate := device.ops.get(kernel):
+        seconds = max(seconds, largest(placed, memory.mesh) / rate * memory.copies(eqn, device))
+    if kernel == "einsum" and (rate := device.ops.get("transposed")):
+        seconds += transposed(placed, memory.mesh) / rate
     return seconds + (device.overhead if memory.is_stored(eqn) else 0.0)
 
 

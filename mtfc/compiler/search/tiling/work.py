@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, held_bytes, holds, kernel_seconds, largest
+from mtfc.compiler.analysis.roofline import Memory, held_bytes, holds, kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled, stored_bytes
 from mtfc.compiler.hardware import Device
@@ -41,8 +41,7 @@ class Roofline:
             return 0.0
         placed, memory = self._placed(eqn, strategy), self.memories[eqn.results[0]]
         flops = OPS[eqn.op].flops(placed, Numbers(self.mesh)) * filled(placed, self.mesh, self.device)
-        elements = largest(placed, self.mesh)
-        return kernel_seconds(eqn, flops, self._moved(eqn, strategy), elements, memory, self.device)
+        return kernel_seconds(eqn, placed, flops, self._moved(eqn, strategy), memory, self.device)
 
     def _placed(self, eqn: Equation, strategy: Strategy) -> Equation:
         """FLOP rules look at the types of operands and results."""
