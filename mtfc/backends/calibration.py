@@ -6,7 +6,8 @@ inside one compiled loop, each time on a result before, so that nothing is left 
 measure memory, several arrays take turns, as a program has many, of which the caches hold what they can. On NumPy there is
 one device, and there are no links.
 
-A rate at a size is the best of several runs: what else the machine does makes it slower, never faster.
+A rate at a size is that of the median of several runs, as `benchmarks accuracy` takes the median of several steps: what slows a
+program down now and then slows what is measured down, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import attrs
@@ -66,22 +68,22 @@ QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 1 << 1
 
 
 def seconds_each(loop: Loop, effort: Effort) -> float:
-    """What one repetition takes, at best, less what a run costs once: large arrays, for example, have to be allocated."""
-    count, once = LEAST_REPETITIONS, _best(loop(1))
-    while (seconds := _best(loop(count))) < effort.seconds and count < MOST_REPETITIONS:
+    """What one repetition takes, less what a run costs once: large arrays, for example, have to be allocated."""
+    count, once = LEAST_REPETITIONS, _usual(loop(1))
+    while (seconds := _usual(loop(count))) < effort.seconds and count < MOST_REPETITIONS:
         count = min(MOST_REPETITIONS, int(count * max(2.0, 1.2 * effort.seconds / seconds)))
     return (seconds - once) / (count - 1) if seconds > once else seconds / count
 
 
-def _best(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of several runs, after one that does not count."""
+def _usual(run: Callable[[], object]) -> float:
+    """Seconds of the median of several runs, after one that does not count."""
     run()
     times = []
     for _ in range(RUNS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return median(times)
 
 
 def rising(points: Iterable[Point]) -> Rate:
@@ -238,12 +240,15 @@ class _Devices:
         size = 8 * effort.elements
         notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
-        found = {}
-        for name, op in jax_kernels.KERNELS.items():
-            seconds = self._seconds(_of_result(op), start, effort) / jax_kernels.TIMES.get(name, 1)
-            if seconds > notable:
-                found[name] = effort.elements / seconds
-        return found
+        seconds = {
+            name: self._seconds(_of_result(op), start, effort) for name, op in jax_kernels.KERNELS.items()
+        }
+        own = {
+            name: (each - seconds.get(jax_kernels.BESIDES.get(name, ""), 0.0))
+            / jax_kernels.TIMES.get(name, 1)
+            for name, each in seconds.items()
+        }
+        return {name: effort.elements / each for name, each in own.items() if each > notable}
 
     def all_reduce(self, size: int, effort: Effort) -> Point:
         """(bytes, seconds); of zeros, whose sums need no scaling."""

@@ -28,9 +28,11 @@ from mtfc.backends.module import (
 from mtfc.backends.prelude import definitions, prelude
 from mtfc.backends.windowed import fused
 from mtfc.compiler.ir.core import Function, Program, Value, walk
-from mtfc.compiler.ir.opdef import Text
+from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.contraction import subscripts
 from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.products import is_turned
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 DTYPES = {
@@ -196,7 +198,9 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
     variation = Variation(mesh, function)
     return Dialect(
         mesh=mesh,
-        column=lambda eqn: texts.get(eqn.results[0]) or OPS[eqn.op].jax,
+        column=lambda eqn: (
+            texts.get(eqn.results[0]) or (_turned if is_turned(eqn, mesh) else OPS[eqn.op].jax)
+        ),
         lead=lambda type: (),
         index=variation.index,
         dtype=_dtype,
@@ -206,6 +210,12 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
         step="jnp.int32(step)",
         reserved=RESERVED,
     )
+
+
+def _turned(code: Code) -> str:
+    """A product of matrices the other way round."""
+    factors, result = subscripts(code.eqn).split("->")
+    return f'turned(jnp.einsum("{factors}->{result[::-1]}", {", ".join(code.args)}))'
 
 
 def _function(program: Program, function: Function) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 ROW = 64
 """Elements of a row, of a table or of what is reduced."""
 
-NARROW = 16
-"""Columns of a narrow matrix."""
+WIDE, NARROW = 1024, 16
+"""Columns of a wide table, and of a narrow matrix."""
 
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
@@ -121,11 +121,22 @@ def _convolution(x: Any) -> Any:
 
 def _einsum(x: Any) -> Any:
     """A table times a narrow matrix, and the two products of its gradients."""
+    table, out = _narrow(x)
+    return (out @ (out.T @ table) / out.size).reshape(-1)
+
+
+def _transposed(x: Any) -> Any:
+    """The same with a product whose first factor, the table, is transposed."""
+    table, out = _narrow(x)
+    return (table.T @ out @ out.T / out.size).reshape(-1)
+
+
+def _narrow(x: Any) -> Any:
+    """Rows of a table, and their products with a narrow matrix."""
     import jax.numpy as jnp
 
-    table = x.reshape(-1, 4 * ROW)
-    out = table @ jnp.full((4 * ROW, NARROW), 1 / (4 * ROW), x.dtype)
-    return (out @ (table.T @ out).T / out.size).reshape(-1)
+    table = x.reshape(-1, WIDE)
+    return table, table @ jnp.full((WIDE, NARROW), 1 / WIDE, x.dtype)
 
 
 KERNELS: dict[str, Callable[[Any], Any]] = {
@@ -145,8 +156,12 @@ KERNELS: dict[str, Callable[[Any], Any]] = {
     "unpool": _unpool,
     "convolution": _convolution,
     "einsum": _einsum,
+    "transposed": _transposed,
 }
 """By the names that `hardware` declarations have for them."""
 
 TIMES = {"einsum": 3}
 """How often a kernel does what it is named after, if not once."""
+
+BESIDES = {"transposed": "einsum"}
+"""What a kernel does besides."""

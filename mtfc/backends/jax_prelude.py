@@ -45,6 +45,13 @@ def along(axis, rank, before, after, between):
     return [(before, after, between) if i == rank + axis else (0, 0, 0) for i in range(rank)]
 
 
+def turned(product):
+    """The transpose of a product of matrices. On CPU XLA would rather take the product the other way round, for which it would
+    transpose the larger factor: the barrier keeps it from that.
+    """
+    return lax.platform_dependent(product, cpu=lambda x: lax.optimization_barrier(x).T, default=lambda x: x.T)
+
+
 def window(x, axis, size, stride, padding, dilation, value):
     """The windows of `x` along `axis`, which gives way to their number and their `size`."""
     before, after = padding

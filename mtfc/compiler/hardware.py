@@ -18,8 +18,10 @@ import attrs
 Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
-KERNELS = ("pool", "unpool", "convolution")
-"""Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such."""
+KERNELS = ("pool", "unpool", "convolution", "transposed")
+"""Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such. And
+one that is a part of an op: what is transposed for a product (`ir/products.py`).
+"""
 
 
 @attrs.frozen

@@ -264,7 +264,9 @@ model net(x: [n, m]) {
     assert tpu == pytest.approx(2 * one)  # for both that choose by it
     sums = [(one.bytes, tpu.bytes) for op, one, tpu in found if op == "sum"]
     assert sorted(sums) == [(row, size + row), (size + row, size + row)]  # y is not read
-    assert all(one == tpu for op, one, tpu in found if op not in ("bernoulli", "sum"))
+    chosen = [(one.bytes, tpu.bytes) for op, one, tpu in found if op == "where"]
+    assert sorted(chosen) == [(2 * size, size), (2 * size, 2 * size)]  # nor here
+    assert all(one == tpu for op, one, tpu in found if op not in ("bernoulli", "sum", "where"))
 
 
 @holds_for(programs(), 20)

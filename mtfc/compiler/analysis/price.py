@@ -22,7 +22,7 @@ def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[
     for eqn, each in zip(function.body, work(function, topology.mesh, device), strict=True):
         if eqn.regions:
             inside, trips = seconds_of(region_of(eqn), topology, device), dim_of(eqn).size
-            compute += inside[0] * trips
+            compute += inside[0] * trips + each.seconds
             communication += inside[1] * trips
         elif eqn.op in KIND_OF:
             communication += max(lanes_of(eqn, topology).values(), default=0.0)

@@ -146,7 +146,7 @@ class _Simulator:
 
     def _item(self, eqn: Equation, work: Work, makers: Mapping[Value, Equation]) -> _Item:
         if eqn.regions:
-            return self._loop(eqn)
+            return self._loop(eqn, work)
         if eqn.op in KIND_OF:
             return self._collective(eqn, makers)
         seconds = {COMPUTE: work.seconds} if work.seconds else {}
@@ -154,16 +154,15 @@ class _Simulator:
         ideal = work.flops / self.device.rate(dtype).peak
         return _Item(eqn, seconds, {eqn.span: Seconds(compute=work.seconds)} if seconds else {}, ideal)
 
-    def _loop(self, eqn: Equation) -> _Item:
+    def _loop(self, eqn: Equation, work: Work) -> _Item:
         trips, inside = dim_of(eqn).size, self.run(region_of(eqn))
         seconds = {COMPUTE: inside.seconds, **inside.busy} if inside.seconds else {}
-        return _Item(
-            eqn,
-            {device: each * trips for device, each in seconds.items()},
-            {span: each.times(trips) for span, each in inside.lines.items()},
-            inside.ideal * trips,
-            inside,
-        )
+        seconds = {device: each * trips for device, each in seconds.items()}
+        lines = {span: each.times(trips) for span, each in inside.lines.items()}
+        if work.seconds:
+            seconds[COMPUTE] = seconds.get(COMPUTE, 0.0) + work.seconds
+            _add(lines, {eqn.span: Seconds(compute=work.seconds)})
+        return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
         """Of a combined one, each operand's line answers for its share of the bytes."""

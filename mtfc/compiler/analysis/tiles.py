@@ -1,9 +1,9 @@
 """What TPUs fill up: arrays to whole tiles in memory, products to the sides of the matrix units.
 
 XLA lays arrays out in tiles of 8 x 128 elements of two of their dimensions (OpenXLA, "Tiled layout"; of 1, 2 or 4 x 128 where
-there are no more rows), and chooses which two: here those that leave the least room unused. A matrix unit (`Device.matrix`)
-holds a square of one factor, of as many summands as columns, and the rows of the other go through it in tiles of 8; which
-factor is which is chosen, too.
+there are no more rows), and chooses which two: here those that leave the least room unused, but none that windows turn into
+others, as an image has its channels and the batch there. A matrix unit (`Device.matrix`) holds a square of one factor, of as many
+summands as columns, and the rows of the other go through it in tiles of 8; which factor is which is chosen, too.
 
 `least_bytes` is for bounds. However a dimension is split, the tiles of all parts together have no fewer lanes than those of the
 whole. That does not hold for rows, of which a tile may have fewer. Of products it holds: `filled` times the FLOPs.
@@ -11,6 +11,7 @@ whole. That does not hold for rows, of which a tile may have fewer. Of products 
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from math import prod
 
 from mtfc.compiler.hardware import Device
@@ -20,11 +21,13 @@ from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 ROWS, LANES = 8, 128
 
 
-def stored_bytes(type: TensorType, mesh: Mesh, device: Device) -> int:
-    """Bytes that one processor's array takes in memory."""
+def stored_bytes(type: TensorType, mesh: Mesh, device: Device, pixels: Set[Dim] = frozenset()) -> int:
+    """Bytes that one processor's array takes in memory; `pixels` are dimensions that windows turn into others."""
     shape = type.local_shape(mesh)
-    size = prod(shape) if device.matrix is None else _tiled(shape)
-    return size * ITEM_BYTES[type.dtype]
+    if device.matrix is None:
+        return prod(shape) * ITEM_BYTES[type.dtype]
+    others = [i for i, dim in enumerate(type.dims) if dim not in pixels and shape[i] > 1]
+    return _tiled(shape, others) * ITEM_BYTES[type.dtype]
 
 
 def least_bytes(type: TensorType, device: Device) -> int:
@@ -74,8 +77,8 @@ def _size(dims: list[Dim], eqn: Equation, mesh: Mesh) -> int:
     return prod(dim.size // mesh.size(axes[dim]) for dim in dims)
 
 
-def _tiled(shape: tuple[int, ...]) -> int:
-    """Elements of an array of whole tiles."""
+def _tiled(shape: tuple[int, ...], wanted: Sequence[int]) -> int:
+    """Elements of an array of whole tiles, which lie along the dimensions with the wanted numbers if there are enough."""
     size = prod(shape)
     if size == 0:
         return 0
@@ -83,7 +86,8 @@ def _tiled(shape: tuple[int, ...]) -> int:
     rows = [min(_up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
     if len(shape) < 2:
         return lanes[0] if lanes else 1
-    pairs = ((i, j) for i in range(len(shape)) for j in range(len(shape)) if i != j)
+    every = range(len(shape))
+    pairs = ((i, j) for i in wanted or every for j in (wanted if len(wanted) > 1 else every) if i != j)
     return min(lanes[i] // shape[j] * rows[j] for i, j in pairs)
 
 

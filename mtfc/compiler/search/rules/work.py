@@ -8,7 +8,7 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import HELD, Memory, holds, largest
+from mtfc.compiler.analysis.roofline import HELD, Memory, largest
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled, least_bytes
 from mtfc.compiler.hardware import Device
@@ -58,7 +58,7 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     operands reads them, however it is distributed.
     """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
-    memory = Memory(attrs.evolve(function, body=body), SINGLE, whole=function)
+    memory = Memory(attrs.evolve(function, body=body), SINGLE, device, whole=function)
     known = {*memory.makers, *(argument.value for argument in function.arguments)}
     reads = _Reads(memory, naming, device, known)
     for eqn in body:
@@ -74,7 +74,8 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
 
 def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
     memory = reads.memory
-    stored = (value for value in eqn.results if value in memory.stored)
+    stored = [value for value in eqn.results if value in memory.stored]
+    stored += [value for value in stored if memory.is_kept(value)]
     written = [Moved((reads.tiled(value),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) * filled(eqn, SINGLE, device)
@@ -117,10 +118,15 @@ class _Reads:
         return found
 
     def held(self, eqn: Equation) -> Moved | None:
-        """What is added up, as the largest operand can be seen; None where that is not known."""
+        """What is stored in 16 bits, or added up, as the largest operand can be seen; None where that is not known."""
+        if self.memory.is_widened(eqn, self.device):
+            (made,) = eqn.results
+            return Moved(
+                (Array(least_bytes(made.type.with_dtype(HELD), self.device), self.naming.names[made]),)
+            )
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
-        if not (holds(eqn, self.device) and is_known):
+        if not (self.memory.is_holding(eqn, self.device) and is_known):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
         return Moved(self._arrays(eqn, seen[value], HELD))

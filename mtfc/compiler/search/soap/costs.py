@@ -32,7 +32,7 @@ def cost(flow: Flow, device: Device, step: Step, parts: Parts) -> Cost:
     """Of the part of a step in the middle."""
     local = flow.local(step, parts, {name: degree // 2 for name, degree in parts.degrees})
     function = local.function()
-    memory, seconds = Memory(function, ONE), {"forward": 0.0, "backward": 0.0}
+    memory, seconds = Memory(function, ONE, device), {"forward": 0.0, "backward": 0.0}
     for eqn, each in zip(function.body, works(function, memory, device), strict=True):
         seconds[eqn.stage] += each.seconds
     made = {value for eqn in local.forward for value in eqn.results}

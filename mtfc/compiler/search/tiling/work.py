@@ -5,11 +5,13 @@ Which values are in memory is taken from the program before it is placed; what a
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, held_bytes, holds, kernel_seconds, largest
+from mtfc.compiler.analysis.roofline import HELD, Memory, held_bytes, kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.tiles import filled, stored_bytes
+from mtfc.compiler.analysis.tiles import filled
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.ops import OPS
@@ -29,7 +31,7 @@ class Roofline:
 
     def _add(self, function: Function) -> None:
         """The memory that each result of its equations is in."""
-        memory = Memory(function, self.mesh)
+        memory = Memory(function, self.mesh, self.device)
         self.memories |= dict.fromkeys(memory.makers, memory)
         for eqn in function.body:
             for region in eqn.regions:
@@ -41,8 +43,7 @@ class Roofline:
             return 0.0
         placed, memory = self._placed(eqn, strategy), self.memories[eqn.results[0]]
         flops = OPS[eqn.op].flops(placed, Numbers(self.mesh)) * filled(placed, self.mesh, self.device)
-        elements = largest(placed, self.mesh)
-        return kernel_seconds(eqn, flops, self._moved(eqn, strategy), elements, memory, self.device)
+        return kernel_seconds(eqn, placed, flops, self._moved(eqn, strategy), memory, self.device)
 
     def _placed(self, eqn: Equation, strategy: Strategy) -> Equation:
         """FLOP rules look at the types of operands and results."""
@@ -59,23 +60,23 @@ class Roofline:
         """Bytes that it reads and writes."""
         rule, memory = OPS[eqn.op].layout_rule(eqn), self.memories[eqn.results[0]]
         made = strategy.made(rule, eqn, self.mesh)
+        size = partial(memory.bytes, device=self.device)
         pairs = zip(eqn.results, made, strict=True)
-        written = sum(self._bytes(type) for value, type in pairs if value in memory.stored)
+        written = sum(size(type) for value, type in pairs if value in memory.stored)
         needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
         seen = {value: self._seen(memory, value, type) for value, type in needed.items()}
         joined = {value for value in needed if memory.is_joined(eqn, value, self.device)}
         read = [
-            min(map(self._bytes, types)) if value not in joined and memory.views(value) else 0
+            min(map(size, types)) if value not in joined and memory.views(value) else 0
             for value, types in seen.items()
         ]
         if OPS[eqn.op].storage == "lookup":
-            read[0] = min(read[0], self._bytes(made[0]))
-        if holds(eqn, self.device):
-            written += max(held_bytes(types, self.mesh, self.device) for types in seen.values())
+            read[0] = min(read[0], size(made[0]))
+        if memory.is_holding(eqn, self.device):
+            written += max(held_bytes(types, memory, self.device) for types in seen.values())
+        if memory.is_widened(eqn, self.device):
+            written += sum(size(type.with_dtype(HELD)) for type in made)
         return written + sum(read)
-
-    def _bytes(self, type: TensorType) -> int:
-        return stored_bytes(type, self.mesh, self.device)
 
     def _seen(self, memory: Memory, value: Value, type: TensorType) -> list[TensorType]:
         """A value that is placed so, what it is a view of, and so on."""

@@ -1,0 +1,120 @@
+"""What XLA's CPU backend transposes to multiply, as seen in what it compiles (jaxlib 0.10).
+
+A product has dimensions that both factors and the result have, those that it sums over, and those of one factor alone. XLA wants
+the first factor as (shared, its own, summed), the other as (shared, summed, its own), or the two swapped where they are one
+dimension each, and makes (shared, first's, other's). What lies otherwise is copied first, which takes long where other elements
+become neighbours: what is copied row by row is left out here. The first of two matrices is not copied, but transposed while it
+is multiplied, which takes as long: many times longer than the product where the other matrix is narrow, as in the gradient of a
+classifier's last one. So the JAX backend takes such products the other way round, and transposes the result.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.types import Mesh
+
+WORTH = 2
+"""A product is turned around where that transposes so many times fewer elements."""
+
+Dims = tuple[tuple[str, int], ...]
+"""Names and sizes on one processor; those of one element are left out."""
+
+
+def transposed(eqn: Equation, mesh: Mesh) -> int:
+    """Elements that one processor transposes for a placed equation as the JAX backend writes it; 0 unless it is a product."""
+    product = _product(eqn, mesh)
+    if product is None:
+        return 0
+    if product.is_of_matrices:
+        return product.turned if product.is_turned else product.transposed
+    return product.copied
+
+
+def is_turned(eqn: Equation, mesh: Mesh) -> bool:
+    """Whether the JAX backend takes a product of two matrices the other way round."""
+    if [len(value.type.dims) for value in (*eqn.operands, *eqn.results)] != [2, 2, 2]:
+        return False
+    product = _product(eqn, mesh)
+    return product is not None and product.is_of_matrices and product.is_turned
+
+
+@attrs.frozen
+class _Product:
+    """Its factors in the order in which they are multiplied, and its result."""
+
+    first: Dims
+    other: Dims
+    result: Dims
+
+    @property
+    def shared(self) -> Dims:
+        return tuple(dim for dim in self.first if dim in self.other and dim in self.result)
+
+    @property
+    def summed(self) -> Dims:
+        return tuple(dim for dim in self.first if dim in self.other and dim not in self.result)
+
+    @property
+    def firsts(self) -> Dims:
+        return tuple(dim for dim in self.first if dim not in self.other)
+
+    @property
+    def others(self) -> Dims:
+        return tuple(dim for dim in self.other if dim not in self.first)
+
+    @property
+    def made(self) -> Dims:
+        return self.shared + self.firsts + self.others
+
+    @property
+    def is_of_matrices(self) -> bool:
+        return not self.shared and len(self.firsts) == len(self.others) == len(self.summed) == 1
+
+    @property
+    def copied(self) -> int:
+        """Elements of the arrays whose last dimension is none that XLA wants there."""
+        is_paired = len(self.summed) == len(self.others) == 1 and self.other[:-2] == self.shared
+        last = self.summed + self.others if is_paired else self.others or self.summed
+        return (
+            _size(self.first) * (self.first[-1] not in self.summed)
+            + _size(self.other) * (self.other[-1] not in last)
+            + _size(self.result) * (self.result[-1:] != self.made[-1:])
+        )
+
+    @property
+    def transposed(self) -> int:
+        """Elements of the first of two matrices, if it is transposed."""
+        return _size(self.first) * (self.first[0] in self.summed)
+
+    @property
+    def turned(self) -> int:
+        """Elements that are transposed where the other matrix comes first, and those of the result."""
+        return _size(self.other) * (self.other[0] in self.summed) + _size(self.result)
+
+    @property
+    def is_turned(self) -> bool:
+        return WORTH * self.turned < self.transposed
+
+
+def _product(eqn: Equation, mesh: Mesh) -> _Product | None:
+    """As `jnp.einsum` has it, which swaps the factors where the result is otherwise not in order."""
+    if eqn.op != "einsum" or len(eqn.operands) != 2:
+        return None
+    first, other, result = (_dims(value, mesh) for value in (*eqn.operands, eqn.result))
+    product = _Product(first, other, result)
+    if not product.summed or not (product.firsts or product.others):
+        return None
+    return product if product.made == result else _Product(other, first, result)
+
+
+def _dims(value: Value, mesh: Mesh) -> Dims:
+    pairs = zip(value.type.names, value.type.local_shape(mesh), strict=True)
+    return tuple((name, size) for name, size in pairs if size > 1)
+
+
+def _size(dims: Dims) -> int:
+    return prod(size for _, size in dims)

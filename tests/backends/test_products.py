@@ -1,0 +1,76 @@
+"""Products of matrices: what XLA transposes for them on CPU, beside what it compiles, and how the JAX backend spares it that."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mtfc.backends import jax_backend, jax_runtime
+from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.products import is_turned, transposed
+from mtfc.compiler.pipelines import lower
+from tests.harness import load
+
+SIZES = {"b": 24, "l": 20, "m": 64, "f": 48, "n": 40, "k": 32, "h": 16, "i": 36, "j": 28, "c": 4}
+
+DOT = re.compile(r"\[([\d,]+)\]\{[\d,]+\} dot\(.*?lhs_contracting_dims=\{(\d+)\}")
+TRANSPOSE = re.compile(r"\[([\d,]+)\]\{(\d+)[\d,]*\} transpose\(")
+
+
+def product(subscripts: str, **sizes: int) -> Program:
+    """A model that is one einsum, on one device."""
+    sizes = SIZES | sizes
+    factors, result = subscripts.split("->")
+    x, y = (", ".join(each) for each in factors.split(","))
+    dims = "".join(f"dim {name} = {sizes[name]}\n" for name in dict.fromkeys(factors.replace(",", "")))
+    text = f"{dims}model net(x: [{x}], y: [{y}]) {{\n  z = einsum(x, y -> [{', '.join(result)}])\n  return z\n}}\n"
+    (program,) = load(text).programs
+    return lower(program, ONE_DEVICE, UNDISTRIBUTED)
+
+
+def has_other_last(shape: str, number: str) -> bool:
+    return int(number) != shape.count(",")
+
+
+@pytest.mark.parametrize(
+    "subscripts",
+    [
+        "bk,kn->bn", "kb,kn->bn", "bk,nk->bn", "kb,nk->bn", "bk,kc->cb", "bc,bk->kc",
+        "blm,blf->mf", "blm,mf->blf", "blf,mf->blm", "blm,mhk->blhk", "blhk,mhk->blm", "blm,mhk->bhlk",
+        "bij,bjk->bik", "bji,bjk->bik", "bij,bkj->bik", "ijb,jkb->ikb", "bhlk,bhmk->bhlm", "lhm,hmf->lhf",
+    ],
+)  # fmt: skip
+def test_what_is_transposed_is_transposed_by_xla(subscripts: str) -> None:
+    """Either by a copy after which other elements are neighbours, or by a product that sums over the rows of its first factor."""
+    (eqn,) = product(subscripts).function("forward").body
+    shapes = [value.type.local_shape(ONE_DEVICE) for value in eqn.operands]
+    compiled = jax.jit(lambda x, y: jnp.einsum(subscripts, x, y)).lower(*map(jnp.ones, shapes)).compile()
+    found = [*DOT.findall(compiled.as_text()), *TRANSPOSE.findall(compiled.as_text())]
+    assert found
+    assert (transposed(eqn, ONE_DEVICE) > 0) == any(has_other_last(*each) for each in found)
+
+
+def test_a_narrow_product_has_the_narrow_matrix_first() -> None:
+    program = product("bc,bk->kc", b=240)
+    (eqn,) = program.function("forward").body
+    assert is_turned(eqn, ONE_DEVICE)
+    assert transposed(eqn, ONE_DEVICE) == 240 * 4 + 32 * 4
+    text = jax_backend.generate(program)
+    assert 'turned(jnp.einsum("bc,bk->ck", x, y))' in text
+    ((shape, _),) = DOT.findall(jax_runtime.hlo(program))
+    assert shape == "4,32"
+    module = jax_runtime.load(text)
+    draw = np.random.default_rng(0)
+    x, y = (draw.normal(size=value.type.local_shape(ONE_DEVICE)).astype("f") for value in eqn.operands)
+    found = module.forward({}, module.shard({"x": x, "y": y}, module.INPUTS))
+    np.testing.assert_allclose(found["z"], y.T @ x, rtol=1e-4, atol=1e-4)
+
+
+def test_other_products_stay_as_they_are() -> None:
+    for subscripts in ("kb,kn->bn", "bij,bjk->bik"):
+        assert "turned" not in jax_backend.generate(product(subscripts))
