@@ -77,6 +77,7 @@ def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> No
             current.held.tolist(),
         )
         assert np.array_equal(full.ready, current.ready) and np.array_equal(full.end, current.end)
+    assert space.evaluator.delta(current, {}) is current
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

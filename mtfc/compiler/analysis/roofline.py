@@ -72,7 +72,7 @@ def works(function: Function, memory: Memory, device: Device) -> list[Work]:
 
 def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if eqn.regions:
-        cleared = memory.cleared(eqn, device)
+        cleared = sum(memory.bytes(value.type, device) for value in memory.cleared(eqn, device))
         return Work(0, cleared, cleared / device.bandwidth.at(cleared))
     if eqn.op in KIND_OF:
         return Work(0, 0, 0.0)
@@ -180,12 +180,12 @@ class Memory:
         """What an array of this type takes."""
         return stored_bytes(type, self.mesh, device, self.pixels)
 
-    def cleared(self, loop: Equation, device: Device) -> int:
-        """Bytes that are cleared for a loop."""
+    def cleared(self, loop: Equation, device: Device) -> list[Value]:
+        """What is cleared for a loop."""
         if device.matrix is None or not loop.attrs["reverse"]:
-            return 0
+            return []
         pairs = zip(loop.results, region_of(loop).outputs, strict=True)
-        return sum(self.bytes(value.type, device) for value, output in pairs if output.updates is None)
+        return [value for value, output in pairs if output.updates is None]
 
     def is_stored(self, eqn: Equation) -> bool:
         return any(value in self.stored for value in eqn.results)

@@ -64,6 +64,8 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     for eqn in body:
         if eqn.regions:
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
+            cleared = tuple(Moved((reads.tiled(value),)) for value in memory.cleared(eqn, device))
+            yield Work(0.0, frozenset(), frozenset(), cleared, 0.0, trips)
         elif OPS[eqn.op].storage not in ("view", "made"):
             yield _of_equation(eqn, reads, device, trips)
     for eqn in function.body:

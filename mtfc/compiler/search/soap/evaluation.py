@@ -56,6 +56,8 @@ class Evaluator:
         """The same for a strategy that differs in some operators from one whose task graph is known, and perhaps its timeline
         (Algorithm 2).
         """
+        if not changes:
+            return old
         configurations = list(old.strategy)
         for operator, configuration in changes.items():
             configurations[operator] = configuration
