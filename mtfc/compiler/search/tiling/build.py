@@ -137,9 +137,11 @@ class NetworkBuilder:
         self.sources[value] = _Source(node, placements, placements.indices(types))
 
     def _edge(self, first: int, second: int, costs: Numbers) -> None:
-        if first != second and costs.any():
-            is_given = _stage(self.nodes[second]) == "update" != _stage(self.nodes[first])
-            self.edges.append(Edge(first, second, costs * self.gradients if is_given else costs))
+        if first == second or not costs.any():
+            return
+        if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
+            costs = np.multiply(costs, self.gradients, out=costs.copy(), where=np.isfinite(costs))
+        self.edges.append(Edge(first, second, costs))
 
     def _kept(self, value: Value, until: int) -> None:
         """What is not stored is read in others."""
