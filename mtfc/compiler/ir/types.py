@@ -52,10 +52,7 @@ class Mesh:
 
     def size(self, axes: Iterable[str]) -> int:
         """How many processors a group over `axes` holds."""
-        sizes, size = self.sizes, 1
-        for axis in axes:
-            size *= sizes[axis]
-        return size
+        return prod(self.sizes[axis] for axis in axes)
 
     def ordered(self, axes: Iterable[str]) -> Axes:
         """The given axes in the mesh's own order, each once."""

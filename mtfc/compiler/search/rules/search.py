@@ -239,8 +239,10 @@ class Search:
                 self._push(self.waiting[-1].start())
                 self.waiting.pop()
             self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
-        if self.bound < self.limit:
-            self._descend(branchings, DESCENDING * seconds)
+        if self.bound < self.limit and self.objective != "memory":
+            until = monotonic() + DESCENDING * seconds
+            for on in branchings:
+                self._descend(on, until)
         self._branch(self.until)
 
     def _branch(self, until: float) -> None:
@@ -250,12 +252,7 @@ class Search:
             self._work_out(self.working_on)
             self.working_on = None
 
-    def _descend(self, branchings: Sequence[Branching], seconds: float) -> None:
-        until = monotonic() + seconds
-        for on in branchings if self.objective != "memory" else ():
-            self._descend_on(on, until)
-
-    def _descend_on(self, on: Branching, until: float) -> None:
+    def _descend(self, on: Branching, until: float) -> None:
         """From nothing split, but what must be, to a layout whose bound no change of one dimension improves; it and the next best
         are compiled.
         """

@@ -18,7 +18,7 @@ from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem
 from mtfc.compiler.search.solver.reductions import reduce
 from mtfc.compiler.search.solver.worker import Worker, solved
 
-MARGIN, TENTH = 0.8, 0.1
+MARGIN, MARGIN_SHARE = 0.8, 0.1
 """Seconds that are left for putting things together, a tenth of the time at most, and so is `SHARE` of it."""
 
 SHARE = 0.01
@@ -70,7 +70,7 @@ def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Sol
     """
     started = monotonic()
     seconds = deadline - started
-    until = deadline - min(MARGIN, TENTH * seconds) - SHARE * seconds
+    until = deadline - min(MARGIN, MARGIN_SHARE * seconds) - SHARE * seconds
     progress("reducing", None, None)
     network = Network(problem)
     reduce(network, started + (until - started) / 2)
