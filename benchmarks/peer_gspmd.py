@@ -3,14 +3,15 @@
 GSPMD is given the undistributed program that mtfc makes of the file, its gradients included, as plain JAX under
 `jax.jit`, and where each argument and result is placed; in a second run also a constraint for every value of the step,
 as someone writes them who annotates everything. What is compared is in the HLO: the bytes that each device hands to
-collectives. XLA on a CPU adds up `bf16` in `f32`, for either.
+collectives. XLA on a CPU adds up `bf16` in `f32`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import Any
 
@@ -18,47 +19,57 @@ import attrs
 
 from benchmarks.accuracy import Case
 from benchmarks.figures import Figure
-from mtfc.backends import jax_backend, jax_runtime
-from mtfc.backends.devices import import_jax
+from mtfc.backends import jax_backend, jax_runtime, tpu
+from mtfc.backends.devices import Unavailable, devices, import_jax
 from mtfc.backends.emitter import Emitter
 from mtfc.backends.hlo import collectives
 from mtfc.backends.windowed import fused
 from mtfc.compiler.ir.core import Program, Value
 
-DEVICES = 512
+SMALL_LLAMA = (("layers", 4), ("length", 1024), ("batch", 16))
 
 CASES = (
-    Case("digits", "image_split"),
-    Case("rnnlm", "hybrid", None, (("length", 10),)),
-    Case("unet", "tiles"),
-    Case("unet", "channels"),
-    Case("alexnet", "hybrid"),
-    Case("vgg16", "hybrid"),
-    Case("moe_lm", "expert_parallel"),
-    Case("moe_lm", "hybrid"),
-    Case("llama", "tensor_parallel"),
-    Case("llama", "fsdp"),
-    Case("transformer_seq2seq", "hybrid"),
-    Case("transformer_lm", "hybrid"),
+    ("v5e:2x4", Case("digits", "image_split")),
+    ("v5e:2x4", Case("rnnlm", "hybrid", "nodes:2;gpus:4", (("length", 10),))),
+    ("v5e:2x4", Case("unet", "tiles", "rows:2;cols:4")),
+    ("v5e:2x4", Case("unet", "channels", "rows:2;cols:4")),
+    ("v5e:2x4", Case("alexnet", "hybrid")),
+    ("v5e:2x4", Case("vgg16", "hybrid")),
+    ("v5e:2x4", Case("moe_lm", "expert_parallel")),
+    ("v5e:2x4", Case("moe_lm", "hybrid", "rows:4;cols:2")),
+    ("v5e:2x4", Case("llama", "tensor_parallel", "data:4;model:2", SMALL_LLAMA)),
+    ("v5e:2x4", Case("llama", "fsdp", "data:4;model:2", SMALL_LLAMA)),
+    ("v2:16x16", Case("transformer_seq2seq", "hybrid")),
+    ("v2:16x16", Case("transformer_lm", "hybrid")),
 )
+"""Where the TPU compiler compiles them for, and what."""
 
 
 def figures() -> Iterator[Figure]:
+    """With XLA for CPUs; and with the TPU compiler, which has passes that mend what GSPMD sends, where libtpu is installed."""
     with ProcessPoolExecutor(1, get_context("spawn"), _reserve_devices) as process:
-        for found in process.map(_compared, CASES):
+        for found in process.map(_compared, *zip(*CASES, strict=True)):
             yield from found
 
 
 def _reserve_devices() -> None:
     """Before JAX starts in this process."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
+    os.environ["JAX_PLATFORMS"] = "cpu"  # where libtpu is installed, it has no TPU to run on
+    flags = "--xla_force_host_platform_device_count=512 --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{flags} --xla_llvm_disable_expensive_passes=true"  # nothing of this runs
 
 
-def _compared(case: Case) -> list[Figure]:
+def _compared(topology: str, case: Case) -> list[Figure]:
     program = case.lowered()
     whole = attrs.evolve(case, layout="", mesh="one:1").lowered()
+    count = program.placed_on.devices
+    places = {f"{count} virtual CPU devices": devices(count)}
+    with suppress(Unavailable):
+        places[f"TPU {topology}"] = tpu.topology(topology)
+    return [figure for place, on in places.items() for figure in _on(place, on, case, program, whole)]
+
+
+def _on(place: str, on: Sequence[Any], case: Case, program: Program, whole: Program) -> Iterator[Figure]:
     assert program.layout is not None
     rules = program.layout.compute
 
@@ -70,15 +81,12 @@ def _compared(case: Case) -> list[Figure]:
             else ""
         )
 
-    ours = _sent(jax_runtime.lowered(program, "step"))
-    unconstrained = _sent(_partitioned(program, _plain_step(whole, lambda value, name: "")))
-    constrained = _sent(_partitioned(program, _plain_step(whole, constraint)))
-    what = f"{case.model} {case.layout}, {program.placed_on.devices} devices: GSPMD's bytes over mtfc's"
-    return [
-        Figure(f"{case.model} {case.layout}: bytes in collectives per device", ours, "B", constrained),
-        Figure(what, unconstrained / ours, "x"),
-        Figure(f"{what}, all constrained", constrained / ours, "x"),
-    ]
+    ours = _sent(jax_runtime.lowered(program, "step", on))
+    unconstrained = _sent(_partitioned(program, on, _plain_step(whole, lambda value, name: "")))
+    constrained = _sent(_partitioned(program, on, _plain_step(whole, constraint)))
+    yield Figure(f"{case.name}, {place}: bytes in collectives", ours, "B", constrained)
+    yield Figure("    GSPMD's over mtfc's", unconstrained / ours, "x")
+    yield Figure("    GSPMD's over mtfc's, all constrained", constrained / ours, "x")
 
 
 def _sent(lowered: Any) -> int:
@@ -99,11 +107,14 @@ def _plain_step(whole: Program, after: Callable[[Value, str], str]) -> Callable[
     return step
 
 
-def _partitioned(program: Program, step: Callable[..., Any]) -> Any:
+def _partitioned(program: Program, on: Sequence[Any], step: Callable[..., Any]) -> Any:
     """`step` with its arguments and results placed as the lowered program has them, as a `jax.stages.Lowered`."""
     jax: Any = import_jax()
     sizes = program.placed_on.sizes
-    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (jax.sharding.AxisType.Auto,) * len(sizes))
+    automatic = (jax.sharding.AxisType.Auto,) * len(sizes)
+    mesh = jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), automatic, devices=on[: program.placed_on.devices]
+    )
     placed: dict[str, dict[str, Any]] = {"parameter": {}, "state": {}, "input": {}, "step": {}}
     for argument in program.function("step").arguments:
         type = argument.value.type
