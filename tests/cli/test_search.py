@@ -202,5 +202,13 @@ def test_placements_are_proven_to_be_the_best(mtfc: Mtfc) -> None:
     assert refused.status == 2 and "--exhaustive takes --space soap" in refused.err
 
 
+def test_few_placements_are_all_looked_at(mtfc: Mtfc, folder: Path) -> None:
+    text = "dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n"
+    (folder / "few.mtf").write_text(text)
+    found = mtfc("search", "few.mtf", *PLACED, "--format", "json").json
+    assert found["optimal"] and found["strategies"] <= 100
+    assert found["evaluated"] <= 3 * found["strategies"]
+
+
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:
     assert mtfc("search", "model.mtf", *PLACED, "--objective", "memory").status == 2
