@@ -10,7 +10,7 @@ the optimizer's state.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -25,16 +25,19 @@ from mtfc.compiler.search.rules.halos import Halo, halos_of
 from mtfc.compiler.search.rules.memory import Points, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
 from mtfc.compiler.search.rules.naming import Dims, Naming, called, rule_of
-from mtfc.compiler.search.rules.sums import Route, routes_of
+from mtfc.compiler.search.rules.sums import Route, routes_of, thinned
 from mtfc.compiler.search.rules.work import Work, is_ordered, work_of
 
 
 @attrs.frozen
 class Parts:
-    """gathered_bytes: the fewest bytes of an element of a parameter that is gathered, 0 where some never is."""
+    """completing: the work of the equations that make or read a value, and what it is where a sum is completed there.
+    gathered_bytes: the fewest bytes of an element of a parameter that is gathered, 0 where some never is.
+    """
 
     work: Mapping[Work, int]
     routes: tuple[Route, ...]
+    completing: Mapping[Value, Sequence[tuple[Work, Work]]]
     moves: tuple[Move, ...]
     gathers: Mapping[Gather, int]
     gathered_bytes: int
@@ -120,9 +123,18 @@ def _positions(eqn: Equation) -> Dims:
 def _parts(function: Function, naming: Naming, device: Device, sure: Sure) -> Parts:
     """Its work, each with how often it occurs, its sums, and the parameters that it uses."""
     gathers = list(gathers_of(function, naming, sure))
+    routes = routes_of(function, naming, sure)
+    readers = {stop.value: stop.readers for route in routes for stop in route.stops}
+    work: Counter[Work] = Counter()
+    completing: dict[Value, list[tuple[Work, Work]]] = defaultdict(list)
+    for each, others in work_of(function, naming, device, 1, sure, readers):
+        work[each] += 1
+        for value, other in others:
+            completing[value].append((each, other))
     return Parts(
-        Counter(work_of(function, naming, device, 1, sure)),
-        routes_of(function, naming, sure),
+        work,
+        thinned(routes, completing),
+        completing,
         tuple(moves_of(function, naming, sure)),
         Counter(gather for gather, _ in gathers),
         min((item for _, item in gathers), default=0) if all_are_used(function, sure) else 0,
