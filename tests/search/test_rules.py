@@ -39,6 +39,16 @@ SLOW_LINKS = Hardware(
 )
 """Where what a layout sends is all that matters."""
 
+NODES = attrs.evolve(
+    SLOW_LINKS,
+    name="nodes",
+    links=(
+        Link("node", "ring", (4,), Rate.constant(1e7), 1e-6),
+        Link("net", "switch", (), Rate.constant(1e6), 1e-5, shared=2),
+    ),
+)
+"""Where the groups of a collective lie on links of two speeds."""
+
 SLOW_CORES = Hardware(
     "slow_cores",
     Device(
@@ -79,7 +89,7 @@ def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
 @holds_for(programs(), FEW_EXAMPLES)
 def test_no_layout_costs_less_than_its_bound(program: HasSource) -> None:
     module = load(program.source)
-    for hardware in (SLOW_LINKS, TORUS, SLOW_CORES, SLOW_TPU):
+    for hardware in (SLOW_LINKS, NODES, TORUS, SLOW_CORES, SLOW_TPU):
         for storage in (False, True):
             _check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage)
 
@@ -138,6 +148,25 @@ model m(x: [hidden]) {
 """
     module = load(text)
     _check_bounds(module.programs[0], module.layouts[0].mesh, TORUS, storage=True)
+
+
+def test_a_parameter_that_leaves_a_loop_as_it_is_stored() -> None:
+    text = """\
+dim batch = 2
+dim io = 2
+dim hidden = 2
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { params: { hidden: rows } }
+model m(x: f32[batch, io]) {
+  repeat batch {
+    param w: f32[io, hidden] = ones()
+    yield ws = w
+  }
+  return ws
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, TORUS, storage=True, most=None)
 
 
 def test_a_parameter_that_an_update_follows_is_not_gathered() -> None:
