@@ -96,9 +96,12 @@ class Collectives:
         return self.tables[key]
 
     def _steps_of(self, kind: str, sizes: Sequence[int], size_alone: int) -> Seconds:
-        """For each size."""
+        """For each size. What is reduced or gathered over axes is not split over them, before or after."""
         local, sets = np.array(sizes) / self.degrees[:, None], range(len(self.degrees))
         every = np.stack([_longest(lanes, local, size_alone) for lanes in self._lanes[kind]])
+        if kind == "all_reduce":
+            masks = np.array(sets)[:, None]
+            every = every[masks, masks.T & ~masks]
         found = np.zeros((len(sets), *every.shape))
         for axes in sets[1:]:
             for split in (each for each in sets if not each & axes):
@@ -107,8 +110,12 @@ class Collectives:
         return found
 
     def completed(self, sizes: Sequence[int]) -> Seconds:
-        """What completing sums of so many bytes in all takes at least: [code, size]. Small ones may travel with others."""
-        return self.completing(self._steps_of("all_reduce", sizes, COMBINED), *self._codes)
+        """What completing sums of so many bytes in all takes at least: [code, size].
+
+        Small ones may travel with others, but where a reduce-scatter completes them.
+        """
+        whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, 0))
+        return self.completing(whole, *self._codes, alone)
 
     @cached_property
     def _codes(self) -> tuple[Rows, Rows, Rows, Rows]:
@@ -136,11 +143,20 @@ class Collectives:
         places = (STATES**i * (masks >> i & 1) for i in range(len(self.mesh.axes)))
         return sum(places, start=np.zeros(len(masks), np.int64))
 
-    def completing(self, table: Seconds, over: Rows, own: Rows, before: Rows, halved: Rows) -> Seconds:
+    def completing(
+        self,
+        table: Seconds,
+        over: Rows,
+        own: Rows,
+        before: Rows,
+        halved: Rows,
+        alone: Seconds | None = None,
+    ) -> Seconds:
         """What completing an array over axes takes at least, by the best of all ways to do it in steps that `table` has.
 
         The axes `own` are known to split the array, and `before` are all that can by the first step. Where a use is split over
-        an axis, a step is half an all-reduce, and what follows is smaller. The table may have a further dimension, of sizes.
+        an axis, a step is half an all-reduce, of those that `alone` has if there are two, and what follows is smaller; what is
+        scattered over other axes besides is gathered again. Tables may have a further dimension, of sizes.
         """
         sets = range(len(self.degrees))
         present = [int(mask) for mask in np.unique(over)] or [0]
@@ -148,15 +164,23 @@ class Collectives:
         for left in (each for each in sets[1:] if any(each & mask == each for mask in present)):
             cut = before | (halved & over & ~np.uint8(left))
             for step in (each for each in sets[1:] if each & left == each):
-                part = np.where(halved & np.uint8(step), 0.5, 1.0).reshape(-1, *(1 for _ in table.shape[3:]))
-                seconds = table[step, own, cut] * part
-                total = seconds + least[left & ~step]
+                total = self._step(step, table, alone, own, cut, halved) + least[left & ~step]
                 least[left] = np.minimum(least[left], total) if left in least else total
         if len(present) == 1:
             return least[present[0]]
         return np.stack([least[mask] for mask in present])[
             np.searchsorted(present, over), np.arange(len(over))
         ]
+
+    def _step(
+        self, step: int, table: Seconds, alone: Seconds | None, own: Rows, cut: Rows, halved: Rows
+    ) -> Seconds:
+        """An all-reduce; or a reduce-scatter, and an all-gather over those axes that no use is split over."""
+        seconds, scattering = table[step, own, cut], table if alone is None else alone
+        again = np.uint8(step) & ~halved
+        half = (scattering[step, own, cut] + scattering[again, own, cut | (halved & np.uint8(step))]) / 2
+        least: Seconds = np.minimum(seconds, half)
+        return least
 
 
 def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds, size_alone: int) -> Seconds:

@@ -18,13 +18,13 @@ import attrs
 from mtfc.compiler.analysis.memory import held
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of, uses_of
+from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
 from mtfc.compiler.search.rules.halos import Halo, halos_of
 from mtfc.compiler.search.rules.memory import Points, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
-from mtfc.compiler.search.rules.naming import Dims, Naming, called, rule_of
+from mtfc.compiler.search.rules.naming import Dims, Naming
+from mtfc.compiler.search.rules.positions import Sets, replaced_in
 from mtfc.compiler.search.rules.sums import Route, routes_of, thinned
 from mtfc.compiler.search.rules.work import Work, is_ordered, work_of
 
@@ -48,18 +48,19 @@ class Step:
     """An undistributed function: what it is made of, by which dimensions are split.
 
     Where an op mixes the positions of a dimension that is split, other equations are in its place. Of those of windows enough is
-    known (`Bridge`); of others nothing. positions: the names of such dimensions, of each equation that has some.
+    known (`Bridge`); of others nothing. positions: the names of such dimensions, of each equation that has some: it is replaced
+    only if all of one set are split.
     """
 
     function: Function
     device: Device
-    positions: Mapping[Equation, Dims]
+    positions: Mapping[Equation, Sets]
     found: dict[Dims, Parts] = attrs.field(factory=dict)
     sent: dict[int, Mapping[Halo, int]] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, function: Function, device: Device) -> Step:
-        return cls(function, device, _found(function, lambda eqn: bridge_of(eqn) is None))
+        return cls(function, device, replaced_in(function, lambda eqn: bridge_of(eqn) is None))
 
     @cached_property
     def naming(self) -> Naming:
@@ -75,21 +76,21 @@ class Step:
         """What else is there at once. Products of several operands are always replaced."""
         products = [eqn for eqn in walk(self.function.body) if not is_ordered(eqn)]
         replaced: dict[Equation, Dims | None] = dict.fromkeys(products)
-        replaced.update(_found(self.function, lambda eqn: True))
+        mixing = replaced_in(self.function, lambda eqn: True)
+        replaced.update({eqn: frozenset[str]().union(*sets) for eqn, sets in mixing.items()})
         return points_of(self.function, self.naming, replaced)
 
     @property
     def mixed(self) -> Dims:
         """All dimensions of `positions`."""
-        return frozenset[str]().union(*self.positions.values())
+        return frozenset[str]().union(*(each for sets in self.positions.values() for each in sets))
 
     def parts(self, split: Dims) -> Parts:
         """What is sure where of the dimensions `mixed` only some may be split."""
         if split not in self.found:
-            nothing = frozenset[str]()
 
             def sure(eqn: Equation) -> bool:
-                return is_ordered(eqn) and split.isdisjoint(self.positions.get(eqn, nothing))
+                return is_ordered(eqn) and not any(each <= split for each in self.positions.get(eqn, ()))
 
             self.found[split] = _parts(self.function, self.naming, self.device, sure)
         return self.found[split]
@@ -99,25 +100,6 @@ class Step:
         if shards not in self.sent:
             self.sent[shards] = Counter(halos_of(self.function, self.naming, is_ordered, shards))
         return self.sent[shards]
-
-
-def _found(function: Function, counts: Sure) -> dict[Equation, Dims]:
-    """Equations that others replace, by the dimensions whose positions they, or those of the same op after them, mix."""
-    found: dict[Equation, Dims] = {}
-    uses = uses_of(function)
-    for eqn in reversed(list(walk(function.body))):
-        if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
-            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
-            found[eqn] = _positions(eqn).union(*(found[user] for user in users))
-    return found
-
-
-def _positions(eqn: Equation) -> Dims:
-    """The dimensions that an op mixes the positions of."""
-    rule = rule_of(eqn)
-    names = {name for value in (*eqn.operands, *eqn.results) for name in value.type.names}
-    mixed = {name for name in names if rule.index.get(name, name) is None}
-    return frozenset(called(eqn, name) for name in mixed | rule.whole | rule.single)
 
 
 def _parts(function: Function, naming: Naming, device: Device, sure: Sure) -> Parts:
