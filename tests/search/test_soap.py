@@ -42,13 +42,11 @@ def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> SoapSp
 
 def as_task_graph(found: Evaluated) -> TaskGraph:
     """The same tasks for the simulator of `analysis/`, numbered alike."""
-    after: dict[int, list[tuple[int, ...]]] = {}
-    for before, number, waiting, place in found.tasks.edges.tolist():
-        task = int(found.tasks.offsets[waiting]) + place
-        after.setdefault(task, []).append((int(found.tasks.offsets[before]) + number,))
-    device, seconds = found.tasks.device.tolist(), found.tasks.seconds.tolist()
+    graph = found.base.graph
+    device, seconds, first = graph.device.tolist(), graph.seconds.tolist(), graph.before.first.tolist()
+    after = [dict.fromkeys(graph.before.other[first[i] : first[i + 1]].tolist()) for i in range(len(device))]
     return TaskGraph(
-        Task((i,), str(device[i]), seconds[i], tuple(dict.fromkeys(after.get(i, ()))))
+        Task((i,), str(device[i]), seconds[i], tuple((before,) for before in after[i]))
         for i in range(len(device))
     )
 
@@ -57,10 +55,10 @@ def as_task_graph(found: Evaluated) -> TaskGraph:
 def test_the_compiled_simulator_is_that_of_the_analysis_to_the_last_bit(name: str) -> None:
     space = space_of(name, 8)
     found = space.evaluator.full(random_strategy(space.choices, Random(1)))
-    timeline = simulate(as_task_graph(found))
+    timeline, times = simulate(as_task_graph(found)), found.base.timeline
     assert makespan(timeline) == found.seconds
-    assert [timeline[(i,)].ready for i in range(len(found.ready))] == found.ready.tolist()
-    assert [timeline[(i,)].end for i in range(len(found.end))] == found.end.tolist()
+    assert [timeline[(i,)].ready for i in range(len(timeline))] == times.ready.tolist()
+    assert [timeline[(i,)].end for i in range(len(timeline))] == times.end.tolist()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -76,7 +74,8 @@ def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> No
             current.sent,
             current.held.tolist(),
         )
-        assert np.array_equal(full.ready, current.ready) and np.array_equal(full.end, current.end)
+        times = zip(current.base.timeline, full.base.timeline, strict=True)
+        assert all(np.array_equal(a, b) for a, b in times)
     assert space.evaluator.delta(current, {}) is current
 
 
@@ -94,7 +93,7 @@ def test_blocks_send_what_parts_need_of_each_other(name: str) -> None:
                 wanted = _bytes_of_gradients(space, found.strategy, name_of.of)
             else:
                 continue
-            assert found.tasks.sent[number] == wanted
+            assert found.base.graph.sent[number] == wanted
 
 
 def _bytes_between(space: SoapSpace, strategy: Strategy, use: Use) -> int:
@@ -126,8 +125,9 @@ def test_task_graphs_do_not_depend_on_the_room_that_was_made_for_them() -> None:
     space = soap_space(prepared("recurrent"), named("k80_cluster", {}), 8)
     strategy = random_strategy(space.choices, Random(7))
     first, again = space.evaluator.full(strategy), space.evaluator.full(strategy)
-    assert first.tasks.size > 200 and len(first.tasks.edges) > 200
-    assert all(np.array_equal(a, b) for a, b in zip(first.tasks, again.tasks, strict=True))
+    a, b = first.base.graph, again.base.graph
+    assert len(a.device) > 200 and len(a.waiting.other) > 200
+    assert np.array_equal(a.seconds, b.seconds) and np.array_equal(a.waiting.other, b.waiting.other)
 
 
 def test_a_limit_never_hides_a_strategy_within_it() -> None:
@@ -144,9 +144,10 @@ def test_nothing_is_updated_before_all_gradients_are_known_if_these_are_clipped(
     kinds = np.array([name.kind for name in space.evaluator.tasks.names])
     for _ in range(10):
         found = space.evaluator.full(random_strategy(space.choices, random))
-        of = np.repeat(kinds, np.diff(found.tasks.offsets))
-        start = found.end - found.tasks.seconds
-        assert start[of == "updated"].min() >= found.end[of == "added"].max()
+        graph, times = found.base.graph, found.base.timeline
+        of = np.repeat(kinds, np.diff(graph.offsets))
+        start = times.end - graph.seconds
+        assert start[of == "updated"].min() >= times.end[of == "added"].max()
     assert "norm" not in {name.kind for name in space_of("dense").evaluator.tasks.names}
 
 
@@ -170,7 +171,7 @@ def test_one_device_sends_nothing_and_works_without_a_break(name: str) -> None:
     space = space_of(name)
     found = space.evaluator.full(on_one_device(space))
     assert found.sent == 0
-    assert found.seconds == pytest.approx(found.tasks.seconds.sum())
+    assert found.seconds == pytest.approx(found.base.graph.seconds.sum())
 
 
 def test_data_parallelism_sends_gradients_and_the_loss() -> None:

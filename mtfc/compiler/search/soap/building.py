@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtfc.compiler.search.soap.blocks import Array
+from mtfc.compiler.search.soap.blocks import Array, Blocks
 from mtfc.compiler.search.soap.plan import (
     ADDED,
     BACK,
@@ -26,6 +26,7 @@ from mtfc.compiler.search.soap.plan import (
     NORM,
     PARTS,
     PIECES,
+    READ,
     RETURNED,
     ROWS,
     SIZE,
@@ -37,7 +38,11 @@ from mtfc.compiler.search.soap.plan import (
     Plan,
     Shares,
 )
-from mtfc.compiler.search.solver.kernels import compiled
+from mtfc.compiler.search.soap.shares import share
+from mtfc.compiler.search.solver.kernels import compiled, inner
+
+TICK = 2.0**-44
+"""Seconds of which all times of tasks are multiples, so that sums of them are exact; they are rounded up."""
 
 
 class Made(NamedTuple):
@@ -56,7 +61,49 @@ class Made(NamedTuple):
 
 
 @compiled
-def build(numbers: Array, plan: Plan, known: Known, placed: Placed, shares: Shares, made: Made) -> None:
+def built(numbers: Array, plan: Plan, known: Known, placed: Placed, room: Array) -> Blocks:
+    """The blocks with some numbers, in ascending order. room [3]: for how many tasks, edges and shares; is made larger."""
+    devices = len(plan.port)
+    while True:
+        at, members = np.empty(len(plan.bundles) + 1, np.int64), np.empty((room[2], devices), np.bool_)
+        shares = Shares(at, members, np.empty(room[2], np.int64))
+        if share(numbers, plan, known, placed, shares):
+            break
+        room[2] *= 2
+    while True:
+        made = _empty(len(numbers), room[0], room[1], devices)
+        _build(numbers, plan, known, placed, shares, made)
+        tasks, edges = made.used[0], made.used[1]
+        if tasks <= room[0] and edges <= room[1]:
+            break
+        room[0], room[1] = max(tasks, room[0]), max(edges, room[1])
+    return Blocks(
+        made.offsets,
+        made.edge_offsets,
+        made.device[:tasks],
+        made.seconds[:tasks],
+        made.edges[:edges],
+        made.sent,
+        made.held,
+    )
+
+
+@inner
+def _empty(count: int, tasks: int, edges: int, devices: int) -> Made:
+    return Made(
+        np.empty(count + 1, np.int64),
+        np.empty(count + 1, np.int64),
+        np.empty(tasks, np.int64),
+        np.empty(tasks),
+        np.empty((edges, 4), np.int64),
+        np.zeros(count, np.int64),
+        np.zeros((count, devices)),
+        np.zeros(3, np.int64),
+    )
+
+
+@inner
+def _build(numbers: Array, plan: Plan, known: Known, placed: Placed, shares: Shares, made: Made) -> None:
     """The blocks with some numbers, in ascending order."""
     made.offsets[0] = made.edge_offsets[0] = 0
     for i in range(len(numbers)):
@@ -73,24 +120,24 @@ def build(numbers: Array, plan: Plan, known: Known, placed: Placed, shares: Shar
             _added(own, i, plan, known, placed, shares, made)
         elif kind == NORM:
             _norm(own, i, plan, known, placed, made)
-        elif kind == KNOWN:
+        elif kind in (READ, KNOWN):
             _task(made, plan.idle, 0.0)
         else:
             _updated(own, i, plan, shares, made)
         made.offsets[i + 1], made.edge_offsets[i + 1] = made.used[0], made.used[1]
 
 
-@compiled
+@inner
 def _task(made: Made, device: int, seconds: float) -> int:
     """Append a task to the present block; its number there."""
     at = made.used[0]
     if at < len(made.device):
-        made.device[at], made.seconds[at] = device, seconds
+        made.device[at], made.seconds[at] = device, np.ceil(seconds / TICK) * TICK
     made.used[0] += 1
     return int(at - made.used[2])
 
 
-@compiled
+@inner
 def _edge(made: Made, block: int, task: int, after: int, other: int) -> None:
     """The second task waits for the first."""
     at = made.used[1]
@@ -99,7 +146,7 @@ def _edge(made: Made, block: int, task: int, after: int, other: int) -> None:
     made.used[1] += 1
 
 
-@compiled
+@inner
 def _computed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """A pass of a step."""
     step, before = plan.blocks[own, 1], plan.blocks[own, 2]
@@ -113,7 +160,7 @@ def _computed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: 
             _edge(made, before, part, own, part)
 
 
-@compiled
+@inner
 def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """What parts of the user of a value take of it from its maker's, or return of its cotangent."""
     kind, maker, output, user, taken, is_pending, block, after, dims, item = plan.blocks[own]
@@ -143,7 +190,7 @@ def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made:
                 _passed(own, block, part, after, task, ends, made)
 
 
-@compiled
+@inner
 def _shared(known: Known, given: int, piece: int, wanted: int, part: int, dims: int) -> int:
     """How many elements a piece of one table and that of a part in another have in common."""
     a = known.tables[given, BOUNDS] + 2 * dims * piece
@@ -158,7 +205,7 @@ def _shared(known: Known, given: int, piece: int, wanted: int, part: int, dims: 
     return size
 
 
-@compiled
+@inner
 def _giver(known: Known, table: int, piece: int, parts: int, devices: Array, target: int, turn: int) -> int:
     """Of the parts that have a piece the one on the target's device, if there is one; else they take turns."""
     if known.tables[table, PIECES] == parts:
@@ -178,7 +225,7 @@ def _giver(known: Known, table: int, piece: int, parts: int, devices: Array, tar
     return -1
 
 
-@compiled
+@inner
 def _sent(i: int, source: int, target: int, size: int, plan: Plan, made: Made) -> int:
     """A transfer; the number of its task, or -1 on one device."""
     if source == target:
@@ -188,7 +235,7 @@ def _sent(i: int, source: int, target: int, size: int, plan: Plan, made: Made) -
     return _task(made, plan.port[source, target], seconds)
 
 
-@compiled
+@inner
 def _passed(own: int, block: int, task: int, after: int, other: int, transfer: int, made: Made) -> None:
     """A task waits for another one, by a transfer if there is one."""
     if transfer < 0:
@@ -198,7 +245,7 @@ def _passed(own: int, block: int, task: int, after: int, other: int, transfer: i
         _edge(made, own, transfer, after, other)
 
 
-@compiled
+@inner
 def _holders(known: Known, table: int, piece: int, parts: int, devices: Array, plan: Plan) -> Array:
     """Which devices have a part with a piece."""
     found = np.zeros(len(plan.port), np.bool_)
@@ -208,7 +255,7 @@ def _holders(known: Known, table: int, piece: int, parts: int, devices: Array, p
     return found
 
 
-@compiled
+@inner
 def _reduced(own: int, i: int, members: Array, size: int, plan: Plan, made: Made) -> Any:
     """A sum of `size` bytes on each of some devices; the numbers of its start and its end."""
     start, count, seconds = _task(made, plan.idle, 0.0), _count(members), 0.0
@@ -225,7 +272,7 @@ def _reduced(own: int, i: int, members: Array, size: int, plan: Plan, made: Made
     return start, end
 
 
-@compiled
+@inner
 def _around(members: Array, count: int, size: int, plan: Plan) -> float:
     """Seconds of an all-reduce."""
     latency, bandwidth, rounds = 0.0, np.inf, 0
@@ -241,7 +288,7 @@ def _around(members: Array, count: int, size: int, plan: Plan) -> float:
     return min(ring, tree)
 
 
-@compiled
+@inner
 def _next(members: Array, device: int) -> int:
     """The next member."""
     other = (device + 1) % len(members)
@@ -250,7 +297,7 @@ def _next(members: Array, device: int) -> int:
     return other
 
 
-@compiled
+@inner
 def _count(members: Array) -> int:
     found = 0
     for is_member in members:
@@ -258,7 +305,7 @@ def _count(members: Array) -> int:
     return found
 
 
-@compiled
+@inner
 def _summed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """The terms of a pending value, or of its cotangent, added up among the parts that have them."""
     step, output, block = plan.blocks[own, 1], plan.blocks[own, 2], plan.blocks[own, 3]
@@ -275,12 +322,12 @@ def _summed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Ma
                     _edge(made, own, end, block, part)
 
 
-@compiled
+@inner
 def _added(own: int, i: int, plan: Plan, known: Known, placed: Placed, shares: Shares, made: Made) -> None:
     """The gradients of a bundle; before they are clipped each device reads its own, for their norm."""
-    bundle, norm = plan.blocks[own, 1], plan.blocks[own, 2]
-    for share in range(shares.at[bundle], shares.at[bundle + 1]):
-        members, size = shares.members[share], shares.sizes[share]
+    bundle, after = plan.blocks[own, 1], plan.blocks[own, 2]
+    for number in range(shares.at[bundle], shares.at[bundle + 1]):
+        members, size = shares.members[number], shares.sizes[number]
         start, end = _reduced(own, i, members, size, plan, made)
         for user in range(plan.bundles[bundle, 0], plan.bundles[bundle, 1]):
             step, back = plan.users[user]
@@ -291,10 +338,10 @@ def _added(own: int, i: int, plan: Plan, known: Known, placed: Placed, shares: S
             if members[device]:
                 read = _task(made, device, size / plan.memory)
                 _edge(made, own, end, own, read)
-                _edge(made, own, read, norm, 0)
+                _edge(made, own, read, after, 0)
 
 
-@compiled
+@inner
 def _norm(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """The norm of all gradients, added up among all devices that have some."""
     members = np.zeros(len(plan.port), np.bool_)
@@ -302,16 +349,17 @@ def _norm(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made
         step = plan.users[user, 0]
         for part in range(known.forms[placed.form[step], PARTS]):
             members[placed.devices[plan.operator[step], part]] = True
-    _, end = _reduced(own, i, members, plan.blocks[own, 2], plan, made)
-    _edge(made, own, end, plan.blocks[own, 1], 0)
+    start, end = _reduced(own, i, members, plan.blocks[own, 3], plan, made)
+    _edge(made, plan.blocks[own, 1], 0, own, start)
+    _edge(made, own, end, plan.blocks[own, 2], 0)
 
 
-@compiled
+@inner
 def _updated(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
     """Each device's copy of the parameters of a bundle, once their gradients are added up, or the norm of all is known."""
     bundle, before, end = plan.blocks[own, 1], plan.blocks[own, 2], -1
-    for share in range(shares.at[bundle], shares.at[bundle + 1]):
-        members, size = shares.members[share], shares.sizes[share]
+    for number in range(shares.at[bundle], shares.at[bundle + 1]):
+        members, size = shares.members[number], shares.sizes[number]
         end += _tasks(_count(members))
         for device in range(len(members)):
             if members[device]:
@@ -320,7 +368,7 @@ def _updated(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
                 made.held[i, device] += size * (2 + plan.states)
 
 
-@compiled
+@inner
 def _tasks(count: int) -> int:
     """How many tasks a sum among so many devices is."""
     return count + 2 if count > 1 else 2

@@ -5,8 +5,8 @@
 - summed: the terms of a pending value, added up among those that hold it
 - returned, collected, back: the same for the cotangents, from the users to the makers
 - added: gradients of parameters, added up among the devices that hold the same part of one
-- norm, known: where gradients are clipped, their norm, added up among all devices that have some; nothing is updated before it
-  is known
+- read, norm, known: where gradients are clipped, all have been read; their norm, added up among all devices that have some;
+  nothing is updated before it is known
 - updated: the updates on each device
 """
 
@@ -24,7 +24,7 @@ from mtfc.compiler.operators.graph import OperatorGraph, Step
 from mtfc.compiler.operators.strategy import users
 
 Kind = Literal[
-    "taken", "step", "summed", "returned", "collected", "back", "added", "norm", "known", "updated"
+    "taken", "step", "summed", "returned", "collected", "back", "added", "read", "norm", "known", "updated"
 ]
 
 
@@ -60,8 +60,8 @@ class Name:
     value: Value | None = None
 
 
-KNOWN = Name("known", None)
-"""One task, which ends when the norm of the gradients is known."""
+READ, KNOWN = Name("read", None), Name("known", None)
+"""One task each, which ends when all gradients have been read, or their norm is known."""
 
 
 def block_names(flow: Flow, clips: bool) -> Iterator[Name]:
@@ -88,6 +88,7 @@ def block_names(flow: Flow, clips: bool) -> Iterator[Name]:
     bundles = list(_bundles(flow))
     yield from (Name("added", bundle) for bundle in bundles)
     if clips and bundles:
+        yield READ
         yield Name("norm", _all(bundles))
         yield KNOWN
     yield from (Name("updated", bundle) for bundle in bundles)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mtfc.compiler.search.soap.blocks import Array
 
-TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, NORM, KNOWN, UPDATED = range(10)
+TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED = range(11)
 """The kinds of blocks, in the order of `names.Kind`."""
 
 
@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     - step, back: the step, and the block of its first pass
     - summed, collected: the step, which of its outputs, and the block of its pass
     - added, updated: the bundle, and the block after or before
-    - norm: the block after, and bytes of the norm
+    - norm: the blocks before and after, and bytes of the norm
 
     operator [step]. bundles [bundle, 4]: its first user and the one after its last, and the same of parameters. users [user, 2]:
     a step, and the block of its backward pass. parameters [parameter, 3]: dimensions, bytes of an item, and where in `places` it

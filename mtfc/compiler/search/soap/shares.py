@@ -23,10 +23,10 @@ from mtfc.compiler.search.soap.plan import (
     Plan,
     Shares,
 )
-from mtfc.compiler.search.solver.kernels import compiled
+from mtfc.compiler.search.solver.kernels import inner
 
 
-@compiled
+@inner
 def share(numbers: Array, plan: Plan, known: Known, placed: Placed, found: Shares) -> bool:
     """Find the shares of the bundles that some blocks belong to; whether there was room for them."""
     wanted = np.zeros(len(plan.bundles), np.bool_)
@@ -43,7 +43,7 @@ def share(numbers: Array, plan: Plan, known: Known, placed: Placed, found: Share
     return True
 
 
-@compiled
+@inner
 def _share(bundle: int, parameter: int, plan: Plan, known: Known, placed: Placed, found: Shares) -> bool:
     """Add those of a parameter."""
     bounds, holders = _regions(bundle, parameter, plan, known, placed)
@@ -59,7 +59,7 @@ def _share(bundle: int, parameter: int, plan: Plan, known: Known, placed: Placed
     return True
 
 
-@compiled
+@inner
 def _put(bundle: int, mine: Array, size: int, found: Shares) -> bool:
     """Add bytes that some devices have; whether there is room."""
     last = found.at[bundle + 1]
@@ -79,7 +79,7 @@ def _put(bundle: int, mine: Array, size: int, found: Shares) -> bool:
     return True
 
 
-@compiled
+@inner
 def _regions(bundle: int, parameter: int, plan: Plan, known: Known, placed: Placed) -> Any:
     """The different parts of a parameter that are used, and which devices do. [region, 2 * dimension], [region, device]"""
     first, last, places = plan.bundles[bundle, 0], plan.bundles[bundle, 1], plan.parameters[parameter, 2]
@@ -106,7 +106,7 @@ def _regions(bundle: int, parameter: int, plan: Plan, known: Known, placed: Plac
     return bounds[:count], holders[:count]
 
 
-@compiled
+@inner
 def _find(bounds: Array, count: int, numbers: Array, begin: int, likely: int) -> int:
     """The number of the region whose bounds begin at some place among numbers, or else `count`."""
     for k in range(count):
@@ -119,7 +119,7 @@ def _find(bounds: Array, count: int, numbers: Array, begin: int, likely: int) ->
     return count
 
 
-@compiled
+@inner
 def _marks(bounds: Array) -> Any:
     """Along each dimension the ends of regions, in order, and how many intervals they make. [dimension, mark], [dimension]"""
     count, dims = len(bounds), bounds.shape[1] // 2
@@ -138,7 +138,7 @@ def _marks(bounds: Array) -> Any:
     return marks, steps
 
 
-@compiled
+@inner
 def _piece(number: int, marks: Array, steps: Array, bounds: Array, holders: Array, mine: Array) -> int:
     """How many elements a piece of the grid of marks has, or 0 where nobody does; `mine` becomes who has it."""
     inside, size, is_held = np.ones(len(bounds), np.bool_), 1, False

@@ -18,13 +18,12 @@ from mtfc.compiler.operators.gradients import Flow
 from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.strategy import Configuration
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.soap.building import Made, build
+from mtfc.compiler.search.soap.building import built
 from mtfc.compiler.search.soap.costs import states
 from mtfc.compiler.search.soap.forms import Forms
 from mtfc.compiler.search.soap.links import links
-from mtfc.compiler.search.soap.names import KNOWN, Bundle, Kind, Name, Use, block_names, touching
-from mtfc.compiler.search.soap.plan import Placed, Plan, Shares
-from mtfc.compiler.search.soap.shares import share
+from mtfc.compiler.search.soap.names import KNOWN, READ, Bundle, Kind, Name, Use, block_names, touching
+from mtfc.compiler.search.soap.plan import ADDED, COLLECTED, NORM, RETURNED, TAKEN, Placed, Plan
 
 
 class Tasks:
@@ -39,12 +38,12 @@ class Tasks:
         self.clips = training is not None and training.clip is not None
         self.names = list(block_names(flow, self.clips))
         self.index = {name: i for i, name in enumerate(self.names)}
-        self.norm = next((i for i, name in enumerate(self.names) if name.kind == "norm"), -1)
         self.touching = [np.array(blocks) for blocks in touching(self.names, self.number)]
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
         self.plan = self._plan(place)
-        self._room = [64, 64, 4]  # tasks, edges, shares
+        self.leads = leads(self.plan.blocks)
+        self.room = np.array([64, 64, 4])  # of `built`
 
     def update_seconds(self, size: int) -> float:
         """A parameter of so many bytes, its gradient and states are read, it and the states written."""
@@ -74,36 +73,7 @@ class Tasks:
 
     def build(self, numbers: Array, placed: Placed) -> Blocks:
         """The blocks with some numbers, in ascending order."""
-        known = (self.plan, self.forms.known, placed)
-        while not share(numbers, *known, shares := self._shares(len(self.plan.bundles))):
-            self._room[2] *= 2
-        while True:
-            made = self._empty(len(numbers))
-            build(numbers, *known, shares, made)
-            tasks, edges, _ = made.used.tolist()
-            if tasks <= self._room[0] and edges <= self._room[1]:
-                break
-            self._room[:2] = max(tasks, self._room[0]), max(edges, self._room[1])
-        return Blocks(*made[:2], made.device[:tasks], made.seconds[:tasks], made.edges[:edges], *made[5:7])
-
-    def _shares(self, bundles: int) -> Shares:
-        room, devices = self._room[2], self.links.count
-        return Shares(
-            np.empty(bundles + 1, np.int64), np.empty((room, devices), np.bool_), np.empty(room, np.int64)
-        )
-
-    def _empty(self, count: int) -> Made:
-        tasks, edges, _ = self._room
-        return Made(
-            np.empty(count + 1, np.int64),
-            np.empty(count + 1, np.int64),
-            np.empty(tasks, np.int64),
-            np.empty(tasks),
-            np.empty((edges, 4), np.int64),
-            np.zeros(count, np.int64),
-            np.zeros((count, self.links.count)),
-            np.zeros(3, np.int64),
-        )
+        return built(numbers, self.plan, self.forms.known, placed, self.room)
 
     def _plan(self, place: Mapping[Step, int]) -> Plan:
         bundles: list[Bundle] = [name.of for name in self.names if name.kind == "updated"]
@@ -155,15 +125,21 @@ class Tasks:
             own: Kind = "step" if name.kind == "summed" else "back"
             return [place[name.of], name.of.outputs.index(name.value), self.index[Name(own, name.of)]]
         if name.kind == "added":
-            return [bundles[name.of], self.norm]
+            return [bundles[name.of], self.index.get(READ, -1)]
         if name.kind == "updated":
             return [bundles[name.of], self.index[KNOWN if self.clips else Name("added", name.of)]]
-        return [self.index[KNOWN], ITEM_BYTES["f32"]] if name.kind == "norm" else []
+        return [self.index[READ], self.index[KNOWN], ITEM_BYTES["f32"]] if name.kind == "norm" else []
 
     def _maker(self, use: Use, summed: Kind, plain: Kind) -> int:
         """The block that a value comes from, or its cotangent goes to."""
         is_pending = use.value in use.maker.pending
         return self.index[Name(summed, use.maker, use.value) if is_pending else Name(plain, use.maker)]
+
+
+def leads(blocks: Array) -> Array:
+    """For each block the one, if it is another, that edges of it may lead to; else -1."""
+    column = {TAKEN: 7, RETURNED: 7, COLLECTED: 3, ADDED: 2, NORM: 2}
+    return np.array([row[column[row[0]]] if row[0] in column else -1 for row in blocks.tolist()], np.int64)
 
 
 def _place(argument: int | None, step: Step) -> int:

@@ -20,15 +20,39 @@ LARGE = 1e16
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
 def compiled(function: Function) -> Function:
+    return _compiled(function)
+
+
+def inner(function: Function) -> Function:
+    """For functions that compiled ones alone call: a way to call them from Python would take long to compile."""
+    return _compiled(function, **_INNER)
+
+
+def lean(function: Function) -> Function:
+    """For those of them that make no arrays: references to those that they are given are not counted, which takes longer than
+    the work where there are many of them.
+    """
+    return _compiled(function, **_INNER, _nrt=False)
+
+
+def inlined(function: Function) -> Function:
+    """For small functions of many arguments: what calls them is compiled with them in it."""
+    return _compiled(function, inline="always")
+
+
+def _compiled(function: Function, **options: Any) -> Function:
     try:
         from numba import njit
     except ImportError:
         return function
     try:
-        return cast(Function, njit(cache=True, nogil=True)(function))
+        return cast(Function, njit(cache=True, nogil=True, **options)(function))
     except RuntimeError:  # no folder that can be written to
-        return cast(Function, njit(nogil=True)(function))
+        return cast(Function, njit(nogil=True, **options)(function))
 
 
 @compiled
