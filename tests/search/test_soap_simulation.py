@@ -93,7 +93,7 @@ def _together(blocks: Sequence[Block], devices: int) -> Blocks:
     return Blocks(
         np.cumsum([0, *(len(b.tasks) for b in blocks)]),
         np.cumsum([0, *(len(b.edges) for b in blocks)]),
-        np.array([device for device, _ in tasks], np.int64),
+        np.array([device for device, _ in tasks], np.int32),
         np.array([seconds for _, seconds in tasks]),
         np.array(edges, np.int64).reshape(-1, 4),
         np.zeros(len(blocks), np.int64),

@@ -93,7 +93,7 @@ def _empty(count: int, tasks: int, edges: int, devices: int) -> Made:
     return Made(
         np.empty(count + 1, np.int64),
         np.empty(count + 1, np.int64),
-        np.empty(tasks, np.int64),
+        np.empty(tasks, np.int32),
         np.empty(tasks),
         np.empty((edges, 4), np.int64),
         np.zeros(count, np.int64),

@@ -61,11 +61,15 @@ def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run,
     total = offsets[-1]
     device, seconds = np.empty(total, old.device.dtype), np.empty(total)
     ready, end = np.empty(total), np.empty(total)
-    for task in range(len(changed.rank)):
-        to = changed.rank[task]
-        if to >= 0:
-            device[to], seconds[to] = changed.device[task], changed.seconds[task]
-            ready[to], end[to] = run.ready[task], run.end[task]
+    stop = 0
+    while stop < len(offsets) - 1:
+        to, task = offsets[stop], changed.begin[stop]
+        stop = _stretch(changed, stop)
+        size = offsets[stop] - to
+        device[to : to + size] = changed.device[task : task + size]
+        seconds[to : to + size] = changed.seconds[task : task + size]
+        ready[to : to + size] = run.ready[task : task + size]
+        end[to : to + size] = run.end[task : task + size]
     sent, held = old.sent.copy(), old.held.copy()
     for i in range(len(numbers)):
         sent[numbers[i]] = new.sent[i]
@@ -83,6 +87,15 @@ def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run,
     for i in range(total):
         order[i] = changed.rank[run.order[i]]
     return graph, timeline(ready, end, order, device, seconds, devices)
+
+
+@inner
+def _stretch(change: Change, first: int) -> int:
+    """The end of blocks that follow each other in both graphs, from one on."""
+    last = first + 1
+    while not change.is_anew[first] and last < len(change.is_anew) and not change.is_anew[last]:
+        last += 1
+    return last
 
 
 @inner
@@ -107,9 +120,7 @@ def _links(old: Links, new: Chains, change: Change, offsets: Array, is_moved: Ar
     at = stop = 0
     while stop < len(offsets) - 1:
         to, task = offsets[stop], change.begin[stop]
-        stop += 1
-        while not change.is_anew[stop - 1] and stop < len(offsets) - 1 and not change.is_anew[stop]:
-            stop += 1
+        stop = _stretch(change, stop)
         while to < offsets[stop]:
             last, most = task, min(task + offsets[stop] - to, count)
             while last < most and not is_moved[last]:
