@@ -137,6 +137,7 @@ def delta_over_full(space: SoapSpace) -> float:
         changes = {operator: space.choices[operator].draw(random)}
         space.evaluator.delta(current, changes)  # costs of new parts are found once
         changed, delta = _timed(partial(space.evaluator.delta, current, changes))
+        space.evaluator.full(changed.strategy)  # room for the largest graph is made once
         full, whole = _timed(partial(space.evaluator.full, changed.strategy))
         ratios.append(delta / whole)
         assert full.seconds == changed.seconds
