@@ -8,7 +8,9 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import HELD, Memory, largest
+from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise
+from mtfc.compiler.analysis.loop_kernels import stacks
+from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled, least_bytes
 from mtfc.compiler.hardware import Device
@@ -64,7 +66,8 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     for eqn in body:
         if eqn.regions:
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
-            cleared = tuple(Moved((reads.tiled(value),)) for value in memory.cleared(eqn, device))
+            is_cleared = device.matrix is not None and eqn.attrs["reverse"]
+            cleared = tuple(Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared)
             yield Work(0.0, frozenset(), frozenset(), cleared, 0.0, trips)
         elif OPS[eqn.op].storage not in ("view", "made"):
             yield _of_equation(eqn, reads, device, trips)
@@ -76,7 +79,7 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
 
 def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
     memory = reads.memory
-    stored = [value for value in eqn.results if value in memory.stored]
+    stored = [value for value in eqn.results if value in memory.stored - memory.ends]
     stored += [value for value in stored if memory.is_kept(value)]
     written = [Moved((reads.tiled(value),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
@@ -121,13 +124,15 @@ class _Reads:
 
     def held(self, eqn: Equation) -> Moved | None:
         """What is stored in 16 bits, or added up, as the largest operand can be seen; None where that is not known."""
-        if self.memory.is_widened(eqn, self.device):
+        seen = {value: self.memory.seen(value) for value in eqn.operands}
+        is_known = all(map(self.known.issuperset, seen.values()))
+        if self.memory.is_widened(eqn, self.device) and (is_known or not is_component_wise(eqn)):
+            if any(self.memory.is_joined(eqn, value, self.device) for value in eqn.operands):
+                return None
             (made,) = eqn.results
             return Moved(
                 (Array(least_bytes(made.type.with_dtype(HELD), self.device), self.naming.names[made]),)
             )
-        seen = {value: self.memory.seen(value) for value in eqn.operands}
-        is_known = all(map(self.known.issuperset, seen.values()))
         if not (self.memory.is_holding(eqn, self.device) and is_known):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))

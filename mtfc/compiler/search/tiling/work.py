@@ -9,7 +9,8 @@ from functools import partial
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import HELD, Memory, held_bytes, kernel_seconds
+from mtfc.compiler.analysis.kernels import HELD, Memory, held_bytes
+from mtfc.compiler.analysis.roofline import kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled
 from mtfc.compiler.hardware import Device
