@@ -5,8 +5,8 @@ view has; fused equations become one kernel with what uses them, and are stored 
 and reductions uses them, or where the function, or a loop, gives them away. A product and the `fold` that adds up what it makes
 are one kernel, the transpose of a convolution.
 
-On a TPU arrays are filled up to whole tiles (`tiles.py`), and more is as XLA's compiler for TPUs has it (libtpu 0.0.42). It expects
-of single kernels, the same on v2 to v6e:
+On a TPU arrays are filled up to whole tiles (`tiles.py`), and more is as XLA's compiler for TPUs has it (libtpu 0.0.42). It
+expects of single kernels, the same on v2 to v6e:
 
 - What is added up takes the time of its bytes in f32 as if it were written, so `sum(x * x)` takes twice as long as reading x.
 - So does what is computed and stored in 16 bits: component-wise, or by a product.
@@ -15,7 +15,8 @@ of single kernels, the same on v2 to v6e:
 And it makes kernels of several equations:
 
 - What a component-wise equation computes is reduced, or used component-wise in the same stage, by the same kernel, stored or not,
-  and so is neither read for that nor held again. Products that are sums, without rows and columns, are reductions.
+  and so is not read for that. If it is given away, what is computed of it is not held again. Products that are sums, without
+  rows and columns, are reductions.
 - Several reductions of an array hold once what they add up.
 - A reduction of windows, as it pools, is a kernel of its own, and reads what is stored.
 - A product that is only added to something is added by its own kernel, and so is what is computed of the sum alone: the end of
@@ -50,6 +51,11 @@ def storage(eqn: Equation) -> Storage:
 
 def is_component_wise(eqn: Equation) -> bool:
     return storage(eqn) == "fused"
+
+
+def is_short(type: TensorType) -> bool:
+    """Whether an element has 16 bits."""
+    return ITEM_BYTES[type.dtype] == 2
 
 
 def holds(eqn: Equation, device: Device) -> bool:
@@ -222,12 +228,12 @@ class Memory:
     def is_widened(self, eqn: Equation, device: Device) -> bool:
         """Whether it computes what it stores in 16 bits, and its kernel does not hold it yet."""
         is_able = device.matrix is not None and self.is_stored(eqn)
-        if not is_able or any(ITEM_BYTES[value.type.dtype] != 2 for value in eqn.results):
+        if not (is_able and all(is_short(value.type) for value in eqn.results)):
             return False
         if not is_component_wise(eqn):
             return is_product(eqn)
         joined = (value for value in eqn.operands if self.is_joined(eqn, value, device))
-        return all(self.seen(value)[-1] not in self.stored for value in joined)
+        return all(self.seen(value)[-1] not in self.given for value in joined)
 
     def _rounded(self, eqn: Equation, device: Device) -> int:
         """Bytes of rounding an input for convolutions."""

@@ -18,13 +18,13 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.kernels import HELD, Memory, readers_of, rounding_bytes, storage, users
+from mtfc.compiler.analysis.kernels import HELD, Memory, is_short, readers_of, rounding_bytes, storage, users
 from mtfc.compiler.analysis.tiles import is_product
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF
-from mtfc.compiler.ir.types import ITEM_BYTES, TensorType
+from mtfc.compiler.ir.types import TensorType
 
 Looks = tuple[str, tuple[int, ...]]
 """Dtype and sizes of one processor's array."""
@@ -77,9 +77,8 @@ class Loops:
 
     def _written(self, type: TensorType) -> int:
         """Bytes of writing one, and of holding what has 16 bits."""
-        held = type.with_dtype(HELD) if ITEM_BYTES[type.dtype] == 2 else None
-        sizes = (self.memory.bytes(each, self.device) for each in (type, held) if each)
-        return sum(sizes)
+        held = self.memory.bytes(type.with_dtype(HELD), self.device) if is_short(type) else 0
+        return self.memory.bytes(type, self.device) + held
 
 
 def stacks(loop: Equation) -> list[Value]:

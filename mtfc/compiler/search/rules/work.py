@@ -8,7 +8,7 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise
+from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise, is_short
 from mtfc.compiler.analysis.loop_kernels import stacks
 from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
@@ -68,6 +68,9 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
             is_cleared = device.matrix is not None and eqn.attrs["reverse"]
             cleared = tuple(Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared)
+            cleared += tuple(
+                Moved((reads.widened(value),)) for value in stacks(eqn) if is_cleared and is_short(value.type)
+            )
             yield Work(0.0, frozenset(), frozenset(), cleared, 0.0, trips)
         elif OPS[eqn.op].storage not in ("view", "made"):
             yield _of_equation(eqn, reads, device, trips)
@@ -79,7 +82,7 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
 
 def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
     memory = reads.memory
-    stored = [value for value in eqn.results if value in memory.stored - memory.ends]
+    stored = [value for value in eqn.results if value in memory.stored and value not in memory.ends]
     stored += [value for value in stored if memory.is_kept(value)]
     written = [Moved((reads.tiled(value),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
@@ -127,12 +130,8 @@ class _Reads:
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
         if self.memory.is_widened(eqn, self.device) and (is_known or not is_component_wise(eqn)):
-            if any(self.memory.is_joined(eqn, value, self.device) for value in eqn.operands):
-                return None
             (made,) = eqn.results
-            return Moved(
-                (Array(least_bytes(made.type.with_dtype(HELD), self.device), self.naming.names[made]),)
-            )
+            return Moved((self.widened(made),))
         if not (self.memory.is_holding(eqn, self.device) and is_known):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
@@ -170,6 +169,10 @@ class _Reads:
     def tiled(self, value: Value) -> Array:
         """As it lies in memory."""
         return Array(least_bytes(value.type, self.device), self.naming.names[value])
+
+    def widened(self, value: Value) -> Array:
+        """As it is held."""
+        return Array(least_bytes(value.type.with_dtype(HELD), self.device), self.naming.names[value])
 
     def _haloed(self, value: Value) -> Pairs:
         """Where halos may be added to a value, those of all that it is folded of in turn."""
