@@ -214,7 +214,7 @@ class Memory:
         written = [value for value in eqn.results if value in self.stored]
         written += [value for value in written if self.is_kept(value)]
         moved = sum(self.bytes(value.type, device) for value in written) + sum(read)
-        return moved + self.held(eqn, device) + self._merged(eqn, device) + self._rounded(eqn, device)
+        return moved + self.held(eqn, device) + self.merged(eqn, eqn, device) + self._rounded(eqn, device)
 
     def held(self, eqn: Equation, device: Device) -> int:
         """Bytes of what is added up, or computed and stored in 16 bits, as it is held."""
@@ -240,19 +240,18 @@ class Memory:
         inputs = (value for value, first in self.images.items() if first is eqn)
         return sum(rounding_bytes(value.type, self, device) for value in inputs)
 
-    def _merged(self, eqn: Equation, device: Device) -> int:
-        """Bytes that are copied so that the features of a convolution are one dimension, or several again."""
+    def merged(self, eqn: Equation, placed: Equation, device: Device) -> int:
+        """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""
         if device.matrix is None or self.kernel(eqn) != "convolution":
             return 0
-        windows = [value for value in eqn.operands if self._is_window(value)]
-        others = [value for value in eqn.operands if value not in windows]
-        if not (len(windows) == len(others) == 1):
+        is_known = [self._is_window(value) for value in eqn.operands]
+        if len(is_known) != 2 or all(is_known) or not any(is_known):
             return 0
-        ((known,), (other,)) = windows, others
-        sizes = dict(zip(other.type.dims, other.type.local_shape(self.mesh), strict=True))
-        features = [n for dim, n in sizes.items() if n > 1 and dim not in self.pixels.union(known.type.dims)]
+        known, other = (placed.operands[is_known.index(each)].type for each in (True, False))
+        sizes = dict(zip(other.dims, other.local_shape(self.mesh), strict=True))
+        features = [n for dim, n in sizes.items() if n > 1 and dim not in self.pixels.union(known.dims)]
         is_aligned = len(features) < 2 or features[-1] % LANES == 0
-        return 0 if is_aligned else 2 * max(self.bytes(value.type, device) for value in (other, eqn.result))
+        return 0 if is_aligned else 2 * max(self.bytes(each, device) for each in (other, placed.result.type))
 
     def is_holding(self, eqn: Equation, device: Device) -> bool:
         """Whether it moves what it adds up, as none before does."""

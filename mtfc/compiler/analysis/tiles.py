@@ -42,18 +42,26 @@ def least_bytes(type: TensorType, device: Device) -> int:
 
 def filled(eqn: Equation, mesh: Mesh, device: Device) -> float:
     """How many times the FLOPs of an equation are what the device computes for it."""
+    return min(map(sum, ways(eqn, mesh, device)))
+
+
+def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]:
+    """Of a product, where its first factor is held, and where the other is: the rows that go through the unit, and the loading of
+    it, as multiples of the FLOPs. Of others the FLOPs alone.
+    """
     if device.matrix is None or not is_product(eqn):
-        return 1.0
+        return [(1.0, 0.0)]
     one, other, summed = (_size(dims, eqn, mesh) for dims in _roles(eqn))
-    taken = min(_taken(one, other, summed, device.matrix), _taken(other, one, summed, device.matrix))
-    return taken / (one * other * summed)
+    computed = one * other * summed
+    taken = (_taken(one, other, summed, device.matrix), _taken(other, one, summed, device.matrix))
+    return [(through / computed, loaded / computed) for through, loaded in taken]
 
 
-def _taken(columns: int, rows: int, summed: int, side: int) -> int:
-    """Multiplications that could be done while a matrix unit is loaded with the columns, and the rows go through it."""
+def _taken(columns: int, rows: int, summed: int, side: int) -> tuple[int, int]:
+    """Multiplications that could be done while the rows go through a matrix unit, and while it is loaded with the columns."""
     through = _up(rows, ROWS) * _up(columns, side) * _up(summed, side)
     loaded = min(_up(columns, side) * summed, columns * _up(summed, side)) * side
-    return through + loaded
+    return through, loaded
 
 
 def is_product(eqn: Equation) -> bool:

@@ -12,7 +12,7 @@ from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise, is_s
 from mtfc.compiler.analysis.loop_kernels import stacks
 from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.tiles import filled, least_bytes
+from mtfc.compiler.analysis.tiles import least_bytes, ways
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
@@ -43,13 +43,15 @@ class Moved:
 
 @attrs.frozen
 class Work:
-    """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; bytes that are
-    moved; `overhead` seconds. All `trips` times.
+    """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; of a product,
+    what loading a matrix unit with either factor takes, split over its dimensions; bytes that are moved; `overhead` seconds. All
+    of it `trips` times.
     """
 
     seconds: float
     dims: Dims
     alike: Pairs
+    loads: tuple[tuple[float, Dims], ...]
     moved: tuple[Moved, ...]
     overhead: float
     trips: int
@@ -71,13 +73,13 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
             cleared += tuple(
                 Moved((reads.widened(value),)) for value in stacks(eqn) if is_cleared and is_short(value.type)
             )
-            yield Work(0.0, frozenset(), frozenset(), cleared, 0.0, trips)
+            yield Work(0.0, frozenset(), frozenset(), (), cleared, 0.0, trips)
         elif OPS[eqn.op].storage not in ("view", "made"):
             yield _of_equation(eqn, reads, device, trips)
     for eqn in function.body:
         is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
         if is_distributed and OPS[eqn.op].flops is not no_flops:
-            yield Work(0.0, frozenset(), frozenset(), tuple(filter(None, reads.of(eqn))), 0.0, trips)
+            yield Work(0.0, frozenset(), frozenset(), (), tuple(filter(None, reads.of(eqn))), 0.0, trips)
 
 
 def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
@@ -86,12 +88,15 @@ def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Wo
     stored += [value for value in stored if memory.is_kept(value)]
     written = [Moved((reads.tiled(value),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
-    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) * filled(eqn, SINGLE, device)
+    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
+    rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
+    held = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
     return Work(
-        seconds=max(computed / device.rate(dtype).peak, elements / _fastest(eqn, device)),
+        seconds=max(computed * min(rows), elements / _fastest(eqn, device)),
         dims=_split(eqn, reads.naming),
         alike=pairs_of(bridge_of(eqn)),
+        loads=tuple((computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in held),
         moved=(*written, *filter(None, (*reads.of(eqn), reads.held(eqn)))),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
