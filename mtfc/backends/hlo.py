@@ -37,6 +37,7 @@ CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
 TRIP_COUNT = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 FIRST_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")
+CHAIN = re.compile(r"channel_id=(\d+),.*\bchain_id=")
 PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
@@ -60,6 +61,12 @@ class Instruction:
         return opcode if opcode in KINDS else None
 
     @property
+    def chain(self) -> str | None:
+        """The channel of a collective that several kernels carry out together."""
+        found = CHAIN.search(self.rest) if self.collective else None
+        return found and found[1]
+
+    @property
     def operands(self) -> list[str]:
         """Names of the operands, with or without their types in front."""
         inside = self.rest[: _closing(self.rest)]
@@ -70,15 +77,18 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     """What each device communicates in one run: kind -> `count`, `elements_per_device`, `bytes_per_device`.
 
     Elements are those of a device's operand, as in `cost`; loops count once per iteration. A collective in
-    groups of one device sends nothing and is left out. Raises `ValueError` for a loop that communicates where
-    the text does not state how often it runs.
+    groups of one device sends nothing and is left out. The TPU compiler may carry out a collective within a chain
+    of kernels, each of which names it; the first counts. Raises `ValueError` for a loop that communicates where the
+    text does not state how often it runs.
     """
     traffic: dict[str, Traffic] = {}
     limits: dict[str, int] = {}
+    begun: set[str] = set()
     name = ""
     for name, instructions in _computations(hlo):
         limits |= _limit(name, instructions)
-        traffic[name] = _traffic(instructions, traffic, limits)
+        traffic[name] = _traffic([i for i in instructions if i.chain not in begun], traffic, limits)
+        begun |= {i.chain for i in instructions if i.chain}
     report: dict[str, dict[str, int]] = {}
     for (kind, quantity), amount in traffic.get(name, Counter()).items():
         report.setdefault(kind, {})[quantity] = amount

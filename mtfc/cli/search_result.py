@@ -21,6 +21,9 @@ from mtfc.frontend import ast
 from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
 from mtfc.frontend.parser import parse
 
+MOST_SHOWN = 30
+"""Equations of a tiling; all of them are written to a file."""
+
 
 @attrs.frozen(slots=False)
 class Result:
@@ -93,7 +96,8 @@ def report(result: Result) -> str:
     found, hardware = result.found, result.pricer.hardware
     shape = "x".join(str(size) for _, size in found.mesh.axes)
     heading = f"{result.program.name}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
-    lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, found.layout).splitlines())]
+    shown, left_out = _shown(found.layout)
+    lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
     rows.append(_row("found", found.mesh, result.price, result))
     for name, each in result.compared.items():
@@ -115,9 +119,21 @@ communication overlaps with what does not need it."""
     )
 
 
+def _shown(layout: Layout) -> tuple[Layout, list[str]]:
+    """Of a tiling the first rules that split something, and a note about the others."""
+    split = [(path, rules) for path, rules in layout.values if rules.axes]
+    kept, count = split[:MOST_SHOWN], len(layout.values)
+    if len(kept) == count:
+        return layout, []
+    rest = (
+        f"These are {len(kept)} of {count} equations; -o OUT.mtf writes the other {count - len(kept)}, too."
+    )
+    return attrs.evolve(layout, values=tuple(kept)), ["", f"  {rest if split else 'No equation is split.'}"]
+
+
 def _proof(result: Result) -> str:
     found, unit = result.found, _bytes if result.objective == "memory" else seconds_text
-    tried = f"{found.evaluated} layouts were compiled."
+    tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if not found.lower_bound:

@@ -26,6 +26,8 @@ from mtfc.frontend.placements import DeclaredPlacement, placement_text, strategy
 
 BEFORE_PROOF = 0.1
 """Of the time, before an exhaustive search begins."""
+FEW = 10_000
+"""Strategies that are all looked at, unasked."""
 MOST_SHOWN = 20
 """Placements of more operators are written to a file, and not shown."""
 
@@ -52,7 +54,7 @@ def search(
     exhaustive: bool = False,
     progress: Progress = silent,
 ) -> Placed:
-    """Until a time of `monotonic`; where all strategies are to be looked at, most of the time is for that.
+    """Until a time of `monotonic`; where all strategies are to be looked at, or are few, most of the time is for that.
 
     Raises `NothingFits`, and `CompileError` where a declared placement is wrong.
     """
@@ -60,8 +62,10 @@ def search(
     allocator.keep_memory()  # a task graph is some large arrays
     space = soap_space(run(selection.program, simplification()), hardware, devices)
     declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
-    budget = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
-    result = soap_search(space, Budget(budget), progress=progress)
+    few = int(space.strategies) if space.strategies <= FEW else None
+    exhaustive |= few is not None
+    seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
+    result = soap_search(space, Budget(seconds, proposals=few, descent=few), progress=progress)
     if exhaustive and not result.is_interrupted:
         result = proven(space, result, until - monotonic(), progress)
     return Placed(selection, space, result, declared, monotonic() - started)

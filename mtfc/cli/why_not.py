@@ -13,6 +13,7 @@ from mtfc.cli.selection import Choice, choose
 from mtfc.cli.sources import Sources
 from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
 from mtfc.compiler.analysis.step_report import seconds_text
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.pipelines import lower
@@ -36,12 +37,11 @@ def forced(text: str, file: str, choice: Choice, sources: Sources, best: Result,
     """
     shape = ";".join(f"{axis}:{size}" for axis, size in best.found.mesh.axes)
     sources.texts.update({"<--layout>": text, "<--mesh>": shape})
-    asked = choose(
-        sources.texts[file],
-        file,
-        attrs.evolve(choice, layout=text, mesh=shape),
-        neighbour=sources.neighbour,
-    )
+    choice = attrs.evolve(choice, layout=text, mesh=shape)
+    try:
+        asked = choose(sources.texts[file], file, choice, neighbour=sources.neighbour)
+    except CompileError as error:  # what these few rules leave undone is not what was asked for
+        raise CompileError(each for each in error.diagnostics if each.severity == "error") from None
     layout = attrs.evolve(asked.cases[0].layout, name="")
     found = WITH_RULES[best.space](layout, best, until)
     return Forced(layout, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))

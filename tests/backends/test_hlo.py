@@ -105,6 +105,26 @@ def test_collectives_wrapped_in_asynchronous_computations_count_once() -> None:
     assert collectives(entry(*PARAMETERS, *started, before=WRAPPED)) == {"all_to_all": traffic(1, 3, 6)}
 
 
+CHAINED = "".join(
+    f"""\
+%kernel.{number} (x: bf16[3]) -> bf16[6] {{
+  %x = bf16[3]{{0}} parameter(0)
+  ROOT %g.{number} = bf16[6]{{0}} all-gather(%x), channel_id=7, {PAIRS}, frontend_attributes={{chain_id="0"}}
+}}
+
+"""
+    for number in range(3)
+)
+
+
+def test_collectives_that_a_chain_of_kernels_carries_out_count_once() -> None:
+    """As the TPU compiler writes an all-gather that goes on beside products."""
+    kernels = [
+        f"%k.{number} = bf16[6]{{0}} fusion(%q), kind=kCustom, calls=%kernel.{number}" for number in range(3)
+    ]
+    assert collectives(entry(*PARAMETERS, *kernels, before=CHAINED)) == {"all_gather": traffic(1, 3, 6)}
+
+
 LOOP = f"""\
 %body (x: f32[5]) -> f32[5] {{
   %x = f32[5]{{0}} parameter(0)

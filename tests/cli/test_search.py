@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,7 @@ def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--mesh", "line", "--why-not", "batch: all; io: all")
     assert run.status == 1
     assert "E301" in run.err
+    assert "warning" not in run.err
 
 
 TILING = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--space", "tiling")
@@ -128,6 +130,14 @@ def test_why_not_another_tiling_of_an_equation(mtfc: Mtfc) -> None:
     assert rule in forced["layout"] and rule not in found["layout"]
     assert forced["objective_seconds"] > found["objective_seconds"]
     assert f"Why not {{ {rule} }}" in mtfc(*TILING, "--why-not", rule).out
+
+
+def test_of_a_tiling_what_splits_something_is_shown(mtfc: Mtfc) -> None:
+    written = mtfc(*TILING, "-o", "best.mtf").out
+    assert "value forward.einsum: {" in written and ": {}" not in written
+    shown, count = (int(number) for number in re.findall(r"These are (\d+) of (\d+) equations", written)[0])
+    assert shown == written.count("    value ") <= 30
+    assert count == Path("best.mtf").read_text().count("  value ")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +200,14 @@ def test_placements_are_proven_to_be_the_best(mtfc: Mtfc) -> None:
     assert found["lower_bound_seconds"] == found["objective_seconds"]
     refused = mtfc("search", "model.mtf", "--exhaustive")
     assert refused.status == 2 and "--exhaustive takes --space soap" in refused.err
+
+
+def test_few_placements_are_all_looked_at(mtfc: Mtfc, folder: Path) -> None:
+    text = "dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n"
+    (folder / "few.mtf").write_text(text)
+    found = mtfc("search", "few.mtf", *PLACED, "--format", "json").json
+    assert found["optimal"] and found["strategies"] <= 100
+    assert found["evaluated"] <= 3 * found["strategies"]
 
 
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:

@@ -230,10 +230,12 @@ class Memory:
         is_able = device.matrix is not None and self.is_stored(eqn)
         if not (is_able and all(is_short(value.type) for value in eqn.results)):
             return False
-        if not is_component_wise(eqn):
-            return is_product(eqn)
+        return not self.is_held(eqn, device) if is_component_wise(eqn) else is_product(eqn)
+
+    def is_held(self, eqn: Equation, device: Device) -> bool:
+        """Whether its kernel holds already what it computes component-wise of: it is given away, too."""
         joined = (value for value in eqn.operands if self.is_joined(eqn, value, device))
-        return all(self.seen(value)[-1] not in self.given for value in joined)
+        return any(self.seen(value)[-1] in self.given for value in joined)
 
     def _rounded(self, eqn: Equation, device: Device) -> int:
         """Bytes of rounding an input for convolutions."""

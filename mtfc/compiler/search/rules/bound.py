@@ -21,6 +21,7 @@ import numpy as np
 
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.search.rules.collectives import Seconds
+from mtfc.compiler.search.rules.flow import Flow
 from mtfc.compiler.search.rules.lookup import Known, Lookup, Setting
 from mtfc.compiler.search.rules.naming import Dims
 from mtfc.compiler.search.rules.parts import Parts
@@ -32,7 +33,9 @@ BLOCK = 1 << 12
 
 @attrs.frozen(slots=False, eq=False)
 class Bound(Setting):
-    """For layouts on one mesh."""
+    """For layouts on one mesh. flows: of parts that were met."""
+
+    flows: dict[int, Flow] = attrs.field(factory=dict)
 
     @cached_property
     def at_once(self) -> int:
@@ -131,7 +134,17 @@ class Bound(Setting):
         """A step takes as long as it computes, and as long as each of the lanes that work at once."""
         each = Lookup(self, known)
         computing = each.work(parts.work)
-        seconds = computing + each.sums(parts, storage_is_open) + each.moves(parts.moves) + each.halos()
+        seconds = (
+            computing
+            + self._flow(parts).seconds(each, storage_is_open)
+            + each.moves(parts.moves)
+            + each.halos()
+        )
         if self.space.storing:
             seconds += each.gathers(parts.gathers)
         return np.maximum(computing, seconds / (1 + self.at_once))
+
+    def _flow(self, parts: Parts) -> Flow:
+        if id(parts) not in self.flows:
+            self.flows[id(parts)] = Flow(self, parts)
+        return self.flows[id(parts)]

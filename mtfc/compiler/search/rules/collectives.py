@@ -13,10 +13,15 @@ from numpy.typing import NDArray
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware, Rate
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.rules.space import Rows, axes_of, degree
+from mtfc.compiler.search.rules.space import Integers, Rows, axes_of, degree
 
 COMBINED = 4 * 2**20
 """Arrays of so many bytes are not combined with others into one collective."""
+
+STATES = 5
+"""What an axis can be to a sum, a digit each: nothing; one to complete it over, by an all-reduce or by half of one; one that can
+split it, one that does.
+"""
 
 Seconds: TypeAlias = NDArray[np.float64]
 
@@ -85,38 +90,97 @@ class Collectives:
         return self.tables[key]
 
     def _steps(self, kind: str, size: int, size_alone: int) -> Seconds:
-        if (kind, size, size_alone) in self.tables:
-            return self.tables[kind, size, size_alone]
-        local, sets = size / self.degrees, range(len(self.degrees))
+        key = (kind, size, size_alone)
+        if key not in self.tables:
+            self.tables[key] = self._steps_of(kind, (size,), size_alone)[..., 0]
+        return self.tables[key]
+
+    def _steps_of(self, kind: str, sizes: Sequence[int], size_alone: int) -> Seconds:
+        """For each size. What is reduced or gathered over axes is not split over them, before or after."""
+        local, sets = np.array(sizes) / self.degrees[:, None], range(len(self.degrees))
         every = np.stack([_longest(lanes, local, size_alone) for lanes in self._lanes[kind]])
-        found = np.zeros((len(sets), len(sets), len(sets)))
+        if kind == "all_reduce":
+            masks = np.array(sets)[:, None]
+            every = every[masks, masks.T & ~masks]
+        found = np.zeros((len(sets), *every.shape))
         for axes in sets[1:]:
             for split in (each for each in sets if not each & axes):
                 over = [each for each in sets if each & axes == axes and not each & split]
                 found[axes, split] = np.min(every[over], axis=0)
-        self.tables[kind, size, size_alone] = found
         return found
 
-    def completing(self, table: Seconds, over: Rows, own: Rows, before: Rows, halved: Rows) -> Seconds:
+    def completed(self, sizes: Sequence[int]) -> Seconds:
+        """What completing sums of so many bytes in all takes at least: [code, size].
+
+        Small ones may travel with others, but where a reduce-scatter completes them.
+        """
+        whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, 0))
+        return self.completing(whole, *self._codes, alone)
+
+    @cached_property
+    def _codes(self) -> tuple[Rows, Rows, Rows, Rows]:
+        """The arguments of `completing` for each code."""
+        digits = np.indices((STATES,) * len(self.mesh.axes)).reshape(len(self.mesh.axes), -1)
+        bits = 1 << np.arange(len(self.mesh.axes))[::-1, None]
+        masks = ((np.isin(digits, states) * bits).sum(axis=0) for states in ((1, 2), (4,), (3, 4), (2,)))
+        over, own, before, halved = (mask.astype(np.uint8) for mask in masks)
+        return over, own, before, halved
+
+    @cached_property
+    def pending(self) -> Integers:
+        """The part of a code that is due to [axes to complete over, those of which a step is half an all-reduce]."""
+        return self._places[:, None] + self._places[None]
+
+    @cached_property
+    def splitting(self) -> Integers:
+        """The part that is due to [axes that split the array, those that can]."""
+        return self._places[:, None] + 3 * self._places[None]
+
+    @cached_property
+    def _places(self) -> Integers:
+        """For each set of axes the sum of their places."""
+        masks = np.arange(len(self.degrees))
+        places = (STATES**i * (masks >> i & 1) for i in range(len(self.mesh.axes)))
+        return sum(places, start=np.zeros(len(masks), np.int64))
+
+    def completing(
+        self,
+        table: Seconds,
+        over: Rows,
+        own: Rows,
+        before: Rows,
+        halved: Rows,
+        alone: Seconds | None = None,
+    ) -> Seconds:
         """What completing an array over axes takes at least, by the best of all ways to do it in steps that `table` has.
 
         The axes `own` are known to split the array, and `before` are all that can by the first step. Where a use is split over
-        an axis, a step is half an all-reduce, and what follows is smaller.
+        an axis, a step is half an all-reduce, of those that `alone` has if there are two, and what follows is smaller; what is
+        scattered over other axes besides is gathered again. Tables may have a further dimension, of sizes.
         """
         sets = range(len(self.degrees))
         present = [int(mask) for mask in np.unique(over)] or [0]
-        least = {0: np.zeros(len(over))}
+        least = {0: np.zeros((len(over), *table.shape[3:]))}
         for left in (each for each in sets[1:] if any(each & mask == each for mask in present)):
             cut = before | (halved & over & ~np.uint8(left))
             for step in (each for each in sets[1:] if each & left == each):
-                seconds = table[step, own, cut] * np.where(halved & np.uint8(step), 0.5, 1.0)
-                total = seconds + least[left & ~step]
+                total = self._step(step, table, alone, own, cut, halved) + least[left & ~step]
                 least[left] = np.minimum(least[left], total) if left in least else total
         if len(present) == 1:
             return least[present[0]]
         return np.stack([least[mask] for mask in present])[
             np.searchsorted(present, over), np.arange(len(over))
         ]
+
+    def _step(
+        self, step: int, table: Seconds, alone: Seconds | None, own: Rows, cut: Rows, halved: Rows
+    ) -> Seconds:
+        """An all-reduce; or a reduce-scatter, and an all-gather over those axes that no use is split over."""
+        seconds, scattering = table[step, own, cut], table if alone is None else alone
+        again = np.uint8(step) & ~halved
+        half = (scattering[step, own, cut] + scattering[again, own, cut | (halved & np.uint8(step))]) / 2
+        least: Seconds = np.minimum(seconds, half)
+        return least
 
 
 def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds, size_alone: int) -> Seconds:

@@ -1,13 +1,7 @@
-"""What the parts of a step cost at least under some layouts: each is a small table over masks, and rows are looked up in it.
-
-Sums share what completes them: where several arrive at one place together, each answers for an equal part. What a sum costs
-is then the least on its route, and since the parts at each place add up to what completing it there costs, all of them
-together cost no more than what any choice of places does (a flow is no larger than a cut).
-"""
+"""What the parts of a step cost at least under some layouts: each is a small table over masks, and rows are looked up in it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TypeAlias
@@ -24,10 +18,9 @@ from mtfc.compiler.search.rules.collectives import Collectives, Seconds
 from mtfc.compiler.search.rules.gathers import Gather
 from mtfc.compiler.search.rules.halos import Halo
 from mtfc.compiler.search.rules.moves import Gate, Move, Way
-from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
-from mtfc.compiler.search.rules.parts import Parts, Step
+from mtfc.compiler.search.rules.naming import Dims
+from mtfc.compiler.search.rules.parts import Step
 from mtfc.compiler.search.rules.space import AXES, Columns, Integers, Rows, Space, union
-from mtfc.compiler.search.rules.sums import Route, Stop
 from mtfc.compiler.search.rules.work import Moved, Work
 
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -71,19 +64,6 @@ class Setting:
         return found
 
 
-@attrs.frozen
-class _Sum:
-    """A route in some rows: the axes that its sum is pending over, until which stops it can be so, and which axes split its use
-    along dimensions that it has itself, so that half an all-reduce completes it over these.
-    """
-
-    route: Route
-    rows: Integers
-    pending: Rows
-    arrives: list[Booleans]
-    scattered: Rows
-
-
 class Lookup:
     """Some layouts; unions of masks are found once."""
 
@@ -91,8 +71,8 @@ class Lookup:
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
         self._alike: dict[Pairs, Rows] = {}
+        self._kernels: dict[Work, Seconds] = {}
         self._masked: dict[tuple[Dims, int], Booleans] = {}
-        self._completed: dict[tuple[int, Columns, Columns, Columns, bytes, bytes, bytes], Seconds] = {}
 
     def low(self, dims: Dims) -> Rows:
         """The axes that are known to split one of the dimensions."""
@@ -120,15 +100,25 @@ class Lookup:
 
     def work(self, parts: Mapping[Work, int]) -> Seconds:
         """All work, by the roofline at peak rates."""
-        total, bandwidth = np.zeros(self.number), self.setting.hardware.device.bandwidth.peak
+        total = np.zeros(self.number)
         for work, times in parts.items():
-            split = self.high(work.dims)
-            for pair in work.alike:
-                split = split | self._both(*pair)
-            computing = work.seconds / self.setting.degrees[split] + self._loading(work)
-            moving = sum(map(self._moved_bytes, work.moved), start=np.zeros(self.number)) / bandwidth
-            total += times * work.trips * (np.maximum(computing, moving) + work.overhead)
+            total += times * self.kernel(work)
         return total
+
+    def kernel(self, work: Work) -> Seconds:
+        """All times that a kernel of this work runs."""
+        if work not in self._kernels:
+            self._kernels[work] = self._kernel(work)
+        return self._kernels[work]
+
+    def _kernel(self, work: Work) -> Seconds:
+        split = self.high(work.dims)
+        for pair in work.alike:
+            split = split | self._both(*pair)
+        computing = work.seconds / self.setting.degrees[split] + self._loading(work)
+        moving = sum(map(self._moved_bytes, work.moved), start=np.zeros(self.number))
+        seconds = np.maximum(computing, moving / self.setting.hardware.device.bandwidth.peak)
+        return work.trips * (seconds + work.overhead)
 
     def _both(self, one: str, other: str) -> Rows:
         """The axes that may split both dimensions, if they may be split alike."""
@@ -270,55 +260,3 @@ class Lookup:
                 low, high = self.low(frozenset((name,))), self.high(frozenset((name,))) & self.alike(pairs)
                 found |= np.where(size % self.setting.degrees[low] == 0, high, 0).astype(np.uint8)
         return found
-
-    def sums(self, parts: Parts, storage_is_open: bool) -> Seconds:
-        """All sums. Where storage is open, a gather follows half an all-reduce of a gradient."""
-        gathered = parts.gathered_bytes if storage_is_open else 0
-        sums = [each for each in map(self._sum, parts.routes) if len(each.rows)]
-        sharing: dict[Value, Seconds] = defaultdict(lambda: np.zeros(self.number))
-        for each in sums:
-            for stop, arrives in zip(each.route.stops, each.arrives, strict=True):
-                sharing[stop.value][each.rows] += arrives
-        total = np.zeros(self.number)
-        for each in sums:
-            again = min(1.0, gathered / each.route.item_bytes) if _is_gradient(each.route) else 0.0
-            is_half = each.pending & ~each.scattered == 0
-            total[each.rows] += self._least_on(each, sharing) * np.where(is_half, 1 + again, 1)
-        return total
-
-    def _sum(self, route: Route) -> _Sum:
-        pending = self.low(route.reduced) & ~self.high(route.stops[0].own)
-        rows = np.flatnonzero(pending)
-        pending, going = pending[rows], np.ones(len(rows), np.bool_)
-        arrives, scattered = [going], np.zeros(len(rows), np.uint8)
-        for stop in route.stops[1:]:
-            free = (self.low(stop.crossed)[rows] & pending) == 0
-            most = self.high(stop.crossed)[rows] & pending != 0
-            scattered |= np.where(going & most, self.high(stop.moved)[rows], 0).astype(np.uint8)
-            going = going & free
-            arrives.append(going)
-        scattered |= np.where(going, self.high(route.moved)[rows], 0).astype(np.uint8)
-        return _Sum(route, rows, pending, arrives, scattered)
-
-    def _least_on(self, sum: _Sum, sharing: Mapping[Value, Seconds]) -> Seconds:
-        least = np.full(len(sum.rows), np.inf)
-        same = (sum.rows.tobytes(), sum.pending.tobytes(), sum.scattered.tobytes())
-        for stop, arrives in zip(sum.route.stops, sum.arrives, strict=True):
-            own, made, dims = map(self.setting.columns, (stop.own, stop.made, stop.array.dims))
-            key = (stop.array.bytes, own, made, dims, *same)
-            if key not in self._completed:
-                self._completed[key] = self._completing(sum, stop)
-            seconds = self._completed[key]
-            shared = stop.array.trips * seconds / np.maximum(sharing[stop.value][sum.rows], 1)
-            least = np.where(arrives, np.minimum(least, shared), least)
-        return least
-
-    def _completing(self, sum: _Sum, stop: Stop) -> Seconds:
-        own, all = self.low(stop.made)[sum.rows], self.high(stop.array.dims)[sum.rows]
-        before = (self.high(stop.own)[sum.rows] | all) & ~sum.pending
-        table = self.setting.collectives.reduction(stop.array.bytes)
-        return self.setting.collectives.completing(table, sum.pending, own, before, sum.scattered)
-
-
-def _is_gradient(route: Route) -> bool:
-    return any(name.startswith(OPTIMIZER) for name in route.moved)

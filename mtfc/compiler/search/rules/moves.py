@@ -15,7 +15,6 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
-from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, Pairs, Sure, after, bridge_of
 from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS, Dims, Naming, called, rule_of
 
@@ -99,8 +98,8 @@ def _carries(eqn: Equation, value: Value) -> bool:
 
 
 def _is_gate(eqn: Equation) -> bool:
-    needs_whole = None in rule_of(eqn).index.values()
-    return needs_whole and (OPS[eqn.op].distribute is None or bridge_of(eqn) is not None)
+    """Of one that is not replaced."""
+    return None in rule_of(eqn).index.values()
 
 
 def _names(eqn: Equation, names: Names) -> Names:

@@ -119,7 +119,9 @@ class Naming:
             self._add(operand, self.names[argument.value])
 
     def _forward(self, function: Function) -> None:
-        """What component-wise equations of one operand are called because of it. An argument stays as it is stored."""
+        """What component-wise equations of one operand are called because of it, and what leaves loops as it came in. An argument
+        stays as it is stored.
+        """
         stored = {argument.value: self.own[argument.value] for argument in function.arguments}
         for eqn in function.body:
             if eqn.regions:
@@ -127,6 +129,8 @@ class Naming:
                     names = stored.get(operand, self.names[operand])
                     self._add(argument.value, _without(names, dim_of(eqn).name))
                 self._forward(region_of(eqn))
+                for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+                    self._add(result, self.names[output.value])
             elif len(eqn.operands) == 1 and rule_of(eqn) is BY_NAME:
                 (operand,) = eqn.operands
                 self._add(eqn.result, stored.get(operand, self.names[operand]))

@@ -10,7 +10,7 @@ the optimizer's state.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -18,23 +18,26 @@ import attrs
 from mtfc.compiler.analysis.memory import held
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of, uses_of
+from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
 from mtfc.compiler.search.rules.halos import Halo, halos_of
 from mtfc.compiler.search.rules.memory import Points, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
-from mtfc.compiler.search.rules.naming import Dims, Naming, called, rule_of
-from mtfc.compiler.search.rules.sums import Route, routes_of
+from mtfc.compiler.search.rules.naming import Dims, Naming
+from mtfc.compiler.search.rules.positions import Sets, replaced_in
+from mtfc.compiler.search.rules.sums import Route, routes_of, thinned
 from mtfc.compiler.search.rules.work import Work, is_ordered, work_of
 
 
 @attrs.frozen
 class Parts:
-    """gathered_bytes: the fewest bytes of an element of a parameter that is gathered, 0 where some never is."""
+    """completing: the work of the equations that make or read a value, and what it is where a sum is completed there.
+    gathered_bytes: the fewest bytes of an element of a parameter that is gathered, 0 where some never is.
+    """
 
     work: Mapping[Work, int]
     routes: tuple[Route, ...]
+    completing: Mapping[Value, Sequence[tuple[Work, Work]]]
     moves: tuple[Move, ...]
     gathers: Mapping[Gather, int]
     gathered_bytes: int
@@ -45,18 +48,19 @@ class Step:
     """An undistributed function: what it is made of, by which dimensions are split.
 
     Where an op mixes the positions of a dimension that is split, other equations are in its place. Of those of windows enough is
-    known (`Bridge`); of others nothing. positions: the names of such dimensions, of each equation that has some.
+    known (`Bridge`); of others nothing. positions: the names of such dimensions, of each equation that has some: it is replaced
+    only if all of one set are split.
     """
 
     function: Function
     device: Device
-    positions: Mapping[Equation, Dims]
+    positions: Mapping[Equation, Sets]
     found: dict[Dims, Parts] = attrs.field(factory=dict)
     sent: dict[int, Mapping[Halo, int]] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, function: Function, device: Device) -> Step:
-        return cls(function, device, _found(function, lambda eqn: bridge_of(eqn) is None))
+        return cls(function, device, replaced_in(function, lambda eqn: bridge_of(eqn) is None))
 
     @cached_property
     def naming(self) -> Naming:
@@ -72,21 +76,21 @@ class Step:
         """What else is there at once. Products of several operands are always replaced."""
         products = [eqn for eqn in walk(self.function.body) if not is_ordered(eqn)]
         replaced: dict[Equation, Dims | None] = dict.fromkeys(products)
-        replaced.update(_found(self.function, lambda eqn: True))
+        mixing = replaced_in(self.function, lambda eqn: True)
+        replaced.update({eqn: frozenset[str]().union(*sets) for eqn, sets in mixing.items()})
         return points_of(self.function, self.naming, replaced)
 
     @property
     def mixed(self) -> Dims:
         """All dimensions of `positions`."""
-        return frozenset[str]().union(*self.positions.values())
+        return frozenset[str]().union(*(each for sets in self.positions.values() for each in sets))
 
     def parts(self, split: Dims) -> Parts:
         """What is sure where of the dimensions `mixed` only some may be split."""
         if split not in self.found:
-            nothing = frozenset[str]()
 
             def sure(eqn: Equation) -> bool:
-                return is_ordered(eqn) and split.isdisjoint(self.positions.get(eqn, nothing))
+                return is_ordered(eqn) and not any(each <= split for each in self.positions.get(eqn, ()))
 
             self.found[split] = _parts(self.function, self.naming, self.device, sure)
         return self.found[split]
@@ -98,31 +102,21 @@ class Step:
         return self.sent[shards]
 
 
-def _found(function: Function, counts: Sure) -> dict[Equation, Dims]:
-    """Equations that others replace, by the dimensions whose positions they, or those of the same op after them, mix."""
-    found: dict[Equation, Dims] = {}
-    uses = uses_of(function)
-    for eqn in reversed(list(walk(function.body))):
-        if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
-            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
-            found[eqn] = _positions(eqn).union(*(found[user] for user in users))
-    return found
-
-
-def _positions(eqn: Equation) -> Dims:
-    """The dimensions that an op mixes the positions of."""
-    rule = rule_of(eqn)
-    names = {name for value in (*eqn.operands, *eqn.results) for name in value.type.names}
-    mixed = {name for name in names if rule.index.get(name, name) is None}
-    return frozenset(called(eqn, name) for name in mixed | rule.whole | rule.single)
-
-
 def _parts(function: Function, naming: Naming, device: Device, sure: Sure) -> Parts:
     """Its work, each with how often it occurs, its sums, and the parameters that it uses."""
     gathers = list(gathers_of(function, naming, sure))
+    routes = routes_of(function, naming, sure)
+    readers = {stop.value: stop.readers for route in routes for stop in route.stops}
+    work: Counter[Work] = Counter()
+    completing: dict[Value, list[tuple[Work, Work]]] = defaultdict(list)
+    for each, others in work_of(function, naming, device, 1, sure, readers):
+        work[each] += 1
+        for value, other in others:
+            completing[value].append((each, other))
     return Parts(
-        Counter(work_of(function, naming, device, 1, sure)),
-        routes_of(function, naming, sure),
+        work,
+        thinned(routes, completing),
+        completing,
         tuple(moves_of(function, naming, sure)),
         Counter(gather for gather, _ in gathers),
         min((item for _, item in gathers), default=0) if all_are_used(function, sure) else 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import count
 
 import attrs
@@ -34,28 +34,30 @@ class Stop:
 
     made: those of `own` that surely split it, as what makes it does not need them whole. crossed: the dimensions of the linear
     equation that leads here from the stop before; moved: those under which that one, or what needs the sum in the end, knows
-    dimensions of the array before.
+    dimensions of the array before. readers: equations of the same function that read what is completed here. counts: whether
+    that may cost less than before.
     """
 
     value: Value
     array: Array
     own: Dims
     made: Dims
-    crossed: Dims = frozenset()
-    moved: Dims = frozenset()
+    crossed: Dims
+    moved: Dims
+    readers: tuple[Equation, ...]
+    counts: bool = True
 
 
 @attrs.frozen
 class Route:
     """From an equation that sums over `reduced` to where its sum is needed; `moved` as for a stop, of what needs it.
 
-    in_update: whether it begins there. item_bytes: the fewest bytes of an element on the way.
+    item_bytes: the fewest bytes of an element on the way.
     """
 
     reduced: Dims
     stops: tuple[Stop, ...]
     moved: Dims
-    in_update: bool
     item_bytes: int
 
 
@@ -66,11 +68,39 @@ def routes_of(function: Function, naming: Naming, sure: Sure) -> tuple[Route, ..
     return tuple(graph.routes())
 
 
+def thinned(routes: Sequence[Route], longer: Container[Value]) -> tuple[Route, ...]:
+    """Without stops that never matter: all sums that come there have been at one, the same for all, where completing them cost no
+    more. `longer` are the values in which that costs something besides.
+    """
+    cheaper: dict[Value, set[Value]] = {}
+    for route in routes:
+        plain: dict[object, set[Value]] = defaultdict(set)
+        for stop in route.stops:
+            array = stop.array
+            before = plain[stop.own, stop.made, array]
+            cheaper[stop.value] = cheaper.get(stop.value, before) & before
+            if stop.value not in longer:
+                before.add(stop.value)
+    needless = {value for value, others in cheaper.items() if others}
+    return tuple(_thinned(route, needless) for route in routes)
+
+
+def _thinned(route: Route, needless: Container[Value]) -> Route:
+    """What is crossed counts as long as it was not crossed before."""
+    kept: list[Stop] = []
+    for stop in route.stops:
+        counts = stop.value not in needless
+        if counts or not any(stop.crossed <= b.crossed and stop.moved <= b.moved for b in kept):
+            kept.append(attrs.evolve(stop, counts=counts))
+    return attrs.evolve(route, stops=tuple(kept))
+
+
 @attrs.frozen
 class _Way:
-    """A linear use of a value: what it makes, and the dimensions as in `Stop`."""
+    """A linear use of a value: what it makes, by which equation, and the dimensions as in `Stop`."""
 
     to: Value
+    by: Equation | None = None
     crossed: Dims = frozenset()
     moved: Dims = frozenset()
 
@@ -79,7 +109,8 @@ class _Way:
 class _Graph:
     """How sums pass through a program.
 
-    whole: dimensions that a value is made whole along. needed: values that some use needs complete, and `moved` of such a use.
+    whole: dimensions that a value is made whole along. needed: values that some use needs complete, and `moved` of such a use;
+    needing: the equations among such uses.
     sources: results that may be left as sums, over which dimensions, and whether they may pass on.
     """
 
@@ -89,6 +120,7 @@ class _Graph:
     whole: dict[Value, Dims] = attrs.field(factory=dict)
     ways: dict[Value, list[_Way]] = attrs.field(factory=lambda: defaultdict(list))
     needed: dict[Value, Dims] = attrs.field(factory=dict)
+    needing: dict[Value, list[Equation]] = attrs.field(factory=lambda: defaultdict(list))
     sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
 
     def function(self, function: Function) -> None:
@@ -112,9 +144,10 @@ class _Graph:
         for i, value in enumerate(eqn.operands):
             moved = iteration(eqn, rule, value) - self._made(value)
             if i in linear:
-                self.ways[value].append(_Way(eqn.result, own_dims(eqn, rule), moved))
+                self.ways[value].append(_Way(eqn.result, eqn, own_dims(eqn, rule), moved))
             else:
                 self._needs(value, moved)
+                self.needing[value].append(eqn)
             self._bridge(eqn, value)
         self.whole[eqn.results[0]] = frozenset(called(eqn, name) for name in rule.whole)
         if rule.reduced:
@@ -146,24 +179,43 @@ class _Graph:
             self.ways[output.value] += map(_Way, leaving)
 
     def routes(self) -> Iterator[Route]:
-        """For each sum the route whose smallest array is largest: the sum must be completed on every one."""
+        """For each sum the route whose smallest array is largest, as it must be completed on every one; and where that goes on
+        to the next iteration of a loop, one that leaves the loop there.
+        """
         following = self._widest()
         for eqn, reduced, may_pass in self.sources:
             value = eqn.results[0]
             if value not in following:
                 continue
-            stops = [self._stop(_Way(value))]
-            way = following[value] if may_pass else None
-            while way is not None:
-                stops.append(self._stop(way))
-                way = following[way.to]
-            moved = self.needed.get(stops[-1].value, frozenset())
-            item = min(item_bytes(stop.value) for stop in stops)
-            yield Route(reduced, tuple(stops), moved, eqn.stage == "update", item)
+            ways = list(self._ways(value, following)) if may_pass else []
+            yield self._route(eqn, reduced, ways)
+            for i, way in enumerate(ways):
+                if other := self._leaving(way, ways[i - 1].to if i else value, following):
+                    yield self._route(eqn, reduced, [*ways[:i], other, *self._ways(other.to, following)])
 
-    def _stop(self, way: _Way) -> Stop:
+    def _ways(self, value: Value, following: Mapping[Value, _Way | None]) -> Iterator[_Way]:
+        while (way := following[value]) is not None:
+            yield way
+            value = way.to
+
+    def _leaving(self, way: _Way, value: Value, following: Mapping[Value, _Way | None]) -> _Way | None:
+        """Instead of a way to the next iteration of a loop, the one that leaves it."""
+        others = [
+            each for each in self.ways[value] if each.by is None and each is not way and each.to in following
+        ]
+        return others[0] if way.by is None and others else None
+
+    def _route(self, eqn: Equation, reduced: Dims, ways: Sequence[_Way]) -> Route:
+        reached = (_Way(eqn.results[0]), *ways)
+        stops = [self._stop(way, after) for way, after in zip(reached, (*ways, None), strict=True)]
+        moved = self.needed.get(stops[-1].value, frozenset())
+        item = min(item_bytes(stop.value) for stop in stops)
+        return Route(reduced, tuple(stops), moved, item)
+
+    def _stop(self, way: _Way, after: _Way | None) -> Stop:
         own, made = self.naming.own[way.to], self._made(way.to)
-        return Stop(way.to, self.arrays[way.to], own, made, way.crossed, way.moved)
+        readers = tuple(self.needing[way.to]) if after is None else (after.by,) if after.by else ()
+        return Stop(way.to, self.arrays[way.to], own, made, way.crossed, way.moved, readers)
 
     def _made(self, value: Value) -> Dims:
         return self.naming.own[value] - self.whole.get(value, frozenset())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
 
@@ -41,7 +41,7 @@ class Moved:
     unless: Pairs = frozenset()
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Work:
     """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; of a product,
     what loading a matrix unit with either factor takes, split over its dimensions; bytes that are moved; `overhead` seconds. All
@@ -57,9 +57,20 @@ class Work:
     trips: int
 
 
-def work_of(function: Function, naming: Naming, device: Device, trips: int, sure: Sure) -> Iterator[Work]:
+Completing = tuple[tuple[Value, Work], ...]
+"""Sums that an equation makes or reads, and what its work is where they are completed: they are stored, and read again."""
+
+
+def work_of(
+    function: Function,
+    naming: Naming,
+    device: Device,
+    trips: int,
+    sure: Sure,
+    sums: Mapping[Value, Collection[Equation]],
+) -> Iterator[tuple[Work, Completing]]:
     """What is sure; of what unsure equations make, or fold, it is not known whether it is stored. What computes something of its
-    operands reads them, however it is distributed.
+    operands reads them, however it is distributed. sums: values that may be completed, and what reads them then.
     """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
     memory = Memory(attrs.evolve(function, body=body), SINGLE, device, whole=function)
@@ -67,23 +78,24 @@ def work_of(function: Function, naming: Naming, device: Device, trips: int, sure
     reads = _Reads(memory, naming, device, known)
     for eqn in body:
         if eqn.regions:
-            yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure)
+            yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure, sums)
             is_cleared = device.matrix is not None and eqn.attrs["reverse"]
-            cleared = tuple(Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared)
-            cleared += tuple(
-                Moved((reads.widened(value),)) for value in stacks(eqn) if is_cleared and is_short(value.type)
-            )
-            yield Work(0.0, frozenset(), frozenset(), (), cleared, 0.0, trips)
+            cleared = [Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared]
+            cleared += [reads.widened(value) for value in stacks(eqn) if is_cleared and is_short(value.type)]
+            yield Work(0.0, frozenset(), frozenset(), (), tuple(cleared), 0.0, trips), ()
         elif OPS[eqn.op].storage not in ("view", "made"):
-            yield _of_equation(eqn, reads, device, trips)
+            operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands)}
+            each = _of_equation(eqn, operands, reads, trips)
+            yield each, tuple(_completing(eqn, each, operands, reads, sums))
     for eqn in function.body:
         is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
         if is_distributed and OPS[eqn.op].flops is not no_flops:
-            yield Work(0.0, frozenset(), frozenset(), (), tuple(filter(None, reads.of(eqn))), 0.0, trips)
+            found = tuple(filter(None, (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))))
+            yield Work(0.0, frozenset(), frozenset(), (), found, 0.0, trips), ()
 
 
-def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Work:
-    memory = reads.memory
+def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _Reads, trips: int) -> Work:
+    memory, device = reads.memory, reads.device
     stored = [value for value in eqn.results if value in memory.stored and value not in memory.ends]
     stored += [value for value in stored if memory.is_kept(value)]
     written = [Moved((reads.tiled(value),)) for value in stored]
@@ -97,10 +109,27 @@ def _of_equation(eqn: Equation, reads: _Reads, device: Device, trips: int) -> Wo
         dims=_split(eqn, reads.naming),
         alike=pairs_of(bridge_of(eqn)),
         loads=tuple((computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in held),
-        moved=(*written, *filter(None, (*reads.of(eqn), reads.held(eqn)))),
+        moved=(*written, *filter(None, (*operands.values(), reads.held(eqn)))),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
+
+
+def _completing(
+    eqn: Equation,
+    work: Work,
+    operands: Mapping[Value, Moved | None],
+    reads: _Reads,
+    sums: Mapping[Value, Collection[Equation]],
+) -> Iterator[tuple[Value, Work]]:
+    """What is made and stored already changes nothing, nor what is read already."""
+    if eqn.results[0] in sums and reads.is_passing(eqn):
+        moved = (*work.moved, *reads.stored(eqn))
+        yield eqn.result, attrs.evolve(work, moved=moved, overhead=reads.device.overhead)
+    for value, read in operands.items():
+        if read is None and eqn in sums.get(value, ()) and OPS[eqn.op].storage != "lookup":
+            moved = (*work.moved, Moved(reads.arrays(eqn, [value])))
+            yield value, attrs.evolve(work, moved=moved)
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
@@ -123,24 +152,28 @@ class _Reads:
     known: set[Value]
     before: set[Value] = attrs.field(factory=set)
 
-    def of(self, eqn: Equation) -> list[Moved | None]:
-        """For each operand; None where nothing is known."""
-        found = [self._operand(eqn, value) for value in dict.fromkeys(eqn.operands)]
-        if OPS[eqn.op].storage == "lookup" and found[0]:
-            found[0] = attrs.evolve(found[0], arrays=(*found[0].arrays, self.tiled(eqn.result)))
-        return found
+    def operand(self, eqn: Equation, value: Value) -> Moved | None:
+        """What is read of an operand; None where nothing is known."""
+        views = [] if self.memory.is_joined(eqn, value, self.device) else self.memory.views(value)
+        if not views or not self.known.issuperset(views):
+            return None
+        base, arrays = views[-1], self.arrays(eqn, views)
+        unless = self._haloed(base) if base in self.before else frozenset()
+        self.before.add(base)
+        if OPS[eqn.op].storage == "lookup" and value == eqn.operands[0]:
+            arrays = (*arrays, self.tiled(eqn.result))
+        return Moved(arrays, unless)
 
     def held(self, eqn: Equation) -> Moved | None:
         """What is stored in 16 bits, or added up, as the largest operand can be seen; None where that is not known."""
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
         if self.memory.is_widened(eqn, self.device) and (is_known or not is_component_wise(eqn)):
-            (made,) = eqn.results
-            return Moved((self.widened(made),))
+            return self.widened(eqn.result)
         if not (self.memory.is_holding(eqn, self.device) and is_known):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
-        return Moved(self._arrays(eqn, seen[value], HELD))
+        return Moved(self.arrays(eqn, seen[value], HELD))
 
     def copies(self, eqn: Equation) -> int:
         """How many kernels compute it at least: halos are joined to it once for all."""
@@ -151,16 +184,7 @@ class _Reads:
         """Whether there may be some."""
         return any(bridge_of(each) for each in self.memory.makers.values())
 
-    def _operand(self, eqn: Equation, value: Value) -> Moved | None:
-        views = [] if self.memory.is_joined(eqn, value, self.device) else self.memory.views(value)
-        if not views or not self.known.issuperset(views):
-            return None
-        base = views[-1]
-        unless = self._haloed(base) if base in self.before else frozenset()
-        self.before.add(base)
-        return Moved(self._arrays(eqn, views), unless)
-
-    def _arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Array, ...]:
+    def arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Array, ...]:
         """An operand and what it is a view of, as large as what the parts of each read together at least."""
         found, share = [], 1.0
         for i, each in enumerate(views):
@@ -171,13 +195,27 @@ class _Reads:
             found.append(Array(least, self.naming.names[each] if i else _needed(eqn, each, self.naming)))
         return tuple(found)
 
+    def is_passing(self, eqn: Equation) -> bool:
+        """Whether its one result is stored nowhere, and would be if it were sent."""
+        return len(eqn.results) == 1 and eqn.result not in self.memory.stored | self.memory.folded
+
+    def stored(self, eqn: Equation) -> Iterator[Moved]:
+        """What else it would move then."""
+        yield Moved((self.tiled(eqn.result),))
+        is_able = self.device.matrix is not None and is_component_wise(eqn) and is_short(eqn.result.type)
+        is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
+        if is_able and is_known and not self.memory.is_held(eqn, self.device):
+            yield self.widened(eqn.result)
+
+    def widened(self, value: Value) -> Moved:
+        """As it is held."""
+        return Moved(
+            (Array(least_bytes(value.type.with_dtype(HELD), self.device), self.naming.names[value]),)
+        )
+
     def tiled(self, value: Value) -> Array:
         """As it lies in memory."""
         return Array(least_bytes(value.type, self.device), self.naming.names[value])
-
-    def widened(self, value: Value) -> Array:
-        """As it is held."""
-        return Array(least_bytes(value.type.with_dtype(HELD), self.device), self.naming.names[value])
 
     def _haloed(self, value: Value) -> Pairs:
         """Where halos may be added to a value, those of all that it is folded of in turn."""
