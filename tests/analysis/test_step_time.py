@@ -7,7 +7,8 @@ import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
 from mtfc.compiler.analysis.cost import layout_cost, total
-from mtfc.compiler.analysis.roofline import Memory, work
+from mtfc.compiler.analysis.kernels import Memory
+from mtfc.compiler.analysis.roofline import work
 from mtfc.compiler.analysis.step_time import Seconds, StepTime, step_time
 from mtfc.compiler.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.ir.core import Program

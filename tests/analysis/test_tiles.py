@@ -69,8 +69,30 @@ def test_products_are_filled_up_to_the_matrix_unit() -> None:
     assert is_product(product)
     assert not is_sum(product)
     assert filled(product, ONE_DEVICE, PLAIN) == 1
-    columns = min(104 * 128, 128 * 96)  # the 96 are a multiple of 8, the 100 are not
-    assert filled(product, ONE_DEVICE, TPU) == pytest.approx(columns / 9600 * 384 / 300)
+    through = 96 * 128 * 384  # the 96 are a multiple of 8, the 100 are not
+    loaded = 128 * min(128 * 300, 100 * 384)
+    assert filled(product, ONE_DEVICE, TPU) == pytest.approx((through + loaded) / (100 * 96 * 300))
+
+
+@pytest.mark.parametrize(
+    ("rows", "summed", "columns", "cycles"),
+    [
+        (4096, 512, 4096, 543874),
+        (4096, 1024, 4096, 1073774),
+        (4096, 2048, 4096, 2139749),
+        (16, 150, 102400, 150987),  # LeNet's second convolution, of 1024 images
+        (16, 102400, 150, 134571),  # the gradient of its filter
+        (6, 400, 200704, 637980),  # that of the images
+    ],
+)
+def test_products_take_the_cycles_that_the_compiler_expects(
+    rows: int, summed: int, columns: int, cycles: int
+) -> None:
+    """On v2, which has one matrix unit a core: libtpu 0.0.42."""
+    sizes = {"m": rows, "k": summed, "n": columns}
+    product = einsum(sizes, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
+    expected = filled(product, ONE_DEVICE, TPU) * rows * summed * columns / 128**2
+    assert expected == pytest.approx(cycles, rel=0.07)
 
 
 def test_what_has_no_rows_and_columns_is_a_sum() -> None:

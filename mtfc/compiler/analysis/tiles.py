@@ -2,8 +2,11 @@
 
 XLA lays arrays out in tiles of 8 x 128 elements of two of their dimensions (OpenXLA, "Tiled layout"; of 1, 2 or 4 x 128 where
 there are no more rows), and chooses which two: here those that leave the least room unused, but none that windows turn into
-others, as an image has its channels and the batch there. A matrix unit (`Device.matrix`) holds a square of one factor, of as many
-summands as columns, and the rows of the other go through it in tiles of 8; which factor is which is chosen, too.
+others, as an image has its channels and the batch there.
+
+A matrix unit (`Device.matrix`) holds a square of one factor, of as many summands as columns, and the rows of the other go through
+it in tiles of 8. To load it takes a row's time for each row of what it holds, summands or columns, whichever are fewer. Which
+factor is held is chosen, too.
 
 `least_bytes` is for bounds. However a dimension is split, the tiles of all parts together have no fewer lanes than those of the
 whole. That does not hold for rows, of which a tile may have fewer. Of products it holds: `filled` times the FLOPs.
@@ -39,11 +42,26 @@ def least_bytes(type: TensorType, device: Device) -> int:
 
 def filled(eqn: Equation, mesh: Mesh, device: Device) -> float:
     """How many times the FLOPs of an equation are what the device computes for it."""
+    return min(map(sum, ways(eqn, mesh, device)))
+
+
+def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]:
+    """Of a product, where its first factor is held, and where the other is: the rows that go through the unit, and the loading of
+    it, as multiples of the FLOPs. Of others the FLOPs alone.
+    """
     if device.matrix is None or not is_product(eqn):
-        return 1.0
+        return [(1.0, 0.0)]
     one, other, summed = (_size(dims, eqn, mesh) for dims in _roles(eqn))
-    rows = min(_up(one, ROWS) * _up(other, device.matrix), _up(one, device.matrix) * _up(other, ROWS))
-    return rows / (one * other) * (_up(summed, device.matrix) / summed)
+    computed = one * other * summed
+    taken = (_taken(one, other, summed, device.matrix), _taken(other, one, summed, device.matrix))
+    return [(through / computed, loaded / computed) for through, loaded in taken]
+
+
+def _taken(columns: int, rows: int, summed: int, side: int) -> tuple[int, int]:
+    """Multiplications that could be done while the rows go through a matrix unit, and while it is loaded with the columns."""
+    through = _up(rows, ROWS) * _up(columns, side) * _up(summed, side)
+    loaded = min(_up(columns, side) * summed, columns * _up(summed, side)) * side
+    return through, loaded
 
 
 def is_product(eqn: Equation) -> bool:

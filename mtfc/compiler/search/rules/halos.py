@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.hardware import Device, Rate
 from mtfc.compiler.ir.blocks import Blocks, NewDims
 from mtfc.compiler.ir.builder import Builder

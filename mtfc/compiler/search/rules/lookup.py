@@ -115,7 +115,7 @@ class Lookup:
         split = self.high(work.dims)
         for pair in work.alike:
             split = split | self._both(*pair)
-        computing = work.seconds / self.setting.degrees[split]
+        computing = work.seconds / self.setting.degrees[split] + self._loading(work)
         moving = sum(map(self._moved_bytes, work.moved), start=np.zeros(self.number))
         seconds = np.maximum(computing, moving / self.setting.hardware.device.bandwidth.peak)
         return work.trips * (seconds + work.overhead)
@@ -124,6 +124,11 @@ class Lookup:
         """The axes that may split both dimensions, if they may be split alike."""
         both = self.high(frozenset((one,))) & self.high(frozenset((other,)))
         return both & self.alike(frozenset(((one, other),)))
+
+    def _loading(self, work: Work) -> Seconds | float:
+        """Of the factor that takes less."""
+        loads = [seconds / self.setting.degrees[self.high(dims)] for seconds, dims in work.loads]
+        return np.min(loads, axis=0) if loads else 0.0
 
     def _moved_bytes(self, moved: Moved) -> Seconds:
         sizes = [each.bytes / self.setting.degrees[self.high(each.dims)] for each in moved.arrays]

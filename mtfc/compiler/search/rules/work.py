@@ -8,15 +8,16 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import HELD, Memory, largest
+from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise, is_short
+from mtfc.compiler.analysis.loop_kernels import stacks
+from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.tiles import filled, least_bytes
+from mtfc.compiler.analysis.tiles import least_bytes, ways
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.compiler.search.rules.arrays import (
     SINGLE,
     Array,
@@ -42,13 +43,15 @@ class Moved:
 
 @attrs.frozen(cache_hash=True)
 class Work:
-    """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; bytes that are
-    moved; `overhead` seconds. All `trips` times.
+    """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; of a product,
+    what loading a matrix unit with either factor takes, split over its dimensions; bytes that are moved; `overhead` seconds. All
+    of it `trips` times.
     """
 
     seconds: float
     dims: Dims
     alike: Pairs
+    loads: tuple[tuple[float, Dims], ...]
     moved: tuple[Moved, ...]
     overhead: float
     trips: int
@@ -76,8 +79,10 @@ def work_of(
     for eqn in body:
         if eqn.regions:
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure, sums)
-            cleared = tuple(Moved((reads.tiled(value),)) for value in memory.cleared(eqn, device))
-            yield Work(0.0, frozenset(), frozenset(), cleared, 0.0, trips), ()
+            is_cleared = device.matrix is not None and eqn.attrs["reverse"]
+            cleared = [Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared]
+            cleared += [reads.widened(value) for value in stacks(eqn) if is_cleared and is_short(value.type)]
+            yield Work(0.0, frozenset(), frozenset(), (), tuple(cleared), 0.0, trips), ()
         elif OPS[eqn.op].storage not in ("view", "made"):
             operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands)}
             each = _of_equation(eqn, operands, reads, trips)
@@ -86,21 +91,24 @@ def work_of(
         is_distributed = not eqn.regions and is_ordered(eqn) and not sure(eqn)
         if is_distributed and OPS[eqn.op].flops is not no_flops:
             found = tuple(filter(None, (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))))
-            yield Work(0.0, frozenset(), frozenset(), found, 0.0, trips), ()
+            yield Work(0.0, frozenset(), frozenset(), (), found, 0.0, trips), ()
 
 
 def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _Reads, trips: int) -> Work:
     memory, device = reads.memory, reads.device
-    stored = [value for value in eqn.results if value in memory.stored]
+    stored = [value for value in eqn.results if value in memory.stored and value not in memory.ends]
     stored += [value for value in stored if memory.is_kept(value)]
     written = [Moved((reads.tiled(value),)) for value in stored]
     dtype = (eqn.operands or eqn.results)[0].type.dtype
-    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) * filled(eqn, SINGLE, device)
+    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
+    rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
+    held = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
     return Work(
-        seconds=max(computed / device.rate(dtype).peak, elements / _fastest(eqn, device)),
+        seconds=max(computed * min(rows), elements / _fastest(eqn, device)),
         dims=_split(eqn, reads.naming),
         alike=pairs_of(bridge_of(eqn)),
+        loads=tuple((computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in held),
         moved=(*written, *filter(None, (*operands.values(), reads.held(eqn)))),
         overhead=device.overhead if memory.is_stored(eqn) else 0.0,
         trips=trips,
@@ -158,11 +166,10 @@ class _Reads:
 
     def held(self, eqn: Equation) -> Moved | None:
         """What is stored in 16 bits, or added up, as the largest operand can be seen; None where that is not known."""
-        if self.memory.is_widened(eqn, self.device):
-            (made,) = eqn.results
-            return self._widened(made)
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
+        if self.memory.is_widened(eqn, self.device) and (is_known or not is_component_wise(eqn)):
+            return self.widened(eqn.result)
         if not (self.memory.is_holding(eqn, self.device) and is_known):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
@@ -195,11 +202,12 @@ class _Reads:
     def stored(self, eqn: Equation) -> Iterator[Moved]:
         """What else it would move then."""
         yield Moved((self.tiled(eqn.result),))
-        is_wide = self.device.matrix is None or OPS[eqn.op].storage != "fused"
-        if not is_wide and ITEM_BYTES[eqn.result.type.dtype] == 2:
-            yield self._widened(eqn.result)
+        is_able = self.device.matrix is not None and is_component_wise(eqn) and is_short(eqn.result.type)
+        is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
+        if is_able and is_known and not self.memory.is_held(eqn, self.device):
+            yield self.widened(eqn.result)
 
-    def _widened(self, value: Value) -> Moved:
+    def widened(self, value: Value) -> Moved:
         """As it is held."""
         return Moved(
             (Array(least_bytes(value.type.with_dtype(HELD), self.device), self.naming.names[value]),)

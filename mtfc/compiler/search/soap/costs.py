@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import Memory, works
+from mtfc.compiler.analysis.kernels import Memory
+from mtfc.compiler.analysis.roofline import works
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Training
 from mtfc.compiler.ir.types import Mesh

@@ -1,6 +1,7 @@
 """How long an equation takes under a strategy: by the roofline, as `analysis/roofline.py` has it for programs that are placed.
 
-Which values are in memory is taken from the program before it is placed; what a reshard in between adds to that is left out.
+Which values are in memory is taken from the program before it is placed; what a reshard in between adds to that is left out, and
+so is what loops take besides their iterations on a TPU.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from functools import partial
 
 import attrs
 
-from mtfc.compiler.analysis.roofline import HELD, Memory, held_bytes, kernel_seconds
+from mtfc.compiler.analysis.kernels import HELD, Memory, held_bytes
+from mtfc.compiler.analysis.roofline import kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled
 from mtfc.compiler.hardware import Device
@@ -43,7 +45,8 @@ class Roofline:
             return 0.0
         placed, memory = self._placed(eqn, strategy), self.memories[eqn.results[0]]
         flops = OPS[eqn.op].flops(placed, Numbers(self.mesh)) * filled(placed, self.mesh, self.device)
-        return kernel_seconds(eqn, placed, flops, self._moved(eqn, strategy), memory, self.device)
+        moved = self._moved(eqn, strategy) + memory.merged(eqn, placed, self.device)
+        return kernel_seconds(eqn, placed, flops, moved, memory, self.device)
 
     def _placed(self, eqn: Equation, strategy: Strategy) -> Equation:
         """FLOP rules look at the types of operands and results."""
@@ -62,7 +65,8 @@ class Roofline:
         made = strategy.made(rule, eqn, self.mesh)
         size = partial(memory.bytes, device=self.device)
         pairs = zip(eqn.results, made, strict=True)
-        written = sum(size(type) for value, type in pairs if value in memory.stored)
+        times = {value: 1 + memory.is_kept(value) for value in memory.stored.intersection(eqn.results)}
+        written = sum(times.get(value, 0) * size(type) for value, type in pairs)
         needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
         seen = {value: self._seen(memory, value, type) for value, type in needed.items()}
         joined = {value for value in needed if memory.is_joined(eqn, value, self.device)}

@@ -1,0 +1,307 @@
+"""Which equations a compiler like XLA makes one kernel of, and what it keeps in memory at all.
+
+Each op says what of it is stored (`opdef.Storage`): whoever reads a view reads what it is a view of, at most as many bytes as the
+view has; fused equations become one kernel with what uses them, and are stored only where something else than fused equations
+and reductions uses them, or where the function, or a loop, gives them away. A product and the `fold` that adds up what it makes
+are one kernel, the transpose of a convolution.
+
+On a TPU arrays are filled up to whole tiles (`tiles.py`), and more is as XLA's compiler for TPUs has it (libtpu 0.0.42). It
+expects of single kernels, the same on v2 to v6e:
+
+- What is added up takes the time of its bytes in f32 as if it were written, so `sum(x * x)` takes twice as long as reading x.
+- So does what is computed and stored in 16 bits: component-wise, or by a product.
+- What is component-wise and cheap is computed again by each kernel that uses it. Random numbers are: adding, shifting and xor.
+
+And it makes kernels of several equations:
+
+- What a component-wise equation computes is reduced, or used component-wise in the same stage, by the same kernel, stored or not,
+  and so is not read for that. If it is given away, what is computed of it is not held again. Products that are sums, without
+  rows and columns, are reductions.
+- Several reductions of an array hold once what they add up.
+- A reduction of windows, as it pools, is a kernel of its own, and reads what is stored.
+- A product that is only added to something is added by its own kernel, and so is what is computed of the sum alone: the end of
+  that is stored, and nothing before it.
+- What a loop keeps of each iteration is written twice where the iteration itself uses it.
+- Features of a convolution that are several dimensions are copied to be one, unless whole tiles lie side by side.
+- An input of the program that a convolution sees as windows is rounded to 16 bits before, in a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mtfc.compiler.analysis.tiles import LANES, is_product, is_sum, stored_bytes
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import ROLES
+from mtfc.compiler.ir.opdef import Storage
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
+from mtfc.compiler.ir.views import folded
+
+HELD = "f32"
+"""What is added up, or computed, is held as: see above."""
+
+
+def storage(eqn: Equation) -> Storage:
+    """Loops store what they give."""
+    return "kernel" if eqn.regions else OPS[eqn.op].storage
+
+
+def is_component_wise(eqn: Equation) -> bool:
+    return storage(eqn) == "fused"
+
+
+def is_short(type: TensorType) -> bool:
+    """Whether an element has 16 bits."""
+    return ITEM_BYTES[type.dtype] == 2
+
+
+def holds(eqn: Equation, device: Device) -> bool:
+    """Whether it moves what it adds up."""
+    return device.matrix is not None and (storage(eqn) == "reduced" or is_sum(eqn))
+
+
+def held_bytes(types: Iterable[TensorType], memory: Memory, device: Device) -> int:
+    """Of what can be seen as any of these types."""
+    return min(memory.bytes(type.with_dtype(HELD), device) for type in types)
+
+
+def rounding_bytes(type: TensorType, memory: Memory, device: Device) -> int:
+    """Read, written and held where an array in f32 is rounded to 16 bits; nothing where it has 16."""
+    return memory.bytes(type, device) * 5 // 2 if type.dtype == HELD else 0
+
+
+def readers_of(function: Function) -> dict[Value, list[Equation]]:
+    """The equations that have a value as an operand."""
+    found: dict[Value, list[Equation]] = {}
+    for eqn in function.body:
+        for value in dict.fromkeys(eqn.operands):
+            found.setdefault(value, []).append(eqn)
+    return found
+
+
+def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator[Equation]:
+    """What computes something of a value, or of what is a view of it, or sends it."""
+    for eqn in readers.get(value, ()):
+        if storage(eqn) == "view":
+            yield from users(eqn.results[0], readers)
+        else:
+            yield eqn
+
+
+class Memory:
+    """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed.
+
+    whole: the function, where some of its equations are left out.
+    """
+
+    def __init__(
+        self, function: Function, mesh: Mesh, device: Device | None = None, whole: Function | None = None
+    ) -> None:
+        self.mesh = mesh
+        self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
+        self.given = {output.value for output in function.outputs}
+        self.readers = readers_of(function)
+        self.folded = folded(whole or function)
+        is_tpu = device is not None and device.matrix is not None
+        self.stored = _stored(function, self.makers, is_tpu) - self.folded
+        self.pixels: set[Dim] = set()
+        self.stacked: set[Value] = set()
+        self.holders: dict[Value, Equation] = {}
+        self.images: dict[Value, Equation] = {}
+        self.ends: set[Value] = set()
+        if is_tpu:
+            self._know_tpu(whole or function)
+
+    def _know_tpu(self, function: Function) -> None:
+        """What counts on TPUs: see the top.
+
+        pixels: dimensions that windows turn into others. stacked: what a loop keeps. holders: the first to add up an array.
+        images: the first to see an input as windows. ends: what is stored in place of products that are added to something.
+        """
+        self._store_ends(function)
+        if any(argument.role in ROLES for argument in function.arguments):
+            self.stacked = {output.value for output in function.outputs if output.updates is None}
+        inputs = {argument.value for argument in function.arguments if argument.role == "input"}
+        for eqn in function.body:
+            if eqn.op in ("window", "fold"):
+                self.pixels |= set(eqn.operands[0].type.dims) ^ set(eqn.result.type.dims)
+            for value in eqn.operands:
+                source = self.seen(value)[-1]
+                if storage(eqn) == "reduced" or is_sum(eqn):
+                    self.holders.setdefault(source, eqn)
+                elif is_product(eqn) and source in inputs and self._is_window(value):
+                    self.images.setdefault(source, eqn)
+
+    def _store_ends(self, function: Function) -> None:
+        """What pools reads what is stored; a product that is only added to something is not, but the end of what follows is."""
+        reducing = (eqn for eqn in function.body if storage(eqn) == "reduced")
+        pooled = (value for eqn in reducing for value in eqn.operands if self._is_window(value))
+        self.stored.update(_sources(pooled, self.makers))
+        added = {value for value in self.stored if self._is_accumulated(value)}
+        sums = {eqn.result for value in added for eqn in self.users(value)}
+        self.ends = {self._end(value) for value in sums} - self.stored
+        self.stored = self.stored - added | self.ends
+
+    def _is_accumulated(self, value: Value) -> bool:
+        """Whether it is a product that is only added to something."""
+        found, maker = list(self.users(value)), self.makers.get(value)
+        is_alone = value not in self.given and bool(found) and all(eqn.op == "add" for eqn in found)
+        return is_alone and maker is not None and is_product(maker)
+
+    def _end(self, value: Value) -> Value:
+        """The last of what is computed component-wise of this value alone, in one stage."""
+        found = list(self.users(value))
+        is_alone = value not in self.given and len(found) == 1 and is_component_wise(found[0])
+        if not is_alone or found[0].stage != self.makers[value].stage:
+            return value
+        return self._end(found[0].result)
+
+    def users(self, value: Value) -> Iterator[Equation]:
+        return users(value, self.readers)
+
+    def is_kept(self, value: Value) -> bool:
+        """Whether a loop keeps it of each iteration, and the iteration uses it, too."""
+        return value in self.stacked and any(self.users(value))
+
+    def bytes(self, type: TensorType, device: Device) -> int:
+        """What an array of this type takes."""
+        return stored_bytes(type, self.mesh, device, self.pixels)
+
+    def is_stored(self, eqn: Equation) -> bool:
+        return any(value in self.stored for value in eqn.results)
+
+    def kernel(self, eqn: Equation) -> str:
+        """The op, or what it is together with others (`hardware.KERNELS`)."""
+        if eqn.op == "fold":
+            return "fold" if eqn.operands[0] in self.folded else "unpool"
+        is_windowed = any(map(self._is_window, eqn.operands))
+        if eqn.op == "einsum":
+            return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
+        return "pool" if is_windowed and storage(eqn) == "reduced" else eqn.op
+
+    def _is_window(self, value: Value) -> bool:
+        """Whether it is a view of windows."""
+        while (maker := self.makers.get(value)) is not None and storage(maker) == "view":
+            if maker.op == "window":
+                return True
+            value = maker.operands[0]
+        return False
+
+    def copies(self, eqn: Equation, device: Device) -> int:
+        """How many kernels compute it."""
+        if device.matrix is None or storage(eqn) != "fused":
+            return 1
+        return max(1, sum(map(self._kernels, eqn.results)))
+
+    def _kernels(self, value: Value) -> int:
+        """How many read a value, wherever it is sent before."""
+        found = int(value in self.given)
+        for eqn in self.readers.get(value, ()):
+            is_sent = eqn.op in KIND_OF or storage(eqn) == "view"
+            passed = zip(eqn.operands, eqn.results, strict=False) if is_sent else ()
+            found += sum(self._kernels(made) for each, made in passed if each == value) if is_sent else 1
+        return found
+
+    def moved(self, eqn: Equation, device: Device) -> int:
+        """Bytes that an equation reads and writes."""
+        values = [value for value in dict.fromkeys(eqn.operands) if not self.is_joined(eqn, value, device)]
+        read = [self.read(value, device) for value in values]
+        if storage(eqn) == "lookup":
+            read[0] = min(read[0], self.bytes(eqn.result.type, device))
+        written = [value for value in eqn.results if value in self.stored]
+        written += [value for value in written if self.is_kept(value)]
+        moved = sum(self.bytes(value.type, device) for value in written) + sum(read)
+        return moved + self.held(eqn, device) + self.merged(eqn, eqn, device) + self._rounded(eqn, device)
+
+    def held(self, eqn: Equation, device: Device) -> int:
+        """Bytes of what is added up, or computed and stored in 16 bits, as it is held."""
+        if self.is_widened(eqn, device):
+            return sum(self.bytes(value.type.with_dtype(HELD), device) for value in eqn.results)
+        if not self.is_holding(eqn, device):
+            return 0
+        types = ([each.type for each in self.seen(value)] for value in eqn.operands)
+        return max(held_bytes(each, self, device) for each in types)
+
+    def is_widened(self, eqn: Equation, device: Device) -> bool:
+        """Whether it computes what it stores in 16 bits, and its kernel does not hold it yet."""
+        is_able = device.matrix is not None and self.is_stored(eqn)
+        if not (is_able and all(is_short(value.type) for value in eqn.results)):
+            return False
+        return not self.is_held(eqn, device) if is_component_wise(eqn) else is_product(eqn)
+
+    def is_held(self, eqn: Equation, device: Device) -> bool:
+        """Whether its kernel holds already what it computes component-wise of: it is given away, too."""
+        joined = (value for value in eqn.operands if self.is_joined(eqn, value, device))
+        return any(self.seen(value)[-1] in self.given for value in joined)
+
+    def _rounded(self, eqn: Equation, device: Device) -> int:
+        """Bytes of rounding an input for convolutions."""
+        inputs = (value for value, first in self.images.items() if first is eqn)
+        return sum(rounding_bytes(value.type, self, device) for value in inputs)
+
+    def merged(self, eqn: Equation, placed: Equation, device: Device) -> int:
+        """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""
+        if device.matrix is None or self.kernel(eqn) != "convolution":
+            return 0
+        is_known = [self._is_window(value) for value in eqn.operands]
+        if len(is_known) != 2 or all(is_known) or not any(is_known):
+            return 0
+        known, other = (placed.operands[is_known.index(each)].type for each in (True, False))
+        sizes = dict(zip(other.dims, other.local_shape(self.mesh), strict=True))
+        features = [n for dim, n in sizes.items() if n > 1 and dim not in self.pixels.union(known.dims)]
+        is_aligned = len(features) < 2 or features[-1] % LANES == 0
+        return 0 if is_aligned else 2 * max(self.bytes(each, device) for each in (other, placed.result.type))
+
+    def is_holding(self, eqn: Equation, device: Device) -> bool:
+        """Whether it moves what it adds up, as none before does."""
+        sources = [self.seen(value)[-1] for value in eqn.operands] if holds(eqn, device) else []
+        return bool(sources) and all(self.holders[source] is eqn for source in sources)
+
+    def is_joined(self, eqn: Equation, value: Value, device: Device) -> bool:
+        """Whether an equation is part of the kernel that makes its operand, component-wise."""
+        maker = self.makers.get(self.seen(value)[-1])
+        if device.matrix is None or maker is None or not is_component_wise(maker):
+            return False
+        if storage(eqn) == "reduced" and self._is_window(value):
+            return False
+        return holds(eqn, device) or (is_component_wise(eqn) and eqn.stage == maker.stage)
+
+    def read(self, value: Value, device: Device) -> int:
+        """Bytes that come from memory where a value is read."""
+        return min((self.bytes(each.type, device) for each in self.views(value)), default=0)
+
+    def views(self, value: Value) -> list[Value]:
+        """The value, what it is a view of, and so on to what is in memory; nothing where nothing is read."""
+        found = self.seen(value)
+        maker = self.makers.get(found[-1])
+        if maker is not None and (storage(maker) == "made" or found[-1] not in self.stored):
+            return []
+        return found
+
+    def seen(self, value: Value) -> list[Value]:
+        """The value, what it is a view of, and so on."""
+        found = [value]
+        while (maker := self.makers.get(found[-1])) is not None and storage(maker) == "view":
+            found.append(maker.operands[0])
+        return found
+
+
+def _stored(function: Function, makers: Mapping[Value, Equation], is_tpu: bool) -> set[Value]:
+    """The values that are in memory: see the top."""
+    unstored = ("view", "made", "fused")
+    found = {value for eqn in function.body if storage(eqn) not in unstored for value in eqn.results}
+    given = [output.value for output in function.outputs]
+    absorbing = ("view", "fused", "reduced")
+    reading = (eqn for eqn in function.body if storage(eqn) not in absorbing and not (is_tpu and is_sum(eqn)))
+    return found | set(_sources((*given, *(value for eqn in reading for value in eqn.operands)), makers))
+
+
+def _sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterable[Value]:
+    """What the values are views of, or they themselves."""
+    for value in values:
+        while (maker := makers.get(value)) is not None and storage(maker) == "view":
+            (value, *_) = maker.operands
+        yield value

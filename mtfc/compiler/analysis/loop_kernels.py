@@ -1,0 +1,126 @@
+"""What a loop takes on a TPU besides its iterations' own kernels, as XLA's compiler for TPUs has it (libtpu 0.0.42).
+
+- What a loop fills is cleared before where the loop runs backwards, as in the gradient, or where another loop fills an array
+  that looks the same. What only one loop fills, first index first, is not.
+- What a loop takes in slices, in f32 and for products alone, is rounded to 16 bits before, once for all loops. (That products
+  then read half as much is left out.)
+- What an iteration keeps but does not compute is copied: what it was given, what was sent, what a loop inside gave. So is the
+  slice that a loop inside takes its own slices of.
+
+What is cleared or rounded in kernels of its own may take longer than its bytes (`hardware.KERNELS`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import inf
+
+import attrs
+
+from mtfc.compiler.analysis.kernels import HELD, Memory, is_short, readers_of, rounding_bytes, storage, users
+from mtfc.compiler.analysis.tiles import is_product
+from mtfc.compiler.hardware import Device
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.types import TensorType
+
+Looks = tuple[str, tuple[int, ...]]
+"""Dtype and sizes of one processor's array."""
+
+
+@attrs.frozen
+class Loops:
+    """The loops of a function. alike: how many loops fill arrays that look so. rounded: the first loop that has it rounded."""
+
+    memory: Memory
+    device: Device
+    alike: Mapping[Looks, int]
+    rounded: Mapping[Value, Equation]
+
+    @classmethod
+    def of(cls, function: Function, memory: Memory, device: Device) -> Loops:
+        loops = [eqn for eqn in function.body if eqn.regions and device.matrix is not None]
+        looks = ({_looks(value.type, memory) for value in stacks(loop)} for loop in loops)
+        alike = Counter(each for found in looks for each in found)
+        rounded = {value: loop for loop in reversed(loops) for value in _rounded(loop)}
+        return cls(
+            memory, device, alike, {v: loop for v, loop in rounded.items() if not _is_stack(v, memory)}
+        )
+
+    def around(self, loop: Equation) -> tuple[int, float]:
+        """Bytes and seconds besides those of its iterations."""
+        if self.device.matrix is None:
+            return 0, 0.0
+        passes = [*self._passes(loop)]
+        trips, copied = dim_of(loop).size, sum(map(self._copied, _copied(loop)))
+        size = sum(size for size, _ in passes) + trips * copied
+        return size, sum(seconds for _, seconds in passes) + trips * copied / self.device.bandwidth.at(copied)
+
+    def _passes(self, loop: Equation) -> Iterator[tuple[int, float]]:
+        for value in stacks(loop):
+            if loop.attrs["reverse"] or self.alike[_looks(value.type, self.memory)] > 1:
+                yield self._pass(self._written(value.type), value.type, "clear")
+        for value, first in self.rounded.items():
+            if first is loop:
+                yield self._pass(rounding_bytes(value.type, self.memory, self.device), value.type, "round")
+
+    def _pass(self, size: int, type: TensorType, kernel: str) -> tuple[int, float]:
+        elements = type.local_size(self.memory.mesh)
+        rate = self.device.ops.get(kernel, inf)
+        return size, max(size / self.device.bandwidth.at(size), elements / rate)
+
+    def _copied(self, type: TensorType) -> int:
+        """Bytes of copying an array."""
+        return self.memory.bytes(type, self.device) + self._written(type)
+
+    def _written(self, type: TensorType) -> int:
+        """Bytes of writing one, and of holding what has 16 bits."""
+        held = self.memory.bytes(type.with_dtype(HELD), self.device) if is_short(type) else 0
+        return self.memory.bytes(type, self.device) + held
+
+
+def stacks(loop: Equation) -> list[Value]:
+    """What a loop fills."""
+    given = zip(loop.results, region_of(loop).outputs, strict=True)
+    return [value for value, output in given if output.updates is None]
+
+
+def _looks(type: TensorType, memory: Memory) -> Looks:
+    return type.dtype, type.local_shape(memory.mesh)
+
+
+def _is_stack(value: Value, memory: Memory) -> bool:
+    maker = memory.makers.get(value)
+    return maker is not None and bool(maker.regions)
+
+
+def _rounded(loop: Equation) -> Iterator[Value]:
+    """What it takes in slices, in f32 and for products alone."""
+    readers = readers_of(region_of(loop))
+    for value, argument in pairs(loop):
+        found = [*users(argument.value, readers)]
+        if argument.role == "sliced" and value.type.dtype == HELD and found and all(map(is_product, found)):
+            yield value
+
+
+def _copied(loop: Equation) -> Iterator[TensorType]:
+    """What each iteration copies."""
+    region = region_of(loop)
+    makers = {value: eqn for eqn in region.body for value in eqn.results}
+    readers = readers_of(region)
+    for output in region.outputs:
+        if output.updates is None and not _is_computed(output.value, makers):
+            yield output.value.type
+    for argument in region.arguments:
+        if argument.role == "sliced" and any(eqn.regions for eqn in users(argument.value, readers)):
+            yield argument.value.type
+
+
+def _is_computed(value: Value, makers: Mapping[Value, Equation]) -> bool:
+    """Whether an equation computes it, or what it is a view of."""
+    maker = makers.get(value)
+    if maker is not None and storage(maker) == "view":
+        return _is_computed(maker.operands[0], makers)
+    return maker is not None and not maker.regions and maker.op not in KIND_OF
