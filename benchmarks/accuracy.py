@@ -3,7 +3,8 @@
 - Training steps on eight virtual CPU devices, which `mtfc calibrate` measures first, beside `mtfc simulate`: the error of
   each, and whether of any two whose measured times are more than 20 per cent apart the right one is predicted to be faster.
 - The cycles of computation that the TPU compiler expects for whole training steps, beside the computation that `simulate`
-  predicts, but for the gradients of pools, of which that compiler says nothing. This needs libtpu, and no TPU.
+  predicts, but for the gradients of pools, of which that compiler says nothing; and what the step that it made sends and
+  holds, beside what `cost` says. This needs libtpu, and no TPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import attrs
 
@@ -23,8 +25,11 @@ from mtfc.backends.allocator import keep_memory
 from mtfc.backends.devices import Unavailable
 from mtfc.cli.inputs import draw_batch
 from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.analysis.cost import charges, total
 from mtfc.compiler.analysis.kernels import Memory
+from mtfc.compiler.analysis.memory import memory_of
 from mtfc.compiler.analysis.roofline import work
+from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.step_time import StepTime, step_time
 from mtfc.compiler.hardware import Device, Hardware
 from mtfc.compiler.ir.core import Equation, Function, Program
@@ -248,13 +253,38 @@ def _compiled() -> Iterator[Figure]:
 def _beside_compiled(topology: str, case: Case) -> Generator[Figure, None, float]:
     """The relative error of the predicted computation."""
     program, generation = case.lowered(), topology.split(":")[0]
-    cycles = hlo.cycles(tpu.hlo(program, topology, "step"))
+    step = tpu.compiled(program, topology, "step")
+    cycles = hlo.cycles(step.as_text())
     compiled, hardware = cycles / tpu.CLOCKS[generation], named(f"tpu_{generation}", {})
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of
     yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")
     yield Figure("    predicted computation over the compiler's", computation / compiled, "")
+    yield Figure(
+        "    elements in collectives that were not predicted", unpredicted(program, step.as_text()), "", 0
+    )
+    yield Figure("    predicted memory over the compiler's", memory(program) / allocated(step), "")
     return abs(computation / compiled - 1)
+
+
+def unpredicted(program: Program, text: str) -> int:
+    """By how many elements, kind by kind, the collectives in the HLO of a step differ from those of `mtfc cost`."""
+    found = {kind: each["elements_per_device"] for kind, each in hlo.collectives(text).items()}
+    charged = total(charges(program.function("step"), Numbers(program.placed_on)))
+    said = {kind: int(sent.elements) for kind, sent in charged.collectives.items()}
+    return sum(abs(found.get(kind, 0) - said.get(kind, 0)) for kind in found.keys() | said.keys())
+
+
+def memory(program: Program) -> int:
+    mesh = program.placed_on
+    return int(memory_of(program.function("step"), mesh, Numbers(mesh)).total)
+
+
+def allocated(step: Any) -> int:
+    """Bytes that one device holds while a compiled step runs; what is given back is written over what it replaces."""
+    said = step.memory_analysis()
+    given = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
+    return int(given + said.temp_size_in_bytes)
 
 
 def unpooling(function: Function, mesh: Mesh, device: Device) -> float:

@@ -42,6 +42,6 @@ def topology(name: str) -> list[Any]:
         raise Unavailable(f"libtpu does not describe the topology {name}: {error}") from error
 
 
-def hlo(program: Program, name: str, function: str | None = None) -> str:
-    """What the TPU compiler makes of a function of the lowered program on a topology; on its first devices, if it has more."""
-    return str(lowered(program, function, topology(name)).compile().as_text())
+def compiled(program: Program, name: str, function: str | None = None) -> Any:
+    """A function of the lowered program for a topology, on its first devices if it has more: a `jax.stages.Compiled`."""
+    return lowered(program, function, topology(name)).compile()

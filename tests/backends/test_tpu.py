@@ -31,6 +31,6 @@ model net(x: [a, b]) {
   return h
 }
 """
-    cycles = hlo.cycles(tpu.hlo(lowered(text), "v5e:2x2", "forward"))
+    cycles = hlo.cycles(tpu.compiled(lowered(text), "v5e:2x2", "forward").as_text())
     flops = 2 * 8192 * 4096 * 4096 / 4
     assert flops / 197e12 < cycles / tpu.CLOCKS["v5e"] < 2 * flops / 197e12
