@@ -150,6 +150,22 @@ model m(x: [hidden]) {
     _check_bounds(module.programs[0], module.layouts[0].mesh, TORUS, storage=True)
 
 
+def test_a_sum_that_is_needed_as_a_later_use_is_split_is_scattered() -> None:
+    """`maximum` runs as the rename of its result does: each shard needs its part of the sum alone."""
+    text = """\
+dim batch = 4
+dim io = 4
+mesh grid = [rows: 4]
+layout main on grid = { io: rows }
+model m(x: i32[batch, io]) {
+  y = rename(maximum(einsum(x, x -> [batch]), 32), batch -> io)
+  return y
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
+
+
 def test_a_parameter_that_leaves_a_loop_as_it_is_stored() -> None:
     text = """\
 dim batch = 2

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.analysis.equation_names import placeable_names
+from mtfc.compiler.analysis.roofline import work
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verify import verify
 from mtfc.compiler.pipelines import default_pipeline, lower, run
+from mtfc.compiler.placeable import prepared
 from mtfc.compiler.search.tiling.best import tiling
-from mtfc.compiler.search.tiling.strategies import Strategy
+from mtfc.compiler.search.tiling.strategies import Choices, Strategy, strategies
+from mtfc.compiler.search.tiling.work import Roofline
 from mtfc.frontend.layout_text import layout_text
+from mtfc.frontend.targets import named
+from tests.documents import ROOT
 from tests.generators.programs import Generated, programs
 from tests.harness import call, chosen_layout, differentiated, exact_data, load, numpy_module, tolerance
 from tests.search.tilings import network_of
@@ -55,3 +60,13 @@ def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) ->
     arrays = exact_data(original.function(name), seed=7)
     expected = interpret(original.function(name), original, arrays)
     tolerance(program).check(call(numpy_module(lowered), lowered.function(name), arrays), expected, name)
+
+
+def test_equations_on_one_tpu_take_what_the_roofline_says() -> None:
+    """What is added up is held in f32 there, once."""
+    mesh, device = Mesh("single", ()), named("tpu_v2", {}).device
+    step = prepared(load((ROOT / "examples" / "two_layer.mtf").read_text("utf-8")).programs[0])
+    roofline = Roofline(step, mesh, device)
+    for eqn, expected in zip(step.body, work(step, mesh, device), strict=True):
+        choices = Choices.of(eqn, strategies(eqn, mesh, (), ()), mesh)
+        assert roofline.seconds(eqn, choices).tolist() == [expected.seconds]

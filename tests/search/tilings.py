@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.placeable import prepared
 from mtfc.compiler.search.tiling.best import timed_network
-from mtfc.compiler.search.tiling.build import NetworkBuilder
+from mtfc.compiler.search.tiling.build import NetworkBuilder, no_work
 from mtfc.compiler.search.tiling.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.tiling.network import Network
 from mtfc.frontend.targets import named
@@ -38,7 +38,7 @@ def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -
     function, dims = prepared(program), set(program.dims)
     if hardware is not None:
         return timed_network(function, Topology.of(mesh, hardware), hardware.device, dims)
-    builder = NetworkBuilder(mesh, Conversions(mesh, bytes_sent(mesh)), dims, lambda eqn, strategy: 0.0)
+    builder = NetworkBuilder(mesh, Conversions(mesh, bytes_sent(mesh)), dims, no_work)
     return builder.network(function)
 
 

@@ -52,7 +52,8 @@ class Mesh:
 
     def size(self, axes: Iterable[str]) -> int:
         """How many processors a group over `axes` holds."""
-        return prod(self.sizes[axis] for axis in axes)
+        sizes = self.sizes
+        return prod([sizes[axis] for axis in axes]) if axes else 1
 
     def ordered(self, axes: Iterable[str]) -> Axes:
         """The given axes in the mesh's own order, each once."""

@@ -34,8 +34,8 @@ class Stop:
 
     made: those of `own` that surely split it, as what makes it does not need them whole. crossed: the dimensions of the linear
     equation that leads here from the stop before; moved: those under which that one, or what needs the sum in the end, knows
-    dimensions of the array before. readers: equations of the same function that read what is completed here. counts: whether
-    that may cost less than before.
+    dimensions of the array before, or is laid out as it follows its uses. readers: equations of the same function that read what
+    is completed here. counts: whether that may cost less than before.
     """
 
     value: Value
@@ -140,9 +140,11 @@ class _Graph:
 
     def _equation(self, eqn: Equation) -> None:
         rule = rule_of(eqn)
+        names = (self.naming.names[each] - self.naming.own[each] for each in eqn.results)
+        further = frozenset[str]().union(*(() if rule.reduced else names))
         linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
         for i, value in enumerate(eqn.operands):
-            moved = iteration(eqn, rule, value) - self._made(value)
+            moved = (iteration(eqn, rule, value) | further) - self._made(value)
             if i in linear:
                 self.ways[value].append(_Way(eqn.result, eqn, own_dims(eqn, rule), moved))
             else:

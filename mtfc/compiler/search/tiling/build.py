@@ -24,10 +24,16 @@ from mtfc.compiler.search.solver.solve import NotFound
 from mtfc.compiler.search.tiling.conversions import Conversions, Indices, Numbers, Placements
 from mtfc.compiler.search.tiling.network import Edge, Network, Node, Owner
 from mtfc.compiler.search.tiling.pending import may_be_pending
-from mtfc.compiler.search.tiling.strategies import Strategy, strategies
+from mtfc.compiler.search.tiling.strategies import Choices, Strategy, strategies
 
-Work = Callable[[Equation, Strategy], float]
-"""What an equation costs, once, that has its strategy's layout."""
+Work = Callable[[Equation, Choices], Numbers]
+"""What an equation costs, once, by each of its strategies."""
+
+
+def no_work(eqn: Equation, choices: Choices) -> Numbers:
+    """Where only what is sent counts."""
+    return np.zeros(len(choices.strategies))
+
 
 KEPT_FOREVER = 1 << 40
 """A time after everything."""
@@ -87,6 +93,7 @@ class NetworkBuilder:
     makers: dict[Value, Equation] = attrs.field(factory=dict)
     free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
     unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict)
+    choices: dict[object, Choices] = attrs.field(factory=dict)
     clock: int = 0
 
     def network(self, function: Function) -> Network:
@@ -171,22 +178,26 @@ class NetworkBuilder:
         """What replaces an argument is written over it, and holds nothing."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
-        options = list(strategies(eqn, self.mesh, self.splittable, pending, not self.published))
-        placed = [attrs.evolve(eqn, layout=each.layout) for each in options]
-        made = [each.made(rule, own, self.mesh) for each, own in zip(options, placed, strict=True)]
-        held = np.zeros(len(options))
+        choices = self._choices(eqn, pending)
+        held = np.zeros(len(choices.strategies))
         for i, value in enumerate(eqn.results):
-            held += (
-                0 if value in replaced or value in self.unstored else self._bytes(types[i] for types in made)
-            )
-        node = self._node(eqn, options, held)
-        costs = [self.work(own, each) for each, own in zip(options, placed, strict=True)]
-        self.nodes[node].costs = np.array(costs, np.float64) * times
+            if value not in replaced and value not in self.unstored:
+                held += self._bytes(choices.made(i))
+        node = self._node(eqn, choices.strategies, held)
+        self.nodes[node].costs = self.work(eqn, choices) * times
         for i, value in enumerate(eqn.operands):
-            types = [each.operand_type(rule, own, i) for each, own in zip(options, placed, strict=True)]
-            self._uses(eqn, value, node, types)
+            self._uses(eqn, value, node, choices.needed(i))
         for i, value in enumerate(eqn.results):
-            self._comes_from(value, node, [types[i] for types in made], rule.reduction)
+            self._comes_from(value, node, choices.made(i), rule.reduction)
+
+    def _choices(self, eqn: Equation, pending: list[int]) -> Choices:
+        """The same for all equations that look alike."""
+        types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
+        key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
+        if key not in self.choices:
+            found = strategies(eqn, self.mesh, self.splittable, pending, not self.published)
+            self.choices[key] = Choices.of(eqn, found, self.mesh)
+        return self.choices[key]
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
         """A result may be written over an operand."""

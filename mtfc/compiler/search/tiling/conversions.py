@@ -58,23 +58,36 @@ class Placements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh: those of tensors that look alike are found once."""
+    """The placements of tensors on one mesh: those of tensors that look alike but for the names of dimensions are found once."""
 
     def __init__(self, mesh: Mesh, price: Price) -> None:
         self.mesh, self.price = mesh, price
         self._found: dict[tuple[str, tuple[Dim, ...], str], Placements] = {}
+        self._alike: dict[tuple[str, tuple[int, ...], str], Placements] = {}
 
     def of(self, type: TensorType, reduction: str = "sum") -> Placements:
         """The placements of a tensor of this global type, in which a reduction of this kind may be pending."""
         key = (type.dtype, type.dims, reduction)
         if key not in self._found:
-            types = tuple(placements(type, self.mesh, reduction))
+            shape = (type.dtype, tuple(dim.size for dim in type.dims), reduction)
+            if shape not in self._alike:
+                self._alike[shape] = self._placements(type, reduction)
+            found = self._alike[shape]
+            types = tuple(
+                TensorType(type.dtype, type.dims, each.splits, each.pending, each.reduction)
+                for each in found.types
+            )
             numbers = {each: i for i, each in enumerate(types)}
-            steps = [step for each in types for step in steps_from(each, self.mesh)]
-            graph = _Graph.of(steps, numbers, self.mesh, self.price)
-            columns = [graph.costs_to(target) for target in types]
-            self._found[key] = Placements(types, numbers, np.stack(columns, axis=1))
+            self._found[key] = Placements(types, numbers, found.costs)
         return self._found[key]
+
+    def _placements(self, type: TensorType, reduction: str) -> Placements:
+        types = tuple(placements(type, self.mesh, reduction))
+        numbers = {each: i for i, each in enumerate(types)}
+        steps = [step for each in types for step in steps_from(each, self.mesh)]
+        graph = _Graph.of(steps, numbers, self.mesh, self.price)
+        columns = [graph.costs_to(target) for target in types]
+        return Placements(types, numbers, np.stack(columns, axis=1))
 
 
 @attrs.frozen(eq=False)

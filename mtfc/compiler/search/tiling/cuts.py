@@ -17,7 +17,7 @@ import numpy as np
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Axes, Layout, Mesh
 from mtfc.compiler.search.tiling.best import tiling
-from mtfc.compiler.search.tiling.build import NetworkBuilder
+from mtfc.compiler.search.tiling.build import NetworkBuilder, no_work
 from mtfc.compiler.search.tiling.conversions import Conversions, Numbers, bytes_sent
 from mtfc.compiler.search.tiling.levels import Table, best_choices
 from mtfc.compiler.search.tiling.network import Network, Node
@@ -52,7 +52,7 @@ def sent_network(function: Function, mesh: Mesh, splittable: Collection[str]) ->
     leaves it pending. `splittable` are the dimensions that a layout can name.
     """
     conversions = Conversions(mesh, bytes_sent(mesh))
-    builder = NetworkBuilder(mesh, conversions, splittable, lambda eqn, strategy: 0.0, published=True)
+    builder = NetworkBuilder(mesh, conversions, splittable, no_work, published=True)
     return builder.network(function)
 
 

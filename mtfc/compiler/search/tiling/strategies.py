@@ -7,12 +7,12 @@ SoyBean's third aligned form, which leaves a sum pending (arXiv:1805.04170, sect
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type, result_types
@@ -41,6 +41,40 @@ class Strategy:
     def made(self, rule: LayoutRule, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
         """How the results are placed."""
         return result_types(eqn, rule, self.passed, mesh)
+
+
+@attrs.frozen(eq=False)
+class Choices:
+    """What equations that look alike can do: strategies, and an equation with the layout of each, whose operands and results are
+    placed as it needs and makes them.
+    """
+
+    strategies: tuple[Strategy, ...]
+    placed: tuple[Equation, ...]
+
+    @classmethod
+    def of(cls, eqn: Equation, strategies: Iterable[Strategy], mesh: Mesh) -> Choices:
+        rule, found = OPS[eqn.op].layout_rule(eqn), tuple(strategies)
+        return cls(found, tuple(_placed(eqn, rule, each, mesh) for each in found))
+
+    def needed(self, operand: int) -> list[TensorType]:
+        """How operand number `operand` must be placed for each."""
+        return [eqn.operands[operand].type for eqn in self.placed]
+
+    def made(self, result: int) -> list[TensorType]:
+        """How result number `result` is placed by each."""
+        return [eqn.results[result].type for eqn in self.placed]
+
+
+def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> Equation:
+    own = attrs.evolve(eqn, layout=strategy.layout)
+    needed = (strategy.operand_type(rule, own, i) for i in range(len(eqn.operands)))
+    made = strategy.made(rule, own, mesh)
+    return attrs.evolve(
+        own,
+        operands=tuple(Value(v.name, type) for v, type in zip(eqn.operands, needed, strict=True)),
+        results=tuple(Value(v.name, type) for v, type in zip(eqn.results, made, strict=True)),
+    )
 
 
 def strategies(

@@ -6,11 +6,14 @@ so is what loops take besides their iterations on a TPU.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.kernels import HELD, Memory, held_bytes
+from mtfc.compiler.analysis.kernels import HELD, Memory
 from mtfc.compiler.analysis.roofline import kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled
@@ -20,7 +23,11 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Mesh, TensorType
-from mtfc.compiler.search.tiling.strategies import Strategy
+from mtfc.compiler.search.tiling.strategies import Choices
+
+Sizes: TypeAlias = NDArray[np.int64]
+
+Seconds: TypeAlias = NDArray[np.float64]
 
 
 class Roofline:
@@ -29,6 +36,7 @@ class Roofline:
     def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
         self.mesh, self.device = mesh, device
         self.memories: dict[Value, Memory] = {}
+        self.flops: dict[Choices, list[float]] = {}
         self._add(function)
 
     def _add(self, function: Function) -> None:
@@ -39,57 +47,69 @@ class Roofline:
             for region in eqn.regions:
                 self._add(region)
 
-    def seconds(self, eqn: Equation, strategy: Strategy) -> float:
-        """Of one execution; the equation has the strategy's layout."""
+    def seconds(self, eqn: Equation, choices: Choices) -> Seconds:
+        """Of one execution, by each strategy."""
         if OPS[eqn.op].storage in ("view", "made"):
-            return 0.0
-        placed, memory = self._placed(eqn, strategy), self.memories[eqn.results[0]]
-        flops = OPS[eqn.op].flops(placed, Numbers(self.mesh)) * filled(placed, self.mesh, self.device)
-        moved = self._moved(eqn, strategy) + memory.merged(eqn, placed, self.device)
-        return kernel_seconds(eqn, placed, flops, moved, memory, self.device)
+            return np.zeros(len(choices.placed))
+        memory = self.memories[eqn.results[0]]
+        each = zip(choices.placed, self._flops(choices), self._moved(eqn, choices).tolist(), strict=True)
+        found = []
+        for placed, flops, moved in each:
+            size = moved + memory.merged(eqn, placed, self.device)
+            found.append(kernel_seconds(eqn, placed, flops, size, memory, self.device))
+        return np.array(found, np.float64)
 
-    def _placed(self, eqn: Equation, strategy: Strategy) -> Equation:
+    def _flops(self, choices: Choices) -> list[float]:
         """FLOP rules look at the types of operands and results."""
-        rule = OPS[eqn.op].layout_rule(eqn)
-        operands = (strategy.operand_type(rule, eqn, i) for i in range(len(eqn.operands)))
-        made = strategy.made(rule, eqn, self.mesh)
-        return attrs.evolve(
-            eqn,
-            operands=tuple(Value(v.name, type) for v, type in zip(eqn.operands, operands, strict=True)),
-            results=tuple(Value(v.name, type) for v, type in zip(eqn.results, made, strict=True)),
-        )
+        if choices not in self.flops:
+            numbers = Numbers(self.mesh)
+            self.flops[choices] = [
+                OPS[placed.op].flops(placed, numbers) * filled(placed, self.mesh, self.device)
+                for placed in choices.placed
+            ]
+        return self.flops[choices]
 
-    def _moved(self, eqn: Equation, strategy: Strategy) -> int:
+    def _moved(self, eqn: Equation, choices: Choices) -> Sizes:
         """Bytes that it reads and writes."""
-        rule, memory = OPS[eqn.op].layout_rule(eqn), self.memories[eqn.results[0]]
-        made = strategy.made(rule, eqn, self.mesh)
-        size = partial(memory.bytes, device=self.device)
-        pairs = zip(eqn.results, made, strict=True)
-        times = {value: 1 + memory.is_kept(value) for value in memory.stored.intersection(eqn.results)}
-        written = sum(times.get(value, 0) * size(type) for value, type in pairs)
-        needed = {value: strategy.operand_type(rule, eqn, i) for i, value in enumerate(eqn.operands)}
-        seen = {value: self._seen(memory, value, type) for value, type in needed.items()}
-        joined = {value for value in needed if memory.is_joined(eqn, value, self.device)}
-        read = [
-            min(map(size, types)) if value not in joined and memory.views(value) else 0
-            for value, types in seen.items()
-        ]
+        memory, moved = self.memories[eqn.results[0]], np.zeros(len(choices.placed), np.int64)
+        for i, value in enumerate(eqn.results):
+            if value in memory.stored:
+                moved += (1 + memory.is_kept(value)) * self._bytes(memory, choices.made(i))
+        seen = {value: self._seen(memory, value, choices.needed(i)) for i, value in enumerate(eqn.operands)}
+        read = [self._read(memory, eqn, value, types) for value, types in seen.items()]
         if OPS[eqn.op].storage == "lookup":
-            read[0] = min(read[0], size(made[0]))
+            read[0] = np.minimum(read[0], self._bytes(memory, choices.made(0)))
         if memory.is_holding(eqn, self.device):
-            written += max(held_bytes(types, memory, self.device) for types in seen.values())
+            held = [
+                np.min([self._bytes(memory, map(_held, each)) for each in types], axis=0)
+                for types in seen.values()
+            ]
+            moved += np.max(held, axis=0)
         if memory.is_widened(eqn, self.device):
-            written += sum(size(type.with_dtype(HELD)) for type in made)
-        return written + sum(read)
+            for i in range(len(eqn.results)):
+                moved += self._bytes(memory, map(_held, choices.made(i)))
+        return sum(read, start=moved)
 
-    def _seen(self, memory: Memory, value: Value, type: TensorType) -> list[TensorType]:
-        """A value that is placed so, what it is a view of, and so on."""
-        types = [type]
+    def _read(self, memory: Memory, eqn: Equation, value: Value, types: list[list[TensorType]]) -> Sizes:
+        if memory.is_joined(eqn, value, self.device) or not memory.views(value):
+            return np.zeros(len(types[0]), np.int64)
+        found: Sizes = np.min([self._bytes(memory, each) for each in types], axis=0)
+        return found
+
+    def _bytes(self, memory: Memory, types: Iterable[TensorType]) -> Sizes:
+        return np.array([memory.bytes(type, self.device) for type in types], np.int64)
+
+    def _seen(self, memory: Memory, value: Value, types: list[TensorType]) -> list[list[TensorType]]:
+        """A value that is placed in these ways, what it is a view of, and so on."""
+        found = [types]
         for view in memory.seen(value)[1:]:
             maker = memory.makers[value]
-            type = operand_type(
-                OPS[maker.op].layout_rule(maker), attrs.evolve(maker, layout=shown_layout(type)), 0
-            )
-            types.append(type)
+            rule = OPS[maker.op].layout_rule(maker)
+            types = [operand_type(rule, attrs.evolve(maker, layout=shown_layout(type)), 0) for type in types]
+            found.append(types)
             value = view
-        return types
+        return found
+
+
+def _held(type: TensorType) -> TensorType:
+    return type.with_dtype(HELD)
