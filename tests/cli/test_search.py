@@ -185,8 +185,8 @@ PLACED = ("--space", "soap", "--target", "p100_cluster", "--devices", "2", "--bu
 def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
     out = str(tmp_path / "placed.mtf")
     found = mtfc("search", "model.mtf", *PLACED, "-o", out, "--format", "json").json
-    assert (found["space"], found["devices"], found["optimal"]) == ("soap", 2, False)
-    assert 0 < found["lower_bound_seconds"] < found["objective_seconds"] <= min(found["baselines"].values())
+    assert (found["space"], found["devices"]) == ("soap", 2)
+    assert 0 < found["lower_bound_seconds"] <= found["objective_seconds"] <= min(found["baselines"].values())
     assert found["layout"] in Path(out).read_text("utf-8")
     assert mtfc("verify", out, "--backend", "numpy").status == 0
     again = mtfc("search", out, *PLACED, "-o", out)
@@ -207,7 +207,7 @@ def test_few_placements_are_all_looked_at(mtfc: Mtfc, folder: Path) -> None:
     (folder / "few.mtf").write_text(text)
     found = mtfc("search", "few.mtf", *PLACED, "--format", "json").json
     assert found["optimal"] and found["strategies"] <= 100
-    assert found["evaluated"] <= 3 * found["strategies"]
+    assert found["evaluated"] <= 4 * found["strategies"]  # with or without a random start
 
 
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:
