@@ -166,6 +166,28 @@ model m(x: i32[batch, io]) {
     _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
 
 
+def test_what_is_gathered_for_windows_may_be_all_that_is_held() -> None:
+    """Eight columns in 5 windows are never taken apart, so they are whole once they are gathered."""
+    text = """\
+dim io = 8
+dim kernel = 3
+dim two = 2
+dim windows = 5
+dim pair = 2
+mesh grid = [rows: 8]
+layout main on grid = { io: rows }
+model m(x: [io]) {
+  param w: [io, kernel] = ones()
+  param v: [pair] = ones()
+  h = window(slice(w, kernel -> two), io -> [windows, pair], stride = 2, dilation = 2, padding = (0, 3))
+  y = einsum(h, v -> [windows, two])
+  return y
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
+
+
 def test_a_parameter_that_leaves_a_loop_as_it_is_stored() -> None:
     text = """\
 dim batch = 2

@@ -24,7 +24,7 @@ from mtfc.compiler.search.rules.halos import Halo, halos_of
 from mtfc.compiler.search.rules.memory import Points, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
 from mtfc.compiler.search.rules.naming import Dims, Naming
-from mtfc.compiler.search.rules.positions import Sets, replaced_in
+from mtfc.compiler.search.rules.positions import Sets, mixed_in, replaced_in
 from mtfc.compiler.search.rules.sums import Route, routes_of, thinned
 from mtfc.compiler.search.rules.work import Work, is_ordered, work_of
 
@@ -76,8 +76,7 @@ class Step:
         """What else is there at once. Products of several operands are always replaced."""
         products = [eqn for eqn in walk(self.function.body) if not is_ordered(eqn)]
         replaced: dict[Equation, Dims | None] = dict.fromkeys(products)
-        mixing = replaced_in(self.function, lambda eqn: True)
-        replaced.update({eqn: frozenset[str]().union(*sets) for eqn, sets in mixing.items()})
+        replaced.update(mixed_in(self.function))
         return points_of(self.function, self.naming, replaced)
 
     @property

@@ -37,12 +37,31 @@ def replaced_in(function: Function, counts: Sure) -> dict[Equation, Sets]:
     return found
 
 
+def mixed_in(function: Function) -> dict[Equation, Dims]:
+    """All dimensions whose positions an equation, or those of the same op after it, mix, whether the rule applies to them or not:
+    where these are whole, nothing is gathered or replaced.
+    """
+    found: dict[Equation, Dims] = {}
+    uses = uses_of(function)
+    for eqn in reversed(list(walk(function.body))):
+        if not eqn.regions and OPS[eqn.op].distribute is not None:
+            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
+            own = frozenset(called(eqn, name) for name in _mixed(eqn))
+            found[eqn] = own.union(*(found[user] for user in users))
+    return found
+
+
+def _mixed(eqn: Equation) -> Dims:
+    rule = rule_of(eqn)
+    names = frozenset(name for value in (*eqn.operands, *eqn.results) for name in value.type.names)
+    unnamed = frozenset(name for name in names if rule.index.get(name, name) is None)
+    return (unnamed | rule.whole | rule.single) & names
+
+
 def _sets(eqn: Equation, names: Names, makers: dict[Value, Equation]) -> Sets:
     """The least sets of dimensions that make the op's rule apply."""
-    rule = rule_of(eqn)
     dims = {dim.name: dim for value in (*eqn.operands, *eqn.results) for dim in value.type.dims}
-    unnamed = {name for name in dims if rule.index.get(name, name) is None}
-    mixed = sorted((unnamed | rule.whole | rule.single) & dims.keys())
+    mixed = sorted(_mixed(eqn))
     found: list[frozenset[str]] = []
     for split in (frozenset(each) for n in range(len(mixed)) for each in combinations(mixed, n + 1)):
         is_new = not any(each <= split for each in found)
