@@ -166,6 +166,25 @@ model m(x: i32[batch, io]) {
     _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
 
 
+def test_what_pads_may_read_a_part_of_what_is_whole() -> None:
+    """`pad` follows the rename of its result, so each shard reads its part of `h`, which the minimum reads whole."""
+    text = """\
+dim batch = 2
+dim io = 1
+dim wide = 2
+mesh grid = [cols: 2]
+layout main on grid = { batch: cols }
+model m(x: [batch, io]) {
+  h = relu(x)
+  y = rename(sign(pad(h, io -> wide, value = 1.0)), wide -> batch, batch -> wide)
+  least = min(h)
+  return least, y
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
+
+
 def test_what_is_gathered_for_windows_may_be_all_that_is_held() -> None:
     """Eight columns in 5 windows are never taken apart, so they are whole once they are gathered."""
     text = """\

@@ -232,7 +232,9 @@ def _needed(eqn: Equation, value: Value, naming: Naming) -> Dims:
     rule = rule_of(eqn)
     if rule.reduced:
         return iteration(eqn, rule, value)
-    return naming.names[eqn.result if rule is BY_NAME and len(eqn.results) == 1 else value]
+    if rule is BY_NAME and len(eqn.results) == 1:
+        return naming.names[eqn.result]
+    return naming.names[value].union(*(naming.names[result] for result in eqn.results))
 
 
 def is_ordered(eqn: Equation) -> bool:
