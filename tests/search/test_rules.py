@@ -166,6 +166,33 @@ model m(x: i32[batch, io]) {
     _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
 
 
+def test_a_gradient_may_be_split_otherwise_than_what_its_buffer_held_before() -> None:
+    """What the gradient's loop carries is whole; the gradient takes over its buffer, and is split as the parameter is stored."""
+    text = """\
+dim io = 8
+dim times = 3
+mesh grid = [cols: 2]
+layout main on grid = { params: { io: cols } }
+model m(x: [io]) {
+  param w: [io] = normal()
+  a = w
+  b = w
+  scan step = range(times) along times {
+    a = 0.5 * b
+    b = maximum(floor(b - a), -4.0)
+  }
+  loss = min(b) + sum(a)
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = adam(learning_rate = 0.1)
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=True, most=None)
+
+
 def test_what_pads_may_read_a_part_of_what_is_whole() -> None:
     """`pad` follows the rename of its result, so each shard reads its part of `h`, which the minimum reads whole."""
     text = """\

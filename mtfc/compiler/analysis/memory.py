@@ -84,7 +84,7 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
 
 def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]:
     """The gradients, what else is alive where most is, and the equation where that is; a value for each buffer, no arguments."""
-    of_gradients, others = _partition(buffers(function, mesh), set(gradients(function)))
+    of_gradients, others = by_gradients(function, mesh)
     at = peak(others, mesh)
     alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
     return [buffer.values[0] for buffer in of_gradients], alive, at
@@ -107,11 +107,12 @@ def gradients(function: Function) -> list[Value]:
     return list(dict.fromkeys(value for value in read if value in made))
 
 
-def _partition(buffers: Iterable[Buffer], values: set[Value]) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers that hold one of `values` at some time, and the others."""
+def by_gradients(function: Function, mesh: Mesh) -> tuple[list[Buffer], list[Buffer]]:
+    """The buffers that hold a gradient at some time, and the others."""
+    values = set(gradients(function))
     inside: list[Buffer] = []
     outside: list[Buffer] = []
-    for buffer in buffers:
+    for buffer in buffers(function, mesh):
         (outside if values.isdisjoint(buffer.values) else inside).append(buffer)
     return inside, outside
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import attrs
 
-from mtfc.compiler.analysis.memory import held
+from mtfc.compiler.analysis.memory import by_gradients
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of
@@ -69,7 +69,7 @@ class Step:
     @cached_property
     def held(self) -> dict[Dims, int]:
         """Bytes of arguments and gradients, by their dimensions."""
-        return _bytes(_arguments_and_gradients(self.function), self.naming)
+        return _bytes(_held(self.function), self.naming)
 
     @cached_property
     def alive(self) -> Points:
@@ -122,14 +122,16 @@ def _parts(function: Function, naming: Naming, device: Device, sure: Sure) -> Pa
     )
 
 
-def _arguments_and_gradients(function: Function) -> Iterator[Value]:
-    yield from (argument.value for argument in function.arguments)
-    yield from held(function, SINGLE)[0]
+def _held(function: Function) -> Iterator[Sequence[Value]]:
+    """Arguments, and gradients with what is in their buffers before: distributed, each may be split as any of these."""
+    yield from ([argument.value] for argument in function.arguments)
+    yield from (buffer.values for buffer in by_gradients(function, SINGLE)[0])
 
 
-def _bytes(values: Iterable[Value], naming: Naming) -> dict[Dims, int]:
+def _bytes(buffers: Iterable[Sequence[Value]], naming: Naming) -> dict[Dims, int]:
     """Bytes by dimensions."""
     found: dict[Dims, int] = defaultdict(int)
-    for value in values:
-        found[naming.names[value]] += value.type.local_bytes(SINGLE)
+    for values in buffers:
+        dims = frozenset[str]().union(*(naming.names[value] for value in values))
+        found[dims] += values[0].type.local_bytes(SINGLE)
     return found
