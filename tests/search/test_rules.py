@@ -193,6 +193,70 @@ train m {
     _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=True, most=None)
 
 
+def test_what_is_made_of_a_product_of_several_may_take_its_buffer() -> None:
+    """Taken two at a time, the product has its dimensions in the order of the difference."""
+    text = """\
+dim batch = 3
+dim io = 6
+mesh grid = [rows: 3]
+layout main on grid = { io: rows }
+model m(y: [batch, io]) {
+  param w: [batch, io] = normal()
+  h = w - einsum(w, sum(y), w, -w -> [io, batch])
+  z = sum(h, over = batch)
+  return z
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False, most=None)
+
+
+def test_sums_that_take_no_time_have_a_bound() -> None:
+    """Where a route costs nothing at one stop and does not come to another."""
+    text = """\
+dim batch = 5
+dim io = 4
+dim hidden = 1
+dim length = 3
+dim d0 = 2
+dim d1 = 2
+dim d2 = 1
+dim d3 = 1
+dim d4 = 2
+mesh grid = [rows: 2, cols: 2, deep: 2]
+layout main on grid = {
+  io: rows
+  d4: rows
+  params: { d0: cols }
+  optimizer: { d4: rows, d1: deep }
+}
+
+model m(x: f64[length, batch, hidden], y: f64[], z: f64[length, batch], u: i32[hidden, length]) {
+  param w: f64[batch, length] = normal(stddev = 0.5)
+  param b: f64[] = zeros()
+  param filter0: f64[io, d0] = normal(stddev = 0.5)
+  param filter1: f64[length] = normal(stddev = 0.5)
+  param filter2: f64[d4] = normal(stddev = 0.5)
+  h0 = mean(window(w, batch -> [hidden, d0], stride = 3, dilation = 2, value = 2.0), over = [length])
+  h1 = window(w, batch -> [io, d0])
+  seen = window(h0, hidden -> [d1, io], stride = 3, dilation = 1, padding = (3, 3), value = 0.5)
+  wide = window(0.125 * einsum(filter0, seen -> [d1]), d1 -> [hidden, length], stride = 2, padding = (1, 0))
+  h2 = einsum(wide, filter1 -> [hidden])
+  h3 = 0.0625 * h2
+  repeat d2 checkpoint {
+    param w0: f64[d1, io] = normal(stddev = 0.5)
+    h4 = concat(h3, filter1, hidden -> io, length -> io)
+    h5 = h4 * w0
+    h3 = 0.25 * (h3 - sum(h0 -> [hidden]))
+  }
+  h6 = einsum(window(0.125 * h2, hidden -> [d3, d4], stride = 3, dilation = 1, padding = (2, 0)), filter2 -> [d3])
+  return y, h6
+}
+"""
+    module = load(text)
+    _check_bounds(module.programs[0], module.layouts[0].mesh, SLOW_LINKS, storage=False)
+
+
 def test_what_pads_may_read_a_part_of_what_is_whole() -> None:
     """`pad` follows the rename of its result, so each shard reads its part of `h`, which the minimum reads whole."""
     text = """\

@@ -99,9 +99,11 @@ class Flow:
         """What all routes cost together."""
         value, order, first = self._values
         alone = np.minimum.reduceat(costs, self._first)[self._places[0]]
-        there = np.where(costs < np.inf, alone, 0)
-        together = np.add.reduceat(there[order], first)[value] + LEAST
-        total: Seconds = np.minimum.reduceat(costs / together * alone, self._first).sum(axis=0)
+        arrives = costs < np.inf
+        together = np.add.reduceat(np.where(arrives, alone, 0)[order], first)[value] + LEAST
+        shares = np.full_like(costs, np.inf)
+        np.multiply(costs / together, alone, out=shares, where=arrives)
+        total: Seconds = np.minimum.reduceat(shares, self._first).sum(axis=0)
         return total
 
     def _costs(self, lookup: Lookup, rows: slice, storage_is_open: bool) -> Seconds:

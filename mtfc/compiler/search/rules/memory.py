@@ -156,8 +156,10 @@ class _Finder:
                 births = [made[value][0] for value in buffer.values]
                 ends = [*(birth - 1 for birth in births[1:]), buffer.death]
                 for value, birth, end in zip(buffer.values, births, ends, strict=True):
-                    mixed = self.positions.get(made[value][1]) or nothing
-                    yield from self._life(value, birth, end, mixed, uses)
+                    mixed = self.positions.get(made[value][1], nothing)
+                    # a product of several operands may come out in an order in which its last use takes over its buffer
+                    sure = end if mixed is not None else end - 1
+                    yield from self._life(value, birth, sure, mixed or nothing, uses)
 
     def _life(self, value: Value, birth: int, end: int, mixed: Dims, uses: _Uses) -> Iterator[_Life]:
         """As long as it is sure to be used; then as long as some part of it is; then where its dimensions are whole."""
