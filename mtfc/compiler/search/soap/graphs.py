@@ -1,6 +1,6 @@
 """Task graphs and timelines that delta simulation starts from: who waits for whom, and who runs when, in flat arrays.
 
-A graph that was made from nothing is indexed here; one that was changed is carried over by `accepting.py`.
+A graph that was made from nothing is indexed here; one that was changed is carried over by `proposing.py`.
 """
 
 from __future__ import annotations
