@@ -2,9 +2,13 @@
 
 On JAX the devices are those that a program would run on: real ones, or virtual ones of the CPU. All of them compute at once, as
 they do in a program, so that virtual devices share the processor's cores in the measurement too. What is measured is repeated
-inside one compiled loop, each time on a result before, so that nothing is left out and starting a program does not count. To
-measure memory, several arrays take turns, as a program has many, of which the caches hold what they can. On NumPy there is
+inside one compiled loop, each time on a result before, so that nothing is left out and starting a program does not count. What
+the loop itself takes is taken off: on a GPU, where the host decides whether it goes on, as long as many kernels. To
+measure memory, several arrays take turns, as a program has many, of which the caches hold what they can. Products are of
+matrices like those of a program, as a GPU takes less power, and less time, for numbers that are all alike. On NumPy there is
 one device, and there are no links.
+
+A program's kernels each cost the device's overhead (`roofline.py`), and so rates are without it.
 
 A rate at a size is that of the median of several runs, as `benchmarks accuracy` takes the median of several steps: what slows a
 program down now and then slows what is measured down, too.
@@ -40,6 +44,12 @@ TURNS = 16
 
 BYTES_OF_TURNS = 1 << 26
 
+CHAINED = 32
+"""Products in a loop's body on what is not a CPU, which would wait for the loop between them."""
+
+LARGER = 32
+"""What is not a CPU computes on so many times as much to be busy."""
+
 LEAST_REPETITIONS = 4
 MOST_REPETITIONS = 1 << 20
 
@@ -53,6 +63,12 @@ class Effort:
     messages: tuple[int, ...] = (1 << 6, 1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
     elements: int = 1 << 20
     seconds: float = 0.1
+
+    def larger(self) -> Effort:
+        """What keeps a GPU busy."""
+        return attrs.evolve(
+            self, sizes=(*self.sizes, self.sizes[-1] * LARGER // 4), elements=self.elements * LARGER
+        )
 
     def each(self, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
         """The measurements by size, up to the first that takes longer than a run should."""
@@ -93,6 +109,12 @@ def rising(points: Iterable[Point]) -> Rate:
         slowest = max(slowest, seconds)
         found.append((float(size), size / slowest))
     return Rate(tuple(found))
+
+
+def beyond(overhead: float, points: Sequence[Point]) -> list[Point]:
+    """What takes longer than a kernel that has nothing to do, by that much longer; or else the last."""
+    longer = [(size, seconds - overhead) for size, seconds in points if seconds > NOTABLY * overhead]
+    return longer or [points[-1]]
 
 
 def memory_of_machine(shares: int) -> float:
@@ -165,13 +187,15 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     """This machine as the JAX backend sees it: `count` devices, by default all that JAX has. Raises `Unavailable`."""
     import_jax()
     found = devices(count) if count is not None else import_jax().devices()
-    box = _Devices(tuple(found))
     is_cpu = found[0].platform == "cpu"
+    effort = effort if is_cpu else effort.larger()
+    box, overhead, loop = _Devices.of(found, effort)
     dtypes = ("f32", "bf16") if is_cpu else ("f32", "bf16", "f16")
-    flops = {dtype: box.products(dtype, effort) for dtype in dtypes}
-    bandwidth = rising(effort.each(effort.sizes, lambda size: box.sum(size, effort)))
+    flops = {dtype: rising(beyond(overhead, box.products(dtype, effort))) for dtype in dtypes}
+    bandwidth = rising(beyond(overhead, effort.each(effort.sizes, lambda size: box.sum(size, effort))))
     ops = box.ops(bandwidth, effort)
-    device = Device(flops, box.memory(), bandwidth, box.overhead(effort), ops, 0.0 if is_cpu else 1.0)
+    overlap = 0.0 if is_cpu else 1.0
+    device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
         times = effort.each(effort.messages, lambda size: box.all_reduce(size, effort))
@@ -194,27 +218,58 @@ def _turns(array: Any) -> int:
 
 @attrs.frozen
 class _Devices:
-    """Some JAX devices, that all do the same at once."""
+    """Some JAX devices, that all do the same at once. loop: seconds of an iteration that has nothing to do. chained: products
+    in a loop's body.
+    """
 
     devices: tuple[Any, ...]
+    loop: float = 0.0
+    chained: int = 1
+
+    @classmethod
+    def of(cls, devices: Sequence[Any], effort: Effort) -> tuple[_Devices, float, float]:
+        """And the seconds of a kernel that has nothing to do, a small product, and of an iteration of a program's loop."""
+        import jax
+        import jax.numpy as jnp
+
+        box, start = cls(tuple(devices)), jnp.ones((16, 16), "float32") / 16
+
+        def seconds(times: int, body: Callable[[Any, Any], Any]) -> float:
+            """Of an iteration that does it so many times."""
+            return times * box._seconds(body, start, effort, chained=times)
+
+        def product(one: Any, result: Any) -> Any:
+            return result @ one
+
+        def products(one: Any, result: Any) -> Any:
+            return jax.lax.fori_loop(0, CHAINED, lambda _, result: product(one, result), result)
+
+        once, often, looping = seconds(1, product), seconds(CHAINED, product), seconds(1, products)
+        overhead = max((often - once) / (CHAINED - 1), 0.0)
+        loop, inside = max(once - overhead, 0.0), max((looping - often) / CHAINED, 0.0)
+        is_cpu = devices[0].platform == "cpu"
+        return attrs.evolve(box, loop=loop, chained=1 if is_cpu else CHAINED), overhead, inside
 
     def memory(self) -> float:
         stats = self.devices[0].memory_stats() or {}
         return float(stats.get("bytes_limit") or memory_of_machine(len(self.devices)))
 
-    def products(self, dtype: str, effort: Effort) -> Rate:
-        return rising(effort.each(effort.sides, lambda side: self.product(side, dtype, effort)))
+    def products(self, dtype: str, effort: Effort) -> list[Point]:
+        return effort.each(effort.sides, lambda side: self.product(side, dtype, effort))
 
     def product(self, side: int, dtype: str, effort: Effort) -> Point:
-        """(FLOPs, seconds) of a matrix product; its operand depends on the result before, by too little to overflow."""
+        """(FLOPs, seconds) of a product with an orthogonal matrix, which leaves what it multiplies as large as it was."""
         import jax.numpy as jnp
 
-        start = jnp.full((side, side), 1 / side, JAX[dtype])
-
-        def body(matrix: Any, result: Any) -> Any:
-            return (matrix + 0.001 * result) @ matrix
-
-        return 2.0 * side**3, self._seconds(body, start, effort)
+        random = np.random.default_rng(0)
+        normal, signs = (
+            random.standard_normal(side, np.float32),
+            np.sign(random.random(side, np.float32) - 0.5),
+        )
+        mirrored = np.eye(side, dtype=np.float32) - np.outer(2 / (normal @ normal) * normal, normal)
+        start = jnp.asarray(mirrored * signs, JAX[dtype])
+        seconds = self._seconds(lambda one, result: result @ one, start, effort, chained=self.chained)
+        return 2.0 * side**3, seconds
 
     def sum(self, size: int, effort: Effort) -> Point:
         """(bytes, seconds) of a kernel that reads and writes arrays of, together, `size` bytes."""
@@ -225,14 +280,6 @@ class _Devices:
             lambda one, result: 0.5 * result + 0.5, start, effort, _turns(start)
         )
 
-    def overhead(self, effort: Effort) -> float:
-        """Seconds of a kernel that has nothing to do: a product, which is not merged with others."""
-        import jax.numpy as jnp
-
-        return self._seconds(
-            lambda one, result: 0.5 * (one @ result), jnp.ones((4, 4), "float32") / 4, effort
-        )
-
     def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
         """Elements/s of the ops that take notably longer than reading and writing their bytes."""
         import jax.numpy as jnp
@@ -241,7 +288,9 @@ class _Devices:
         notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
         seconds = {
-            name: self._seconds(_of_result(op), start, effort) for name, op in jax_kernels.KERNELS.items()
+            name: self._seconds(_of_result(op), start, effort)
+            for name, op in jax_kernels.KERNELS.items()
+            if name not in jax_kernels.OF_CPUS or self.devices[0].platform == "cpu"
         }
         own = {
             name: (each - seconds.get(jax_kernels.BESIDES.get(name, ""), 0.0))
@@ -261,8 +310,17 @@ class _Devices:
 
         return size, self._seconds(body, jnp.zeros(size // 4, "float32"), effort)
 
-    def _seconds(self, body: Callable[[Any, Any], Any], start: Any, effort: Effort, turns: int = 1) -> float:
-        """Of one repetition of `body(start, result before)` on every device; of so many results that take turns."""
+    def _seconds(
+        self,
+        body: Callable[[Any, Any], Any],
+        start: Any,
+        effort: Effort,
+        turns: int = 1,
+        chained: int = 1,
+    ) -> float:
+        """Of one repetition of `body(start, result before)` on every device; of so many results that take turns, or so many
+        repetitions in the loop's body.
+        """
         import jax
         from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -274,7 +332,9 @@ class _Devices:
         def local(array: Any, count: Any) -> Any:
             def step(i: Any, results: Any) -> Any:
                 if turns == 1:
-                    return body(array[0], results).astype(array.dtype)
+                    for _ in range(chained):
+                        results = body(array[0], results).astype(array.dtype)
+                    return results
                 result = jax.lax.dynamic_index_in_dim(results, i % turns, keepdims=False)
                 after = body(array[0], result).astype(array.dtype)
                 return jax.lax.dynamic_update_index_in_dim(results, after, i % turns, 0)
@@ -284,4 +344,5 @@ class _Devices:
 
         mapped = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
         compiled = jax.jit(mapped)
-        return seconds_each(lambda count: lambda: compiled(array, count).block_until_ready(), effort)
+        seconds = seconds_each(lambda count: lambda: compiled(array, count).block_until_ready(), effort)
+        return max(seconds - self.loop, seconds / 100) / chained

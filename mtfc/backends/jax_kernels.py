@@ -165,3 +165,6 @@ TIMES = {"einsum": 3}
 
 BESIDES = {"transposed": "einsum"}
 """What a kernel does besides."""
+
+OF_CPUS = ("pool", "unpool", "convolution", "einsum", "transposed")
+"""Those that take longer as XLA on CPU computes them, where a GPU computes like any product, or reads what windows share once."""

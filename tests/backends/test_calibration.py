@@ -9,7 +9,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from mtfc.backends.calibration import QUICK, link_of, rising, with_jax, with_numpy
+from mtfc.backends.calibration import QUICK, beyond, link_of, rising, with_jax, with_numpy
 from mtfc.backends.jax_kernels import KERNELS
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
@@ -21,6 +21,11 @@ from mtfc.frontend.targets import HARDWARE, in_file, library
 def test_more_work_never_takes_less_time() -> None:
     rate = rising([(10, 1.0), (100, 2.0), (1000, 1.5)])
     assert rate == Rate(((10.0, 10.0), (100.0, 50.0), (1000.0, 500.0)))
+
+
+def test_rates_are_without_what_each_kernel_costs() -> None:
+    assert beyond(2.0, [(10, 2.1), (100, 4.0), (1000, 22.0)]) == [(100, 2.0), (1000, 20.0)]
+    assert beyond(2.0, [(10, 1.9), (100, 2.0)]) == [(100, 2.0)]
 
 
 @pytest.mark.parametrize("kind", ["switch", "memory"])
@@ -56,7 +61,7 @@ def test_tables_as_text() -> None:
     link = Link("wire", "torus", (4, 2), rate, 1.5e-6, shared=2, wraps=4)
     hardware = Hardware(
         "box",
-        Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}, 0.25),
+        Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}, 0.25, loop=8e-6),
         (link,),
     )
     assert in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
@@ -77,7 +82,8 @@ def measured() -> Hardware:
 def test_virtual_devices_of_jax(measured: Hardware) -> None:
     found = measured
     assert found.devices == 2
-    assert found.device.overhead < 1e-2
+    assert 0 < found.device.overhead < 1e-2
+    assert found.device.loop < 1e-2
     assert found.links[0].latency < 1
     assert (found.links[0].kind, found.device.overlap) == ("memory", 0)
     assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
