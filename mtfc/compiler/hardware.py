@@ -57,10 +57,10 @@ class Device:
     """One processor: FLOP/s by dtype and by the FLOPs of one kernel, memory in bytes, its bandwidth in bytes/s by the bytes that
     one kernel reads and writes, and the seconds that starting a kernel costs.
 
-    ops: of those that take longer than their bytes, elements/s of the largest array that they read or write, by the names of ops
-    and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that the longer one hides: 1 where a kernel
-    loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its kernels are those of XLA's compiler
-    for TPUs.
+    ops: of those that take longer than their bytes, elements/s of the largest array that they read or write (of a table: of what
+    indices point at), by the names of ops and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that
+    the longer one hides: 1 where a kernel loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its
+    kernels are those of XLA's compiler for TPUs. loop: what an iteration of a loop costs besides.
     """
 
     flops: Mapping[str, Rate]
@@ -70,6 +70,7 @@ class Device:
     ops: Mapping[str, float] = attrs.field(factory=dict)
     overlap: float = 1.0
     matrix: int | None = None
+    loop: float = 0.0
 
     def rated(self, dtype: str) -> str:
         """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""

@@ -242,6 +242,7 @@ DEVICE: Mapping[str, Read] = {
     "memory": _positive,
     "bandwidth": _rate,
     "overhead": _not_negative,
+    "loop": _not_negative,
     "ops": _ops,
     "overlap": _share,
     "matrix": _whole,

@@ -18,6 +18,7 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
         f"hardware {hardware.name} = {{",
         f"device: {{\nflops: {{\n{flops}}}\nmemory: {_number(device.memory)}",
         f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
+        *([f"loop: {_number(device.loop)}"] if device.loop else []),
         *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
         f"ops: {{\n{ops}}}\n}}" if ops else "}",
         *map(_link, hardware.links),

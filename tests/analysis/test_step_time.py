@@ -65,6 +65,19 @@ model net(x: [batch, io]) {
 """
 
 
+LOOKUP = """\
+dim rows = 4096
+dim units = 8
+dim batch = 16
+model net(ids: i32[batch]) {
+  param table: [rows, units] = zeros()
+  loss = sum(gather(table, ids, rows))
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
 def machine(overhead: float = OVERHEAD, sent: float = SENT) -> Hardware:
     device = Device({"f32": Rate.constant(FLOPS)}, 1e9, Rate.constant(BYTES), overhead)
     return Hardware("box", device, (Link("wire", "switch", (), Rate.constant(sent), LATENCY),))
@@ -110,6 +123,30 @@ def test_a_loop_takes_as_long_as_its_iterations() -> None:
     assert once.total.communication > 0
     assert six.seconds == pytest.approx(6 * once.seconds)
     assert six.total.exposed == pytest.approx(6 * once.total.exposed)
+
+
+def test_an_iteration_costs_what_it_copies_for_products() -> None:
+    """The weights of its layer, that the product takes whole; and what the product computes, where the loop keeps it."""
+    box, copy = machine(), 2 * 4 * 128 * 128 / BYTES + OVERHEAD
+    looping = attrs.evolve(box, device=attrs.evolve(box.device, loop=7e-6))
+    program = load(LOOP).programs[0]
+    single = lower(program, ONE_DEVICE, UNDISTRIBUTED)
+    product = kernel(2 * 64 * 128 * 128, 4 * (64 * 128 + 128 * 128 + 64 * 128))
+    assert timed(single, box).seconds == pytest.approx(6 * (product + copy))
+    assert timed(single, looping).seconds == pytest.approx(6 * (product + copy + 7e-6))
+    kept = LOOP.replace("x = rename", "y = einsum(x, w -> [batch, out])\n    yield ys = y\n    x = rename")
+    ys = lower(load(kept.replace("return x", "return x, ys")).programs[0], ONE_DEVICE, UNDISTRIBUTED)
+    keeping = 2 * 4 * 64 * 128 / BYTES + OVERHEAD
+    assert timed(ys, box).seconds == pytest.approx(6 * (product + copy + keeping))
+
+
+def test_tables_take_the_time_of_what_indices_point_at() -> None:
+    step = lower(load(LOOKUP).programs[0], ONE_DEVICE, UNDISTRIBUTED)
+    device = attrs.evolve(machine(0.0).device, ops={"gather": 1e3, "scatter_add": 1e3})
+    function = step.function("step")
+    each = zip(function.body, work(function, ONE_DEVICE, device), strict=True)
+    taken = {eqn.op: work.seconds for eqn, work in each}
+    assert taken["gather"] == taken["scatter_add"] == pytest.approx(16 * 8 / 1e3)
 
 
 def test_communication_hides_behind_what_does_not_need_it() -> None:

@@ -5,6 +5,9 @@ view has; fused equations become one kernel with what uses them, and are stored 
 and reductions uses them, or where the function, or a loop, gives them away. A product and the `fold` that adds up what it makes
 are one kernel, the transpose of a convolution.
 
+On CPUs and GPUs products are kernels of libraries, which take whole arrays: where a product takes a slice of what a loop runs
+along, as the weights of one layer, that is copied, and so is what it computes for the loop to keep.
+
 On a TPU arrays are filled up to whole tiles (`tiles.py`), and more is as XLA's compiler for TPUs has it (libtpu 0.0.42). It
 expects of single kernels, the same on v2 to v6e:
 
@@ -107,6 +110,8 @@ class Memory:
         self.folded = folded(whole or function)
         is_tpu = device is not None and device.matrix is not None
         self.stored = _stored(function, self.makers, is_tpu) - self.folded
+        self.slices = {argument.value for argument in function.arguments if argument.role == "sliced"}
+        self.kept = set(_sources(_kept(function), self.makers))
         self.pixels: set[Dim] = set()
         self.stacked: set[Value] = set()
         self.holders: dict[Value, Equation] = {}
@@ -122,8 +127,7 @@ class Memory:
         images: the first to see an input as windows. ends: what is stored in place of products that are added to something.
         """
         self._store_ends(function)
-        if any(argument.role in ROLES for argument in function.arguments):
-            self.stacked = {output.value for output in function.outputs if output.updates is None}
+        self.stacked = set(_kept(function))
         inputs = {argument.value for argument in function.arguments if argument.role == "input"}
         for eqn in function.body:
             if eqn.op in ("window", "fold"):
@@ -242,6 +246,15 @@ class Memory:
         inputs = (value for value, first in self.images.items() if first is eqn)
         return sum(rounding_bytes(value.type, self, device) for value in inputs)
 
+    def copied(self, eqn: Equation, placed: Equation, device: Device) -> Iterator[int]:
+        """Bytes that are read and written for each array that a product, as it is placed, has copied."""
+        if device.matrix is not None or not is_product(eqn):
+            return
+        for value, like in zip((*eqn.operands, eqn.result), (*placed.operands, placed.result), strict=True):
+            is_slice = self.seen(value)[-1] in self.slices and not self._is_window(value)
+            if is_slice or value in self.kept:
+                yield 2 * self.bytes(like.type, device)
+
     def merged(self, eqn: Equation, placed: Equation, device: Device) -> int:
         """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""
         if device.matrix is None or self.kernel(eqn) != "convolution":
@@ -297,6 +310,12 @@ def _stored(function: Function, makers: Mapping[Value, Equation], is_tpu: bool) 
     absorbing = ("view", "fused", "reduced")
     reading = (eqn for eqn in function.body if storage(eqn) not in absorbing and not (is_tpu and is_sum(eqn)))
     return found | set(_sources((*given, *(value for eqn in reading for value in eqn.operands)), makers))
+
+
+def _kept(region: Function) -> Iterator[Value]:
+    """What a loop keeps of each iteration; nothing of what is no loop's."""
+    if any(argument.role in ROLES for argument in region.arguments):
+        yield from (output.value for output in region.outputs if output.updates is None)
 
 
 def _sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterable[Value]:

@@ -1,4 +1,6 @@
-"""What a loop takes on a TPU besides its iterations' own kernels, as XLA's compiler for TPUs has it (libtpu 0.0.42).
+"""What a loop takes besides its iterations' own kernels.
+
+An iteration costs `Device.loop`. On a TPU, as XLA's compiler for TPUs has it (libtpu 0.0.42), there is more:
 
 - What a loop fills is cleared before where the loop runs backwards, as in the gradient, or where another loop fills an array
   that looks the same. What only one loop fills, first index first, is not.
@@ -52,7 +54,7 @@ class Loops:
     def around(self, loop: Equation) -> tuple[int, float]:
         """Bytes and seconds besides those of its iterations."""
         if self.device.matrix is None:
-            return 0, 0.0
+            return 0, dim_of(loop).size * self.device.loop
         passes = [*self._passes(loop)]
         trips, copied = dim_of(loop).size, sum(map(self._copied, _copied(loop)))
         size = sum(size for size, _ in passes) + trips * copied

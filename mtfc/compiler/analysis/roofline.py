@@ -6,8 +6,7 @@ bound from below for a kernel, and a sum of them one from above for kernels that
 
 Where the device has a rate for it, products take longer by what is transposed for them (`ir/products.py`).
 
-On a TPU (`Device.matrix`) products are filled up besides (`tiles.py`), and loops take more than their iterations
-(`loop_kernels.py`).
+On a TPU (`Device.matrix`) products are filled up besides (`tiles.py`). Loops take more than their iterations (`loop_kernels.py`).
 """
 
 from __future__ import annotations
@@ -55,18 +54,24 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     if storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
     size, computed = memory.moved(eqn, device), flops * filled(eqn, memory.mesh, device)
-    return Work(flops, size, kernel_seconds(eqn, eqn, computed, size, memory, device))
+    copied = sum(memory.copied(eqn, eqn, device))
+    return Work(flops, size + copied, kernel_seconds(eqn, eqn, computed, size, memory, device))
 
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
-    """Elements of the largest array that a placed equation reads or writes."""
-    return max(value.type.local_size(mesh) for value in (*eqn.operands, *eqn.results))
+    """Elements of the largest array that a placed equation reads or writes; of a table, those that indices point at."""
+    values = eqn.operands if eqn.op == "scatter_add" else (*eqn.operands, *eqn.results)
+    if eqn.op == "gather":
+        values = values[1:]
+    return max(value.type.local_size(mesh) for value in values)
 
 
 def kernel_seconds(
     eqn: Equation, placed: Equation, flops: float, size: int, memory: Memory, device: Device
 ) -> float:
-    """Seconds of so many FLOPs on so many bytes, for an equation that the memory knows, as it is placed."""
+    """Seconds of so many FLOPs on so many bytes, for an equation that the memory knows, as it is placed; and of what is copied
+    for it.
+    """
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computing, moving = flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size)
     seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
@@ -75,4 +80,7 @@ def kernel_seconds(
         seconds = max(seconds, largest(placed, memory.mesh) / rate * memory.copies(eqn, device))
     if kernel == "einsum" and (rate := device.ops.get("transposed")):
         seconds += transposed(placed, memory.mesh) / rate
-    return seconds + (device.overhead if memory.is_stored(eqn) else 0.0)
+    copying = (
+        size / device.bandwidth.at(size) + device.overhead for size in memory.copied(eqn, placed, device)
+    )
+    return seconds + (device.overhead if memory.is_stored(eqn) else 0.0) + sum(copying)

@@ -1,7 +1,7 @@
 """How long an equation takes under a strategy: by the roofline, as `analysis/roofline.py` has it for programs that are placed.
 
 Which values are in memory is taken from the program before it is placed; what a reshard in between adds to that is left out, and
-so is what loops take besides their iterations on a TPU.
+so is what loops take besides their iterations.
 """
 
 from __future__ import annotations
