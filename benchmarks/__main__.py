@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    gpu,
     networks,
     peer_gspmd,
     peer_jax,
@@ -32,6 +33,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
+    "gpu": gpu.figures,
     "jax": peer_jax.figures,
     "gspmd": peer_gspmd.figures,
     "rules": rules.figures,

@@ -194,8 +194,8 @@ def _measured() -> Iterator[Figure]:
     yield Figure("of these predicted in the wrong order", wrong, "", 0)
 
 
-def measured(program: Program) -> float:
-    """Seconds of a training step on data that is drawn."""
+def measured(program: Program, at_once: int = 1) -> float:
+    """Seconds of a training step on data that is drawn; of so many whose results are waited for at once."""
     module = jax_runtime.load(jax_backend.generate(program))
     batch = draw_batch(program.function("forward"), 0)[0]
     held = {
@@ -204,15 +204,16 @@ def measured(program: Program) -> float:
     }
     inputs = module.shard(batch, module.INPUTS)
 
-    def step() -> None:
-        outputs, held["parameters"], held["state"] = module.train_step(
-            held["parameters"], held["state"], inputs, 0
-        )
+    def steps() -> None:
+        for _ in range(at_once):
+            outputs, held["parameters"], held["state"] = module.train_step(
+                held["parameters"], held["state"], inputs, 0
+            )
         outputs["loss"].block_until_ready()
 
-    step()  # the first steps are slower, until the process has all its memory
-    step()
-    return median_seconds(step, RUNS)
+    steps()  # the first steps are slower, until the process has all its memory
+    steps()
+    return median_seconds(steps, RUNS) / at_once
 
 
 def order(found: Sequence[tuple[float, float]]) -> tuple[int, int]:
