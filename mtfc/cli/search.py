@@ -43,6 +43,8 @@ which `mtfc verify OUT.mtf` runs.
 
 DEFAULT_TARGET = "h100"
 
+MOST_DEVICES = 1_000_000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
@@ -223,7 +225,11 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise `UsageError` where options do not go together."""
+    """Raise `UsageError` where options do not go together, or ask for too much."""
+    from mtfc.compiler.search.rules.space import AXES
+
+    if options.axes > len(AXES) or (options.devices or 0) > MOST_DEVICES:
+        raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
     if options.export and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     if options.exhaustive and options.space != "soap":
@@ -249,7 +255,8 @@ def _request(
     from mtfc.compiler.pricing import Pricer
 
     pricer = Pricer.of(selection.program, hardware)
-    others = baselines(selection, pricer, meshes[0].devices, until)
+    given = meshes[0] if options.mesh is not None else None
+    others = baselines(selection, pricer, meshes[0].devices, given, until)
     longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)
     return Request(
         selection,
@@ -332,6 +339,7 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
 
     if options.mesh is not None:
         found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
+        _check_given(options, found[0])
     else:
         devices = options.devices or hardware.devices
         if devices is None:
@@ -342,3 +350,15 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
         found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
     check_room(hardware, found[0], options.target or hardware.name)
     return found
+
+
+def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
+    """Raise `UsageError` unless the mesh that is asked for can be searched, and has as many devices as are asked for."""
+    from mtfc.compiler.search.rules.space import AXES
+
+    if options.devices not in (None, mesh.devices):
+        raise UsageError(
+            f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
+        )
+    if len(mesh.axes) > len(AXES) and options.space != "soap":
+        raise UsageError(f"--mesh {options.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched")

@@ -12,6 +12,7 @@ import attrs
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -95,7 +96,7 @@ def report(result: Result) -> str:
     """The layout, how good it is proven to be, and a table of what others take."""
     found, hardware = result.found, result.pricer.hardware
     shape = "x".join(str(size) for _, size in found.mesh.axes)
-    heading = f"{result.program.name}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
+    heading = f"{result.program.name}, on {devices_of(hardware, found.mesh.devices)}, mesh {shape}"
     shown, left_out = _shown(found.layout)
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
@@ -117,6 +118,10 @@ communication overlaps with what does not need it."""
             *wrapped(note.split(), 2),
         ]
     )
+
+
+def devices_of(hardware: Hardware, number: int) -> str:
+    return f"{number} device{'s'[: number - 1]} of {hardware.name}"
 
 
 def _shown(layout: Layout) -> tuple[Layout, list[str]]:

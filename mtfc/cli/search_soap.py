@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends import allocator
-from mtfc.cli.search_result import free_name, over
+from mtfc.cli.search_result import devices_of, free_name, over
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
@@ -99,7 +99,7 @@ def record(placed: Placed) -> dict[str, Any]:
 
 def report(placed: Placed) -> str:
     best, space = placed.result.best, placed.space
-    heading = f"{placed.selection.program.name}, on {space.devices} devices of {space.hardware.name}"
+    heading = f"{placed.selection.program.name}, on {devices_of(space.hardware, space.devices)}"
     rows = [["placement", "a step", "sends", "memory", "of the best"]]
     for name, each in {"found": best, **placed.result.baselines, **placed.declared}.items():
         size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))

@@ -212,3 +212,61 @@ def test_few_placements_are_all_looked_at(mtfc: Mtfc, folder: Path) -> None:
 
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:
     assert mtfc("search", "model.mtf", *PLACED, "--objective", "memory").status == 2
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling", "soap"])
+def test_one_device(mtfc: Mtfc, space: str) -> None:
+    asked = ("--devices", "1", "--target", "p100_cluster", "--space", space, "--budget", "5")
+    found = mtfc("search", "model.mtf", *asked, "--format", "json").json
+    assert found["devices"] == 1 and found["objective_seconds"] > 0
+    assert "on 1 device of p100_cluster" in mtfc("search", "model.mtf", *asked).out
+
+
+LARGE = """\
+dim time = 4
+dim batch = 64
+dim units = 4096
+model m(x: [time, batch, units]) {
+  h = zeros([batch, units])
+  scan now = x along time {
+    h = exp(now) * h + 1.0
+  }
+  return h
+}
+"""
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling"])
+def test_the_mesh_that_is_asked_for_is_the_one_that_is_used(mtfc: Mtfc, folder: Path, space: str) -> None:
+    """Though what is compared with, the batch over all devices, is as good on a mesh of one axis."""
+    (folder / "large.mtf").write_text(LARGE)
+    asked = ("--mesh", "up:2;down:2", "--target", "h100", "--space", space)
+    found = mtfc("search", "large.mtf", *asked, "--format", "json").json
+    assert found["mesh"] == {"up": 2, "down": 2}
+    assert found["objective_seconds"] == found["baselines"]["data_parallel"]
+
+
+@pytest.mark.parametrize("space", ["rules", "soap"])
+def test_data_parallelism_splits_no_dimension_that_a_loop_runs_along(
+    mtfc: Mtfc, folder: Path, space: str
+) -> None:
+    (folder / "large.mtf").write_text(LARGE)
+    asked = ("--target", "p100_cluster", "--space", space, "--budget", "2", "--format", "json")
+    whole = mtfc("search", "large.mtf", "--devices", "1", *asked).json["objective_seconds"]
+    split = mtfc("search", "large.mtf", "--devices", "4", *asked).json["baselines"]["data_parallel"]
+    assert split < whole / 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("--devices", "8", "--mesh", "up:2;down:2"), "has 4 processors, and --devices is 8"),
+        (("--devices", "4", "--axes", "7"), "at most 6 --axes"),
+        (("--devices", "10000000000000061"), "1,000,000 --devices"),
+        (("--mesh", ";".join(f"a{i}:2" for i in range(9))), "has 9 axes"),
+    ],
+)
+def test_what_cannot_be_searched(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
+    run = mtfc("search", "model.mtf", *asked)
+    assert run.status == 2
+    assert message in run.err
