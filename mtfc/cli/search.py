@@ -289,6 +289,7 @@ def _result(options: argparse.Namespace, request: Request, found: Found, started
         request.others,
         tuple(case.mesh for case in request.selection.cases),
         options.objective,
+        options.storage,
         monotonic() - started,
     )
 

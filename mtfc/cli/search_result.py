@@ -28,7 +28,9 @@ MOST_SHOWN = 30
 
 @attrs.frozen(slots=False)
 class Result:
-    """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took."""
+    """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took. storage:
+    whether it was also searched how parameters and state are stored.
+    """
 
     space: str
     found: Found
@@ -37,6 +39,7 @@ class Result:
     others: Mapping[str, tuple[Mesh, Layout]]
     meshes: tuple[Mesh, ...]
     objective: Objective
+    storage: bool
     seconds: float
 
     @property

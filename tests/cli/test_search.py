@@ -112,6 +112,25 @@ def test_why_not(mtfc: Mtfc) -> None:
         assert lines == pytest.approx(best["objective_seconds"])
 
 
+def test_why_not_what_was_found(mtfc: Mtfc) -> None:
+    """What it costs is nothing: the storage of parameters is searched with the rules, too, as it was without."""
+    options = (
+        "search",
+        "model.mtf",
+        "--mesh",
+        "line",
+        "--target",
+        "tpu_v2",
+        "--storage",
+        "--objective",
+        "memory",
+    )
+    found = mtfc(*options, "--format", "json").json
+    assert "params" in found["layout"]
+    again = mtfc(*options, "--why-not", found["layout"].split(", params")[0], "--format", "json").json
+    assert again["why_not"]["memory_per_device"] == found["memory_per_device"]
+
+
 def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--mesh", "line", "--why-not", "batch: all; io: all")
     assert run.status == 1
