@@ -66,11 +66,15 @@ def test_a_machine_of_the_file_is_the_default(mtfc: Mtfc) -> None:
     assert (found["target"], found["devices"]) == ("box", 4)
 
 
-def test_nothing_fits(mtfc: Mtfc) -> None:
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [("rules", "no layout's memory suffices"), ("tiling", "no tiling's memory suffices")],
+)
+def test_nothing_fits(mtfc: Mtfc, space: str, message: str) -> None:
     Path("own.mtf").write_text(BOX + Path("model.mtf").read_text("utf-8"))
-    run = mtfc("search", "own.mtf")
+    run = mtfc("search", "own.mtf", "--space", space)
     assert run.status == 1
-    assert "no layout's memory suffices" in run.err
+    assert f"{message}: a device has 100 B" in run.err
 
 
 def test_a_machine_of_any_size_needs_a_number(mtfc: Mtfc) -> None:
