@@ -146,9 +146,16 @@ def _proof(result: Result) -> str:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if not found.lower_bound:
         return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
-    gap = over(found.objective, found.lower_bound) - 1
     bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
-    return f"{bound}, so this is at most {gap:.1%} above the best. {tried}"
+    return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def at_most(ratio: float) -> str:
+    """How far from the best something is that takes so many times a bound: to two digits where that is little."""
+    if ratio > 2:
+        return f"{ratio:.3g} times the best"
+    gap = 100 * (ratio - 1)
+    return f"{gap:.1f}% above the best" if gap >= 1 else f"{gap:.2g}% above the best"
 
 
 def over(value: float, least: float) -> float:

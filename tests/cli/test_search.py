@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mtfc.cli import search_soap
+from mtfc.cli.search_result import at_most
+from mtfc.compiler.search.soap.search import SoapSpace, soap_space
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 
@@ -293,3 +298,33 @@ def test_what_cannot_be_searched(mtfc: Mtfc, asked: tuple[str, ...], message: st
     run = mtfc("search", "model.mtf", *asked)
     assert run.status == 2
     assert message in run.err
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (40.2, "40.2 times the best"),
+        (1.333, "33.3% above the best"),
+        (1.0000212, "0.0021% above the best"),
+    ],
+)
+def test_how_far_from_the_best(ratio: float, text: str) -> None:
+    assert at_most(ratio) == text
+
+
+def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = pytest.importorskip("numba.core.event")
+
+    def compiling(*arguments: Any) -> SoapSpace:
+        with event.trigger_event("numba:compile"):
+            time.sleep(1.5)
+        return soap_space(*arguments)
+
+    monkeypatch.setattr(search_soap, "soap_space", compiling)
+    monkeypatch.setattr(search_soap, "SHORT", 1.0)
+    (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
+    run = mtfc("search", "few.mtf", *PLACED, "--format", "json")
+    assert run.json["optimal"]
+    assert "not in the --budget" in run.err
