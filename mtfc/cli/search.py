@@ -37,8 +37,8 @@ examples:
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
 
-OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or with the placement `found`,
-which `mtfc verify OUT.mtf` runs.
+OUT.mtf is FILE, with the sizes that --dim gives and the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or
+with the placement `found`, which `mtfc verify OUT.mtf` runs.
 """
 
 DEFAULT_TARGET = "h100"
@@ -190,8 +190,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
     found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     clear()
-    text = sources.texts[known_as(options.file)]
-    return _shown(options, found, sources) if options.space != "soap" else _placed(options, found, text)
+    return (_shown if options.space != "soap" else _placed)(options, found, sources)
 
 
 def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> Any:
@@ -296,12 +295,12 @@ def _result(options: argparse.Namespace, request: Request, found: Found, started
 
 def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int:
     """Write and print what was found, and what was asked about it."""
-    from mtfc.cli.search_result import inserted, record, report
+    from mtfc.cli.search_result import inserted, record, report, resized
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
     file, choice = known_as(options.file), _choice(options)
     if options.output:
-        write_text(options.output, inserted(sources.texts[file], result))
+        write_text(options.output, inserted(resized(sources.texts[file], options.dims), result))
     until = monotonic() + options.budget
     asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None
     if options.format == "json":
@@ -314,11 +313,13 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     return OK
 
 
-def _placed(options: argparse.Namespace, found: Placed, text: str) -> int:
+def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int:
     """The same in the `soap` space, in which there are no layouts."""
+    from mtfc.cli.search_result import resized
     from mtfc.cli.search_soap import inserted, record, report
 
     if options.output:
+        text = resized(sources.texts[known_as(options.file)], options.dims)
         write_text(options.output, inserted(text, found))
     print(json.dumps(record(found), indent=2) if options.format == "json" else report(found))
     return OK

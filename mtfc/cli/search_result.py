@@ -179,6 +179,19 @@ def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
     return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
 
 
+def resized(text: str, sizes: Mapping[str, int]) -> str:
+    """The file's text with the sizes of dimensions that it was searched with, as `--dim` has them."""
+    declared = [each for each in parse(text, "", Diagnostics()).declarations if isinstance(each, ast.DimDecl)]
+    lines = text.splitlines(keepends=True)
+    for each in reversed(declared):
+        if each.name.text in sizes:
+            first, last = each.name.span, each.span
+            before = lines[first.line - 1][: first.end_column - 1]
+            after = lines[last.end_line - 1][last.end_column - 1 :]
+            lines[first.line - 1 : last.end_line] = [f"{before} = {sizes[each.name.text]}{after}"]
+    return "".join(lines)
+
+
 def inserted(text: str, result: Result) -> str:
     """The file's text with the mesh and the layout that were found before its first layout, under names that are free."""
     file = parse(text, "", Diagnostics())

@@ -328,3 +328,27 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
     run = mtfc("search", "few.mtf", *PLACED, "--format", "json")
     assert run.json["optimal"]
     assert "not in the --budget" in run.err
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling", "soap"])
+def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Path, space: str) -> None:
+    """With its own, what was found might not divide them."""
+    text = (folder / "model.mtf").read_text("utf-8").replace("dim io = 6", "dim io = (2 +\n 4) * 1  # units")
+    (folder / "model.mtf").write_text(text)
+    asked = (
+        "--dim",
+        "io=12",
+        "--dim",
+        "batch=8",
+        "--devices",
+        "8",
+        "--target",
+        "p100_cluster",
+        "--budget",
+        "5",
+    )
+    assert mtfc("search", "model.mtf", *asked, "--space", space, "-o", "out.mtf").status == 0
+    written = Path("out.mtf").read_text("utf-8")
+    assert "dim batch = 8\ndim io = 12  # units\ndim classes = 3\n" in written
+    assert " found on " in written
+    assert mtfc("verify", "out.mtf", "--backend", "numpy").status == 0
