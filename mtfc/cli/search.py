@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.cli.errors import ERRORS, OK, UsageError, say
-from mtfc.cli.files import write_text
+from mtfc.cli.files import check_writable, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
@@ -188,6 +188,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
+    for path in filter(None, (options.output, options.export)):
+        check_writable(path)
     found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     clear()
     return (_shown if options.space != "soap" else _placed)(options, found, sources)

@@ -6,9 +6,11 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from mtfc.cli import search as search_command
 from mtfc.cli import search_soap
 from mtfc.cli.search_result import at_most
 from mtfc.compiler.search.soap.search import SoapSpace, soap_space
@@ -352,3 +354,15 @@ def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Pa
     assert "dim batch = 8\ndim io = 12  # units\ndim classes = 3\n" in written
     assert " found on " in written
     assert mtfc("verify", "out.mtf", "--backend", "numpy").status == 0
+
+
+@pytest.mark.parametrize("option", ["-o", "--export"])
+def test_what_cannot_be_written_is_said_before_the_search(mtfc: Mtfc, folder: Path, option: str) -> None:
+    asked = ("search", "model.mtf", "--mesh", "line", "--space", "tiling", "--budget", "1000000", option)
+    with patch.object(search_command, "find", side_effect=AssertionError("it searches")):
+        for path, reason in (
+            (str(folder / "none" / "out"), "no such directory"),
+            (str(folder), "is a directory"),
+        ):
+            run = mtfc(*asked, path)
+            assert (run.status, run.out, run.err) == (2, "", f"mtfc: cannot write {path}: {reason}\n")
