@@ -7,6 +7,7 @@ from time import monotonic
 import attrs
 
 from mtfc.cli.selection import Selection
+from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.rules.search import search
@@ -17,23 +18,28 @@ SECONDS, SHARE = 3.0, 0.1
 """For how long at most the best of the model-parallel layouts is looked for, and for which part of the time that there is."""
 
 
-def baselines(selection: Selection, pricer: Pricer, devices: int, until: float) -> Baselines:
+def baselines(
+    selection: Selection, pricer: Pricer, devices: int, given: Mesh | None, until: float
+) -> Baselines:
     """Layouts for so many devices by name; where the file has one called `data_parallel` or `model_parallel`, that is it.
 
-    Data-parallel: the first dimension of the inputs over all devices. Model-parallel: the best that leaves the dimensions of
-    the inputs whole, as far as it is found long before `until`, a time of `time.monotonic`.
+    Data-parallel: the first dimension of the inputs that no loop runs along, over all devices. Model-parallel: the best that
+    leaves the dimensions of the inputs whole, as far as it is found long before `until`, a time of `time.monotonic`. Both are
+    on the `given` mesh, or on one of a single axis.
     """
     declared = {
         case.name: (case.mesh, case.layout) for case in selection.cases if case.mesh.devices == devices
     }
     if devices == 1:
         return declared
-    line = Mesh("line", (("all", devices),))
-    inputs = [a.value.type for a in selection.program.function("forward").arguments if a.role == "input"]
-    batch = next((dim for type in inputs for dim in type.dims[:1]), None)
+    line = given or Mesh("line", (("all", devices),))
+    forward = selection.program.function("forward")
+    inputs = [a.value.type for a in forward.arguments if a.role == "input"]
+    looped = looped_dims(forward)
+    batch = next((dim for type in inputs for dim in type.dims if dim not in looped), None)
     known: Baselines = {}
     if batch is not None and batch.size % devices == 0:
-        known["data_parallel"] = (line, Layout("data_parallel", Rules(((batch.name, ("all",)),))))
+        known["data_parallel"] = (line, Layout("data_parallel", Rules(((batch.name, line.names),))))
     if "model_parallel" not in declared:
         whole = {dim for type in inputs for dim in type.dims}
         known |= _model_parallel(selection, pricer, line, whole, until)

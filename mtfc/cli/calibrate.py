@@ -7,7 +7,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import OK, UsageError, say
-from mtfc.cli.files import STANDARD, check_folder, write_text
+from mtfc.cli.files import STANDARD, check_writable, write_text
 from mtfc.cli.options import count
 from mtfc.cli.sources import Sources
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     if options.backend == "numpy" and options.devices is not None:
         raise UsageError("--devices is for JAX; NumPy computes on one device")
-    check_folder(options.output)
+    check_writable(options.output)
     say("measuring; other work on this machine would disturb it")
     hardware, what = _measured(options)
     write_text(options.output, hardware_text(hardware, what))

@@ -7,6 +7,8 @@ import copy
 import json
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mtfc.cli.errors import OK, UsageError
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
@@ -15,6 +17,7 @@ from mtfc.cli.target import check_room, target_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.difference import Priced
+    from mtfc.compiler.ir.types import Layout
 
 EXAMPLES = """\
 examples:
@@ -67,7 +70,16 @@ def _priced(options: argparse.Namespace, sources: Sources) -> list[Priced]:
             hardware = target_of(options.target, selection.hardware, sources) if options.target else None
             if hardware is not None:
                 check_room(hardware, case.mesh, options.target)
-            priced.append(Priced.of(case.lower(selection.program), hardware))
+            program = attrs.evolve(case, layout=_distinct(case.layout, priced)).lower(selection.program)
+            priced.append(Priced.of(program, hardware))
     if len(priced) < 2:
         raise UsageError(f"{options.file} has no two layouts to compare: say --layout A --layout B")
     return priced
+
+
+def _distinct(layout: Layout, before: list[Priced]) -> Layout:
+    """The layout with a name of its own, where another one has it already: all rules of the command line are `given`."""
+    same_name = any(each.cost.layout.name == layout.name for each in before)
+    if not same_name or any(each.cost.layout == layout for each in before):
+        return layout
+    return attrs.evolve(layout, name=f"{layout.name}_2")

@@ -32,13 +32,18 @@ def read_neighbour(path: str) -> str | None:
     return decode(read_bytes(path), path) if Path(path).is_file() else None
 
 
-def check_folder(path: str) -> None:
+def check_writable(path: str) -> None:
     """Raise `UsageError` where a file is to go and cannot, before the work whose result it is."""
-    folder = Path(path).resolve().parent
-    if path != STANDARD and not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"cannot write {path}: {'permission denied' if folder.exists() else 'no such directory'}"
-        )
+    target = Path(path).resolve()
+    in_place = target.exists() and not target.is_file()
+    if path == STANDARD:
+        return
+    if target.is_dir():
+        raise UsageError(f"cannot write {path}: is a directory")
+    if not target.parent.is_dir():
+        raise UsageError(f"cannot write {path}: no such directory")
+    if not os.access(target if in_place else target.parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: permission denied")
 
 
 def write_text(path: str, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.cli.errors import ERRORS, OK, UsageError, say
-from mtfc.cli.files import write_text
+from mtfc.cli.files import check_writable, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
@@ -37,11 +37,13 @@ examples:
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
 
-OUT.mtf is FILE with the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or with the placement `found`,
-which `mtfc verify OUT.mtf` runs.
+OUT.mtf is FILE, with the sizes that --dim gives and the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or
+with the placement `found`, which `mtfc verify OUT.mtf` runs.
 """
 
 DEFAULT_TARGET = "h100"
+
+MOST_DEVICES = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,10 +188,11 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
+    for path in filter(None, (options.output, options.export)):
+        check_writable(path)
     found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     clear()
-    text = sources.texts[known_as(options.file)]
-    return _shown(options, found, sources) if options.space != "soap" else _placed(options, found, text)
+    return (_shown if options.space != "soap" else _placed)(options, found, sources)
 
 
 def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> Any:
@@ -223,7 +226,11 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise `UsageError` where options do not go together."""
+    """Raise `UsageError` where options do not go together, or ask for too much."""
+    from mtfc.compiler.search.rules.space import AXES
+
+    if options.axes > len(AXES) or (options.devices or 0) > MOST_DEVICES:
+        raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
     if options.export and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     if options.exhaustive and options.space != "soap":
@@ -249,7 +256,8 @@ def _request(
     from mtfc.compiler.pricing import Pricer
 
     pricer = Pricer.of(selection.program, hardware)
-    others = baselines(selection, pricer, meshes[0].devices, until)
+    given = meshes[0] if options.mesh is not None else None
+    others = baselines(selection, pricer, meshes[0].devices, given, until)
     longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)
     return Request(
         selection,
@@ -282,18 +290,19 @@ def _result(options: argparse.Namespace, request: Request, found: Found, started
         request.others,
         tuple(case.mesh for case in request.selection.cases),
         options.objective,
+        options.storage,
         monotonic() - started,
     )
 
 
 def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int:
     """Write and print what was found, and what was asked about it."""
-    from mtfc.cli.search_result import inserted, record, report
+    from mtfc.cli.search_result import inserted, record, report, resized
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
     file, choice = known_as(options.file), _choice(options)
     if options.output:
-        write_text(options.output, inserted(sources.texts[file], result))
+        write_text(options.output, inserted(resized(sources.texts[file], options.dims), result))
     until = monotonic() + options.budget
     asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None
     if options.format == "json":
@@ -306,11 +315,13 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     return OK
 
 
-def _placed(options: argparse.Namespace, found: Placed, text: str) -> int:
+def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int:
     """The same in the `soap` space, in which there are no layouts."""
+    from mtfc.cli.search_result import resized
     from mtfc.cli.search_soap import inserted, record, report
 
     if options.output:
+        text = resized(sources.texts[known_as(options.file)], options.dims)
         write_text(options.output, inserted(text, found))
     print(json.dumps(record(found), indent=2) if options.format == "json" else report(found))
     return OK
@@ -332,6 +343,7 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
 
     if options.mesh is not None:
         found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
+        _check_given(options, found[0])
     else:
         devices = options.devices or hardware.devices
         if devices is None:
@@ -342,3 +354,15 @@ def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardwar
         found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
     check_room(hardware, found[0], options.target or hardware.name)
     return found
+
+
+def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
+    """Raise `UsageError` unless the mesh that is asked for can be searched, and has as many devices as are asked for."""
+    from mtfc.compiler.search.rules.space import AXES
+
+    if options.devices not in (None, mesh.devices):
+        raise UsageError(
+            f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
+        )
+    if len(mesh.axes) > len(AXES) and options.space != "soap":
+        raise UsageError(f"--mesh {options.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched")

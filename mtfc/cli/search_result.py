@@ -12,6 +12,7 @@ import attrs
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -27,7 +28,9 @@ MOST_SHOWN = 30
 
 @attrs.frozen(slots=False)
 class Result:
-    """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took."""
+    """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took. storage:
+    whether it was also searched how parameters and state are stored.
+    """
 
     space: str
     found: Found
@@ -36,6 +39,7 @@ class Result:
     others: Mapping[str, tuple[Mesh, Layout]]
     meshes: tuple[Mesh, ...]
     objective: Objective
+    storage: bool
     seconds: float
 
     @property
@@ -95,7 +99,7 @@ def report(result: Result) -> str:
     """The layout, how good it is proven to be, and a table of what others take."""
     found, hardware = result.found, result.pricer.hardware
     shape = "x".join(str(size) for _, size in found.mesh.axes)
-    heading = f"{result.program.name}, on {found.mesh.devices} devices of {hardware.name}, mesh {shape}"
+    heading = f"{result.program.name}, on {devices_of(hardware, found.mesh.devices)}, mesh {shape}"
     shown, left_out = _shown(found.layout)
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
@@ -119,6 +123,10 @@ communication overlaps with what does not need it."""
     )
 
 
+def devices_of(hardware: Hardware, number: int) -> str:
+    return f"{number} device{'s'[: number - 1]} of {hardware.name}"
+
+
 def _shown(layout: Layout) -> tuple[Layout, list[str]]:
     """Of a tiling the first rules that split something, and a note about the others."""
     split = [(path, rules) for path, rules in layout.values if rules.axes]
@@ -138,9 +146,16 @@ def _proof(result: Result) -> str:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if not found.lower_bound:
         return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
-    gap = over(found.objective, found.lower_bound) - 1
     bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
-    return f"{bound}, so this is at most {gap:.1%} above the best. {tried}"
+    return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def at_most(ratio: float) -> str:
+    """How far from the best something is that takes so many times a bound: to two digits where that is little."""
+    if ratio > 2:
+        return f"{ratio:.3g} times the best"
+    gap = 100 * (ratio - 1)
+    return f"{gap:.1f}% above the best" if gap >= 1 else f"{gap:.2g}% above the best"
 
 
 def over(value: float, least: float) -> float:
@@ -162,6 +177,19 @@ def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
         memory += ", too much"
     ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
     return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
+
+
+def resized(text: str, sizes: Mapping[str, int]) -> str:
+    """The file's text with the sizes of dimensions that it was searched with, as `--dim` has them."""
+    declared = [each for each in parse(text, "", Diagnostics()).declarations if isinstance(each, ast.DimDecl)]
+    lines = text.splitlines(keepends=True)
+    for each in reversed(declared):
+        if each.name.text in sizes:
+            first, last = each.name.span, each.span
+            before = lines[first.line - 1][: first.end_column - 1]
+            after = lines[last.end_line - 1][last.end_column - 1 :]
+            lines[first.line - 1 : last.end_line] = [f"{before} = {sizes[each.name.text]}{after}"]
+    return "".join(lines)
 
 
 def inserted(text: str, result: Result) -> str:

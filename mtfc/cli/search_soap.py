@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 
 from mtfc.backends import allocator
-from mtfc.cli.search_result import free_name, over
+from mtfc.cli.errors import say
+from mtfc.cli.search_result import devices_of, free_name, over
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
@@ -28,6 +29,8 @@ BEFORE_PROOF = 0.1
 """Of the time, before an exhaustive search begins."""
 FEW = 10_000
 """Strategies that are all looked at, unasked."""
+SHORT = 2.0
+"""Seconds of compiling that are not worth a word."""
 MOST_SHOWN = 20
 """Placements of more operators are written to a file, and not shown."""
 
@@ -60,7 +63,10 @@ def search(
     """
     started = monotonic()
     allocator.keep_memory()  # a task graph is some large arrays
-    space = soap_space(run(selection.program, simplification()), hardware, devices)
+    space, compiling = _space(selection, hardware, devices)
+    if compiling > SHORT:
+        say(f"loops were compiled in {compiling:.0f} s, and are kept; this is not in the --budget")
+    until += compiling
     declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
     few = int(space.strategies) if space.strategies <= FEW else None
     exhaustive |= few is not None
@@ -69,6 +75,19 @@ def search(
     if exhaustive and not result.is_interrupted:
         result = proven(space, result, until - monotonic(), progress)
     return Placed(selection, space, result, declared, monotonic() - started)
+
+
+def _space(selection: Selection, hardware: Hardware, devices: int) -> tuple[SoapSpace, float]:
+    """The space, and for how many seconds loops were compiled for it, which they are only where none were kept from before."""
+    program = run(selection.program, simplification())
+    try:
+        from numba.core.event import install_timer
+    except ImportError:
+        return soap_space(program, hardware, devices), 0.0
+    spent: list[float] = []
+    with install_timer("numba:compile", spent.append):
+        space = soap_space(program, hardware, devices)
+    return space, sum(spent)
 
 
 def _declared(placement: DeclaredPlacement, space: SoapSpace) -> Evaluated:
@@ -99,7 +118,7 @@ def record(placed: Placed) -> dict[str, Any]:
 
 def report(placed: Placed) -> str:
     best, space = placed.result.best, placed.space
-    heading = f"{placed.selection.program.name}, on {space.devices} devices of {space.hardware.name}"
+    heading = f"{placed.selection.program.name}, on {devices_of(space.hardware, space.devices)}"
     rows = [["placement", "a step", "sends", "memory", "of the best"]]
     for name, each in {"found": best, **placed.result.baselines, **placed.declared}.items():
         size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))

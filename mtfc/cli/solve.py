@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import ERRORS, OK, say
-from mtfc.cli.files import STANDARD, read_bytes, write_text
+from mtfc.cli.files import STANDARD, check_writable, read_bytes, write_text
 from mtfc.cli.options import seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.sources import Sources, known_as
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     deadline = monotonic() + options.time_limit - STARTED
+    check_writable(options.output)
     content = read_bytes(options.file)
     from mtfc.compiler.search.solver.contest_format import Malformed, read
     from mtfc.compiler.search.solver.network import Infeasible

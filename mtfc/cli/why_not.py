@@ -62,6 +62,7 @@ def _with_rules(asked: Layout, best: Result, until: float) -> Found:
         until,
         best.objective,
         fixed=asked.rules,
+        storage=best.storage,
     )
 
 

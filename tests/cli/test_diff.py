@@ -53,7 +53,8 @@ def test_a_layout_differs_from_itself_in_nothing(mtfc: Mtfc) -> None:
 def test_the_first_two_layouts_are_the_default_and_rules_may_be_given(mtfc: Mtfc) -> None:
     assert "from layout replicated to layout data" in mtfc("diff", "model.mtf").out
     out = mtfc("diff", "model.mtf", "--mesh", "rows:2", "--layout", "batch:rows", "--layout", "{}").out
-    assert "from layout given to layout given" in out
+    assert "from layout given to layout given_2" in out
+    assert "  given: " in out and "  given_2: " not in out
 
 
 def test_what_cannot_be_compared(mtfc: Mtfc) -> None:

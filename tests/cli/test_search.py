@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from mtfc.cli import search as search_command
+from mtfc.cli import search_soap
+from mtfc.cli.search_result import at_most
+from mtfc.compiler.search.soap.search import SoapSpace, soap_space
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 
@@ -66,11 +73,15 @@ def test_a_machine_of_the_file_is_the_default(mtfc: Mtfc) -> None:
     assert (found["target"], found["devices"]) == ("box", 4)
 
 
-def test_nothing_fits(mtfc: Mtfc) -> None:
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [("rules", "no layout's memory suffices"), ("tiling", "no tiling's memory suffices")],
+)
+def test_nothing_fits(mtfc: Mtfc, space: str, message: str) -> None:
     Path("own.mtf").write_text(BOX + Path("model.mtf").read_text("utf-8"))
-    run = mtfc("search", "own.mtf")
+    run = mtfc("search", "own.mtf", "--space", space)
     assert run.status == 1
-    assert "no layout's memory suffices" in run.err
+    assert f"{message}: a device has 100 B" in run.err
 
 
 def test_a_machine_of_any_size_needs_a_number(mtfc: Mtfc) -> None:
@@ -110,6 +121,25 @@ def test_why_not(mtfc: Mtfc) -> None:
     for which, best in enumerate((found, forced)):
         lines = sum(line["seconds"][which] for line in forced["difference"]["lines"])
         assert lines == pytest.approx(best["objective_seconds"])
+
+
+def test_why_not_what_was_found(mtfc: Mtfc) -> None:
+    """What it costs is nothing: the storage of parameters is searched with the rules, too, as it was without."""
+    options = (
+        "search",
+        "model.mtf",
+        "--mesh",
+        "line",
+        "--target",
+        "tpu_v2",
+        "--storage",
+        "--objective",
+        "memory",
+    )
+    found = mtfc(*options, "--format", "json").json
+    assert "params" in found["layout"]
+    again = mtfc(*options, "--why-not", found["layout"].split(", params")[0], "--format", "json").json
+    assert again["why_not"]["memory_per_device"] == found["memory_per_device"]
 
 
 def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
@@ -212,3 +242,127 @@ def test_few_placements_are_all_looked_at(mtfc: Mtfc, folder: Path) -> None:
 
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:
     assert mtfc("search", "model.mtf", *PLACED, "--objective", "memory").status == 2
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling", "soap"])
+def test_one_device(mtfc: Mtfc, space: str) -> None:
+    asked = ("--devices", "1", "--target", "p100_cluster", "--space", space, "--budget", "5")
+    found = mtfc("search", "model.mtf", *asked, "--format", "json").json
+    assert found["devices"] == 1 and found["objective_seconds"] > 0
+    assert "on 1 device of p100_cluster" in mtfc("search", "model.mtf", *asked).out
+
+
+LARGE = """\
+dim time = 4
+dim batch = 64
+dim units = 4096
+model m(x: [time, batch, units]) {
+  h = zeros([batch, units])
+  scan now = x along time {
+    h = exp(now) * h + 1.0
+  }
+  return h
+}
+"""
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling"])
+def test_the_mesh_that_is_asked_for_is_the_one_that_is_used(mtfc: Mtfc, folder: Path, space: str) -> None:
+    """Though what is compared with, the batch over all devices, is as good on a mesh of one axis."""
+    (folder / "large.mtf").write_text(LARGE)
+    asked = ("--mesh", "up:2;down:2", "--target", "h100", "--space", space)
+    found = mtfc("search", "large.mtf", *asked, "--format", "json").json
+    assert found["mesh"] == {"up": 2, "down": 2}
+    assert found["objective_seconds"] == found["baselines"]["data_parallel"]
+
+
+@pytest.mark.parametrize("space", ["rules", "soap"])
+def test_data_parallelism_splits_no_dimension_that_a_loop_runs_along(
+    mtfc: Mtfc, folder: Path, space: str
+) -> None:
+    (folder / "large.mtf").write_text(LARGE)
+    asked = ("--target", "p100_cluster", "--space", space, "--budget", "2", "--format", "json")
+    whole = mtfc("search", "large.mtf", "--devices", "1", *asked).json["objective_seconds"]
+    split = mtfc("search", "large.mtf", "--devices", "4", *asked).json["baselines"]["data_parallel"]
+    assert split < whole / 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("--devices", "8", "--mesh", "up:2;down:2"), "has 4 processors, and --devices is 8"),
+        (("--devices", "4", "--axes", "7"), "at most 6 --axes"),
+        (("--devices", "10000000000000061"), "1,000,000 --devices"),
+        (("--mesh", ";".join(f"a{i}:2" for i in range(9))), "has 9 axes"),
+    ],
+)
+def test_what_cannot_be_searched(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
+    run = mtfc("search", "model.mtf", *asked)
+    assert run.status == 2
+    assert message in run.err
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (40.2, "40.2 times the best"),
+        (1.333, "33.3% above the best"),
+        (1.0000212, "0.0021% above the best"),
+    ],
+)
+def test_how_far_from_the_best(ratio: float, text: str) -> None:
+    assert at_most(ratio) == text
+
+
+def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = pytest.importorskip("numba.core.event")
+
+    def compiling(*arguments: Any) -> SoapSpace:
+        with event.trigger_event("numba:compile"):
+            time.sleep(1.5)
+        return soap_space(*arguments)
+
+    monkeypatch.setattr(search_soap, "soap_space", compiling)
+    monkeypatch.setattr(search_soap, "SHORT", 1.0)
+    (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
+    run = mtfc("search", "few.mtf", *PLACED, "--format", "json")
+    assert run.json["optimal"]
+    assert "not in the --budget" in run.err
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling", "soap"])
+def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Path, space: str) -> None:
+    """With its own, what was found might not divide them."""
+    text = (folder / "model.mtf").read_text("utf-8").replace("dim io = 6", "dim io = (2 +\n 4) * 1  # units")
+    (folder / "model.mtf").write_text(text)
+    asked = (
+        "--dim",
+        "io=12",
+        "--dim",
+        "batch=8",
+        "--devices",
+        "8",
+        "--target",
+        "p100_cluster",
+        "--budget",
+        "5",
+    )
+    assert mtfc("search", "model.mtf", *asked, "--space", space, "-o", "out.mtf").status == 0
+    written = Path("out.mtf").read_text("utf-8")
+    assert "dim batch = 8\ndim io = 12  # units\ndim classes = 3\n" in written
+    assert " found on " in written
+    assert mtfc("verify", "out.mtf", "--backend", "numpy").status == 0
+
+
+@pytest.mark.parametrize("option", ["-o", "--export"])
+def test_what_cannot_be_written_is_said_before_the_search(mtfc: Mtfc, folder: Path, option: str) -> None:
+    asked = ("search", "model.mtf", "--mesh", "line", "--space", "tiling", "--budget", "1000000", option)
+    with patch.object(search_command, "find", side_effect=AssertionError("it searches")):
+        for path, reason in (
+            (str(folder / "none" / "out"), "no such directory"),
+            (str(folder), "is a directory"),
+        ):
+            run = mtfc(*asked, path)
+            assert (run.status, run.out, run.err) == (2, "", f"mtfc: cannot write {path}: {reason}\n")

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LOOP = "loop"
@@ -37,6 +37,11 @@ def dim_of(eqn: Equation) -> Dim:
     dim = eqn.attrs["dim"]
     assert isinstance(dim, Dim)
     return dim
+
+
+def looped_dims(function: Function) -> frozenset[Dim]:
+    """Dimensions that loops run along, at any depth."""
+    return frozenset(dim_of(eqn) for eqn in walk(function.body) if eqn.regions)
 
 
 def region_of(eqn: Equation) -> Function:

@@ -100,7 +100,7 @@ def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
     minimized = next((o.value for o in function.outputs if o.name == loss), None)
     steps = list(_steps(groups, function.outputs))
     names = _names(groups, steps)
-    samples = sample_dims(function)
+    samples = sample_dims(function, unrolled.looped)
     operators = []
     for group, name in names.items():
         own = tuple(step for step in steps if step.operator == group)
@@ -109,9 +109,11 @@ def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
     return OperatorGraph(function, unrolled.slices, tuple(operators), samples, minimized)
 
 
-def sample_dims(function: Function) -> frozenset[str]:
-    """The first dimension of each input, and what that is renamed to."""
-    found = {a.value.type.names[0] for a in function.arguments if a.role == "input" and a.value.type.dims}
+def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
+    """The first dimension of each input that no loop ran along, and what that is renamed to."""
+    inputs = (a.value.type.dims for a in function.arguments if a.role == "input")
+    left = ([dim.name for dim in dims if dim not in looped] for dims in inputs)
+    found = {names[0] for names in left if names}
     for eqn in function.body:
         if eqn.op == "rename":
             found |= {new.name for old, new in renaming(eqn.attrs).items() if old.name in found}

@@ -16,7 +16,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type, stacked_type
+from mtfc.compiler.ir.loops import carried, dim_of, looped_dims, pairs, region_of, sliced_type, stacked_type
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, TensorType
@@ -32,11 +32,13 @@ Slices = tuple[tuple[int, int], ...]
 @attrs.frozen(eq=False)
 class Unrolled:
     """A function without loops. `slices` are its parameters that are slices of one, as each iteration has its own: name -> the
-    name of the whole, and axis and index of each slice that is taken of it, one after the other.
+    name of the whole, and axis and index of each slice that is taken of it, one after the other. `looped` are the dimensions that
+    the loops ran along.
     """
 
     function: Function
     slices: Mapping[str, tuple[str, Slices]]
+    looped: frozenset[Dim]
 
 
 def unroll(function: Function) -> Unrolled:
@@ -55,7 +57,8 @@ def unroll(function: Function) -> Unrolled:
         arguments += [attrs.evolve(argument, value=value) for value, _ in own]
         slices.update({value.name: (argument.value.name, at) for value, at in own if at})
     body = _needed(builder.body, outputs)
-    return Unrolled(attrs.evolve(function, arguments=tuple(arguments), body=body, outputs=outputs), slices)
+    alone = attrs.evolve(function, arguments=tuple(arguments), body=body, outputs=outputs)
+    return Unrolled(alone, slices, looped_dims(function))
 
 
 def _given(builder: Builder, argument: Argument) -> Handle:

@@ -18,6 +18,7 @@ import numpy as np
 from mtfc.compiler.analysis.topology import lie_as_one
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import (
     Found,
@@ -288,14 +289,10 @@ class Search:
 
     def nothing_fits(self) -> NothingFits:
         found = "no layout was found whose memory suffices" if self.queue else "no layout's memory suffices"
-        least = (
-            f", and the least that was seen is {self.least_memory / 2**30:.3g} GiB"
-            if self.least_memory
-            else ""
-        )
-        return NothingFits(
-            f"{found}: a device has {self.room / 2**30:.3g} GiB{least}; --storage may need less"
-        )
+        has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
+        least = self.least_memory
+        needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
+        return NothingFits(f"{found}{has}{needs}; --storage may need less")
 
 
 def search(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property, reduce
-from math import prod
+from math import isqrt, prod
 from operator import or_
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.ir.core import Function, Value, walk
-from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS
 
@@ -133,7 +133,7 @@ def union(rows: Rows, columns: Columns) -> Rows:
 def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -> Space:  # noqa: B008
     """The layouts of a model's forward pass; its gradients have no tensors of other dimensions. `storage`: its columns too."""
     tensors = {frozenset(value.type.dims) for value in values_of(forward)}
-    looped = {dim_of(eqn) for eqn in walk(forward.body) if eqn.regions}
+    looped = looped_dims(forward)
     found = {dim for tensor in tensors for dim in tensor if dim.size > 1 and dim not in looped}
     columns = list(_columns("", sorted(found, key=lambda dim: dim.name), tensors, {}, 0))
     if storage:
@@ -178,13 +178,18 @@ def meshes(devices: int, most_axes: int) -> Iterator[Mesh]:
 
 
 def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
+    """Of one processor, one axis of size one is the only mesh."""
     if number == 1:
-        if product > 1:
-            yield (product,)
+        yield (product,)
         return
-    for first in range(2, product // 2 + 1):
-        if product % first == 0:
-            yield from ((first, *rest) for rest in _factors(product // first, number - 1))
+    for first in _divisors(product):
+        yield from ((first, *rest) for rest in _factors(product // first, number - 1))
+
+
+def _divisors(number: int) -> list[int]:
+    """All but 1 and the number itself, ascending."""
+    small = [each for each in range(2, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 def axes_of(mask: int, mesh: Mesh) -> Axes:

@@ -12,6 +12,7 @@ from mtfc.compiler.analysis.ruling import without_unit_axes
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
 from mtfc.compiler.search.solver.network import Infeasible
@@ -117,8 +118,11 @@ def _best(
             least = value_of(price, objective)
             found = Found(mesh, attrs.evolve(layout, name="found"), least, min(bound, least), 1)
     if found is None:
+        room = f"a device has {bytes_text(int(hardware.device.memory))}"
+        if bound == inf:
+            raise NothingFits(f"no tiling's memory suffices: {room}")
         raise NothingFits(
-            "no tiling was found whose memory suffices; a larger --budget or more devices may help"
+            f"no tiling was found whose memory suffices: {room}; a larger --budget may find one"
         )
     return attrs.evolve(found, evaluated=evaluated)
 
