@@ -81,8 +81,9 @@ def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
     """The space of a program on some devices of a machine: its training step, or where there is none its forward pass."""
     graph = operators_of(program)
     found = flow(graph)
-    tasks = Tasks(found, hardware, devices, program.training)
-    return SoapSpace(graph, hardware, devices, space(found, hardware, devices), Evaluator(tasks))
+    choices = space(found, hardware, devices)
+    tasks = Tasks(found, hardware, devices, program.training, choices)
+    return SoapSpace(graph, hardware, devices, choices, Evaluator(tasks))
 
 
 def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:

@@ -10,6 +10,7 @@ devices (section 8.4) are some 25 configurations each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import permutations
 from math import prod
@@ -20,19 +21,25 @@ import numpy as np
 
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.operators.gradients import Flow
-from mtfc.compiler.operators.graph import Operator
+from mtfc.compiler.operators.graph import Operator, Step
+from mtfc.compiler.operators.parts import Need
 from mtfc.compiler.operators.regions import Unsplittable
 from mtfc.compiler.operators.strategy import Configuration, Parts
 
 Degrees = tuple[tuple[str, int], ...]
 
+Alone = Mapping[tuple[str, int], Mapping[Step, Need]]
+"""A dimension and a degree that it may have -> what parts need where an operator is split in it alone."""
+
 
 @attrs.frozen(eq=False)
 class Choices:
-    """The configurations of one operator: for each choice of degrees, on each of some lists of devices in each order of
-    dimensions.
+    """The configurations of an operator and those alike: for each choice of degrees, on each of some lists of devices in each
+    order of dimensions.
     """
 
+    operator: Operator
+    alone: Alone
     degrees: tuple[Degrees, ...]
     lists: Mapping[int, tuple[tuple[int, ...], ...]]
 
@@ -85,18 +92,26 @@ def space(flow: Flow, hardware: Hardware, devices: int) -> list[Choices]:
     for operator in flow.graph.operators:
         key = (operator.dims, *(flow.signatures[step] for step in operator.steps))
         if key not in known:
-            known[key] = Choices(tuple(legal_degrees(operator, devices)), lists)
+            alone = alone_splits(operator, devices)
+            known[key] = Choices(operator, alone, tuple(legal_degrees(operator, alone, devices)), lists)
         found.append(known[key])
     return found
 
 
-def legal_degrees(operator: Operator, devices: int) -> Iterator[Degrees]:
+def alone_splits(operator: Operator, devices: int) -> Alone:
+    """What an operator may be split in, a dimension at a time."""
+    found = {}
+    for dim in operator.dims:
+        for degree in range(2, devices + 1):
+            with suppress(Unsplittable):
+                found[dim.name, degree] = Parts(operator, ((dim.name, degree),)).needs
+    return found
+
+
+def legal_degrees(operator: Operator, alone: Alone, devices: int) -> Iterator[Degrees]:
     """The degrees that an operator may have, those of undivided dimensions left out."""
-    single = [
-        [1, *(n for n in range(2, devices + 1) if dim.size % n == 0 and _splits(operator, ((dim.name, n),)))]
-        for dim in operator.dims
-    ]
     names = [dim.name for dim in operator.dims]
+    single = [[1, *(degree for other, degree in alone if other == name)] for name in names]
 
     def extend(chosen: Degrees, room: int, rest: int) -> Iterator[Degrees]:
         if rest == len(names):
@@ -108,13 +123,6 @@ def legal_degrees(operator: Operator, devices: int) -> Iterator[Degrees]:
                 yield from extend((*chosen, *more), room // degree, rest + 1)
 
     yield from extend((), devices, 0)
-
-
-def _splits(operator: Operator, degrees: Degrees) -> bool:
-    try:
-        return bool(Parts(operator, degrees).needs)
-    except Unsplittable:
-        return False
 
 
 def device_lists(hardware: Hardware, devices: int) -> dict[int, tuple[tuple[int, ...], ...]]:
