@@ -35,17 +35,22 @@ Alone = Mapping[tuple[str, int], Mapping[Step, Need]]
 @attrs.frozen(eq=False)
 class Choices:
     """The configurations of an operator and those alike: for each choice of degrees, on each of some lists of devices in each
-    order of dimensions.
+    order of dimensions; or `only` one.
     """
 
     operator: Operator
     alone: Alone
     degrees: tuple[Degrees, ...]
     lists: Mapping[int, tuple[tuple[int, ...], ...]]
+    only: Configuration | None = None
+
+    def holding(self, asked: Configuration) -> Choices:
+        """Those with the degrees of a configuration, and with its devices, if it has some."""
+        return attrs.evolve(self, degrees=(asked.degrees,), only=asked if asked.devices else None)
 
     @cached_property
     def count(self) -> int:
-        return sum(self._weights)
+        return sum(self._weights) if self.only is None else 1
 
     @cached_property
     def legal(self) -> frozenset[Degrees]:
@@ -56,6 +61,9 @@ class Choices:
         return [len(_orders(each)) * len(self.lists[_size(each)]) for each in self.degrees]
 
     def __iter__(self) -> Iterator[Configuration]:
+        if self.only is not None:
+            yield self.only
+            return
         for degrees in self.degrees:
             for order in _orders(degrees):
                 for devices in self.lists[_size(degrees)]:
@@ -63,6 +71,8 @@ class Choices:
 
     def draw(self, random: Random) -> Configuration:
         """One of them, all with the same probability (section 6.2)."""
+        if self.only is not None:
+            return self.only
         (degrees,) = random.choices(self.degrees, self._weights)
         return _configuration(
             degrees, random.choice(_orders(degrees)), random.choice(self.lists[_size(degrees)])
