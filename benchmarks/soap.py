@@ -2,8 +2,7 @@
 
 Speed-ups are of simulated seconds, over data parallelism and over the experts' strategies (section 8.2, Figure 7: 1.3 to 3.3,
 ResNet-101 about 1; NMT on 64 K80s 1.7 to 2.4 with 2 to 5.5 times less transfer). A search has the time of Table 4's *delta*
-column, divided by 20 (its full column counts K80s and P100s alike). Where that is less than a second, parts' times are known
-before, as to FlexFlow, and another search shows what comes out if they are not; one more what ENOUGH time gives. Chains are that
+column, divided by 20 (its full column counts K80s and P100s alike); another one shows what ENOUGH time gives. Chains are that
 long that time does not end most of them on a machine like ours; the descent uses what is left. Delta over full simulation is
 beside the paper's.
 
@@ -102,13 +101,6 @@ def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterato
     space, operators = _timed(make)
     result, seconds = _timed(partial(soap_search, space, budget))
     before = f"before it operators in {operators:.2f} s"
-    if row.target < 1:
-        what = f"{where}: search, times of parts included, {_text(result)}; {before} (Table 4 / 20)"
-        yield Figure(what, seconds, "s", row.target)
-        space = make()
-        _, parts = _timed(partial(_cost, space))
-        before += f", times of parts in {parts:.2f} s"
-        result, seconds = _timed(partial(soap_search, space, budget))
     yield Figure(f"{where}: search, {_text(result)}; {before} (Table 4 / 20)", seconds, "s", row.target)
     data, expert, best = *result.baselines.values(), result.best
     yield Figure(f"{where}: data parallel over found", data.seconds / best.seconds, "x")
@@ -143,16 +135,6 @@ def delta_over_full(space: SoapSpace) -> float:
         assert full.seconds == changed.seconds
         current = changed if changed.seconds < 2 * current.seconds else current
     return median(ratios)
-
-
-def _cost(space: SoapSpace) -> None:
-    """What parts have and need and how long they take, in all degrees. FlexFlow measures this on a GPU, and Table 4 has not the
-    time for it: AlexNet takes longer to run once than its search on four GPUs.
-    """
-    for operator, choices in zip(space.graph.operators, space.choices, strict=True):
-        for degrees in choices.degrees:
-            for step in operator.steps:
-                space.evaluator.tasks.forms.number(step, degrees)
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:

@@ -36,6 +36,7 @@ examples:
 
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
+  mtfc search model.mtf --space soap --target p100_cluster --devices 4 --why-not "h: { batch: 4 }; y: {} on [0]"
 
 OUT.mtf is FILE, with the sizes that --dim gives and the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or
 with the placement `found`, which `mtfc verify OUT.mtf` runs.
@@ -192,7 +193,7 @@ def _searched(options: argparse.Namespace, sources: Sources) -> int:
         check_writable(path)
     found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     clear()
-    return (_shown if options.space != "soap" else _placed)(options, found, sources)
+    return (_placed if options.space == "soap" else _shown)(options, found, sources)
 
 
 def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> Any:
@@ -235,8 +236,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     if options.exhaustive and options.space != "soap":
         raise UsageError("--exhaustive takes --space soap: the other spaces are searched so anyway")
-    if options.space == "soap" and (options.objective != "time" or options.why_not):
-        raise UsageError("the space `soap` has no --objective but time, and no --why-not")
+    if options.space == "soap" and options.objective != "time":
+        raise UsageError("the space `soap` has no --objective but time")
 
 
 def _choice(options: argparse.Namespace) -> Choice:
@@ -319,11 +320,20 @@ def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int
     """The same in the `soap` space, in which there are no layouts."""
     from mtfc.cli.search_result import resized
     from mtfc.cli.search_soap import inserted, record, report
+    from mtfc.cli.why_not_soap import forced, why_not_json, why_not_report
 
     if options.output:
         text = resized(sources.texts[known_as(options.file)], options.dims)
         write_text(options.output, inserted(text, found))
-    print(json.dumps(record(found), indent=2) if options.format == "json" else report(found))
+    budget = options.budget, options.exhaustive
+    asked = forced(options.why_not, sources, found, *budget) if options.why_not else None
+    if options.format == "json":
+        extra = {"why_not": why_not_json(asked)} if asked else {}
+        print(json.dumps({**record(found), **extra}, indent=2))
+        return OK
+    print(report(found))
+    if asked:
+        print(f"\n{why_not_report(asked, sources)}", end="")
     return OK
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -67,14 +69,32 @@ def search(
     if compiling > SHORT:
         say(f"loops were compiled in {compiling:.0f} s, and are kept; this is not in the --budget")
     until += compiling
-    declared = {each.name: _declared(each, space) for each in selection.placements if each.devices == devices}
+    declared = {each.name: _declared(each, space) for each in selection.placements if _fits(each, devices)}
+    find = partial(soap_search, space, progress=progress)
+    result = searched(find, space, until, exhaustive, progress)
+    return Placed(selection, space, result, declared, monotonic() - started)
+
+
+def searched(
+    find: Callable[[Budget], SoapResult],
+    space: SoapSpace,
+    until: float,
+    exhaustive: bool,
+    progress: Progress = silent,
+) -> SoapResult:
+    """What is found in a space; where all strategies are to be looked at, or are few, proven."""
     few = int(space.strategies) if space.strategies <= FEW else None
     exhaustive |= few is not None
     seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
-    result = soap_search(space, Budget(seconds, proposals=few, descent=few), progress=progress)
+    result = find(Budget(seconds, proposals=few, descent=few))
     if exhaustive and not result.is_interrupted:
         result = proven(space, result, until - monotonic(), progress)
-    return Placed(selection, space, result, declared, monotonic() - started)
+    return result
+
+
+def _fits(placement: DeclaredPlacement, devices: int) -> bool:
+    """Whether it is for so many devices; a search has no more parts of an operator than devices."""
+    return placement.devices == devices and all(len(each.devices) <= devices for each in placement.operators)
 
 
 def _space(selection: Selection, hardware: Hardware, devices: int) -> tuple[SoapSpace, float]:

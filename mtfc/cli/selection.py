@@ -26,6 +26,7 @@ from mtfc.frontend.rules import DeclaredLayout
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
     from mtfc.frontend.placements import DeclaredPlacement
+    from mtfc.frontend.scope import Scope
 
 ONE_DEVICE = Mesh("single", (("all", 1),))
 """Where a program runs whose file declares no mesh."""
@@ -55,12 +56,13 @@ class Case:
 
 @attrs.frozen
 class Selection:
-    """A global program, at least one case, and the hardware and placements that its file declares."""
+    """A global program, at least one case, the hardware and placements that its file declares, and its names."""
 
     program: Program
     cases: tuple[Case, ...]
     hardware: Mapping[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
+    scope: Scope
 
 
 @attrs.frozen
@@ -107,7 +109,7 @@ def choose(
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
     cases = tuple(_cases(declared, module, choice.mesh))
-    return Selection(program, cases, module.hardware, module.placements)
+    return Selection(program, cases, module.hardware, module.placements, module.scope)
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:

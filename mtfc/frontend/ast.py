@@ -225,7 +225,9 @@ class Degree(Node):
 
 @attrs.frozen
 class Placed(Node):
-    """`layers.h[0]: { batch: 2 } on [0, 1]`; `indices` are those of the loops around the operator."""
+    """`layers.h[0]: { batch: 2 } on [0, 1]`; `indices` are those of the loops around the operator. There are no devices where a
+    search is asked about any.
+    """
 
     path: Name | Path
     indices: tuple[Expr, ...]

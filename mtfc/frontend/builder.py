@@ -137,9 +137,14 @@ class Builder:
         return ast.LayoutDecl(span, name, mesh, rules, stored.get("params"), stored.get("optimizer"), values)
 
     def placed(
-        self, span: Span, path: ast.Name | ast.Path, indices: tuple[ast.Expr, ...] | None, *rest: Any
+        self,
+        span: Span,
+        path: ast.Name | ast.Path,
+        indices: tuple[ast.Expr, ...] | None,
+        degrees: tuple[ast.Degree, ...],
+        devices: tuple[ast.Expr, ...] | None,
     ) -> ast.Placed:
-        return ast.Placed(span, path, indices or (), *rest)
+        return ast.Placed(span, path, indices or (), degrees, devices or ())
 
     def placement_decl(
         self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]

@@ -41,7 +41,7 @@ def parse_mesh(text: str, module: Module) -> Mesh:
         scope.unknown("E307", f"unknown mesh `{name.text}`", name, module.meshes)
         raise CompileError(scope.diagnostics)
     body = text.replace(";", ",").replace("=", ":")
-    decl = _given(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
+    decl = given(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
     found = declared_mesh(decl, scope)
     if found is None:
         raise CompileError(scope.diagnostics)
@@ -62,7 +62,7 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
         name = _whole(text, "<--layout>")
         scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
         raise CompileError(scope.diagnostics)
-    decl = _given(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
+    decl = given(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
     found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
     scope.diagnostics.raise_if_errors()
     return found
@@ -124,7 +124,7 @@ def _whole(text: str, file: str) -> ast.Name:
     return ast.Name(Span(file, 1, 1, 1, 1 + len(text)), text.strip())
 
 
-def _given(prefix: str, text: str, brackets: str, file: str, kind: type[N], diagnostics: Diagnostics) -> N:
+def given(prefix: str, text: str, brackets: str, file: str, kind: type[N], diagnostics: Diagnostics) -> N:
     """The declaration that `prefix` and `text` make together, with spans that point into `text`."""
     whole = Span(file, 1, 1, 1, 1 + len(text))
     if not text.lstrip().startswith(brackets[0]):

@@ -6,7 +6,7 @@ once there are operators, of a program that has been prepared: see `strategy`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 
 import attrs
@@ -19,13 +19,14 @@ from mtfc.compiler.operators.strategy import Configuration, Parts, Strategy, ord
 from mtfc.frontend import ast
 from mtfc.frontend.constants import integer
 from mtfc.frontend.format import format_source
+from mtfc.frontend.layouts import given
 from mtfc.frontend.scope import Reports, Scope, count
 
 
 @attrs.frozen
 class PlacedOperator:
     """An operator by name, the degrees of its dimensions as written, and the devices of its parts, the last dimension's index
-    changing fastest.
+    changing fastest; none where any will do.
     """
 
     name: str
@@ -61,12 +62,19 @@ def _placement(decl: ast.PlacementDecl, scope: Scope) -> DeclaredPlacement | Non
             "E318", f"a placement on {devices} devices", decl.devices.span, help="there is 1 at least"
         )
         return None
+    good = _operators(decl.operators, devices, scope, is_asked=False)
+    if len(good) < len(decl.operators):
+        return None
+    return DeclaredPlacement(decl.name.text, devices, good, decl.name.span)
+
+
+def _operators(
+    nodes: Sequence[ast.Placed], devices: int, scope: Scope, is_asked: bool
+) -> tuple[PlacedOperator, ...]:
+    """Those in which nothing is wrong as far as declarations say."""
     places: dict[str, Span] = {}
-    found = [_placed(each, devices, places, scope) for each in decl.operators]
-    good = tuple(each for each in found if each is not None)
-    return (
-        DeclaredPlacement(decl.name.text, devices, good, decl.name.span) if len(good) == len(found) else None
-    )
+    found = (_placed(each, devices, places, scope, is_asked) for each in nodes)
+    return tuple(each for each in found if each is not None)
 
 
 def _integer(node: ast.Expr, scope: Scope) -> int | None:
@@ -77,7 +85,9 @@ def _integer(node: ast.Expr, scope: Scope) -> int | None:
     return integer(node, lookup, scope)
 
 
-def _placed(node: ast.Placed, devices: int, places: dict[str, Span], scope: Scope) -> PlacedOperator | None:
+def _placed(
+    node: ast.Placed, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
+) -> PlacedOperator | None:
     indices = [_integer(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
     if name in places:
@@ -91,7 +101,7 @@ def _placed(node: ast.Placed, devices: int, places: dict[str, Span], scope: Scop
     if None in indices or len(split) < len(degrees) or len(there) < len(numbers):
         return None
     parts = prod(degree for _, degree in split)
-    if parts != len(there):
+    if parts != len(there) and not (is_asked and not there):
         message = (
             f"`{name}` is split into {count(parts, 'part')}, and placed on {count(len(there), 'device')}"
         )
@@ -129,12 +139,40 @@ def strategy(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics: Di
     found: dict[str, Configuration] = {}
     for each in placement.operators:
         if each.name not in known:
-            name = ast.Name(each.span, each.name)
-            scope.unknown("E317", f"the model has no operator `{each.name}`", name, known)
+            _unknown(each, scope, known)
         else:
             found[each.name] = _configuration(each, known[each.name], scope)
     diagnostics.raise_if_errors()
     return tuple(found.get(name, Configuration((), (0,))) for name in known)
+
+
+def asked(text: str, devices: int, graph: OperatorGraph, file: Scope) -> dict[int, Configuration]:
+    """Configurations that `--why-not` asks for, by the number of the operator; those without devices for all with these degrees.
+
+    Raises `CompileError`; its spans are in a file `<--why-not>` that holds `text`.
+    """
+    scope = file.for_text()
+    prefix = f"placement asked on {devices} = "
+    decl = given(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
+    known = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
+    found = {}
+    for each in _operators(decl.operators, devices, scope, is_asked=True):
+        parts = prod(degree for _, degree in each.degrees)
+        if each.name not in known:
+            _unknown(each, scope, known)
+        elif parts > devices:
+            message = f"`{each.name}` is split into {count(parts, 'part')}, and there are {count(devices, 'device')}"
+            scope.error("E318", message, each.span)
+        else:
+            number, operator = known[each.name]
+            found[number] = _configuration(each, operator, scope)
+    scope.diagnostics.raise_if_errors()
+    return found
+
+
+def _unknown(placed: PlacedOperator, scope: Scope, known: Collection[str]) -> None:
+    name = ast.Name(placed.span, placed.name)
+    scope.unknown("E317", f"the model has no operator `{placed.name}`", name, known)
 
 
 def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> Configuration:
@@ -154,7 +192,8 @@ def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> 
     except Unsplittable as error:
         scope.error("E319", f"operator `{operator.name}`: {error}", placed.span)
         return Configuration((), (0,))
-    return Configuration(degrees, tuple(placed.devices[i] for i in _renumbered(parts, written)))
+    order = _renumbered(parts, written) if placed.devices else ()
+    return Configuration(degrees, tuple(placed.devices[i] for i in order))
 
 
 def _renumbered(parts: Parts, written: tuple[tuple[str, int], ...]) -> Iterator[int]:
@@ -169,7 +208,12 @@ def _renumbered(parts: Parts, written: tuple[tuple[str, int], ...]) -> Iterator[
 def placement_text(name: str, devices: int, graph: OperatorGraph, chosen: Strategy) -> str:
     """A strategy's declaration, in canonical form."""
     lines = [f"placement {name} on {devices} = {{"]
-    for operator, each in zip(graph.operators, chosen, strict=True):
-        degrees = ", ".join(f"{dim}: {degree}" for dim, degree in each.degrees)
-        lines.append(f"{operator.name}: {{ {degrees} }} on [{', '.join(map(str, each.devices))}]")
+    lines += [entry_text(operator, each) for operator, each in zip(graph.operators, chosen, strict=True)]
     return format_source("\n".join([*lines, "}"]) + "\n")
+
+
+def entry_text(operator: Operator, chosen: Configuration) -> str:
+    """What a placement says of an operator."""
+    degrees = ", ".join(f"{dim}: {degree}" for dim, degree in chosen.degrees)
+    where = f" on [{', '.join(map(str, chosen.devices))}]" if chosen.devices else ""
+    return f"{operator.name}: {f'{{ {degrees} }}' if degrees else '{}'}{where}"

@@ -240,6 +240,86 @@ def test_few_placements_are_all_looked_at(mtfc: Mtfc, folder: Path) -> None:
     assert found["evaluated"] <= 4 * found["strategies"]  # with or without a random start
 
 
+TWO_OPERATORS = """\
+dim batch = 4
+dim io = 6
+dim classes = 3
+model two(x: f32[batch, io]) {
+  param w: f32[io, classes] = normal(stddev = 0.5)
+  param v: f32[classes, io] = normal(stddev = 0.5)
+  h = relu(einsum(x, w -> [batch, classes]))
+  loss = mean(square(einsum(h, v -> [batch, io]) - x))
+  return loss
+}
+train two { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
+@pytest.fixture
+def two_operators(folder: Path) -> str:
+    (folder / "two.mtf").write_text(TWO_OPERATORS)
+    return "two.mtf"
+
+
+def test_why_not_another_placement(mtfc: Mtfc, two_operators: str) -> None:
+    rules = "h: { classes: 3 }; loss: {} on [2]"
+    options = ("search", two_operators, *PLACED[:4], "--devices", "3", "--budget", "2", "--why-not", rules)
+    found = mtfc(*options, "--format", "json").json
+    forced, difference = found["why_not"], found["why_not"]["difference"]
+    assert forced["rules"] == rules
+    assert "  h: { classes: 3 } on [0, 1, 2]\n  loss: {} on [2]\n" in forced["layout"]
+    assert not found["optimal"] or forced["objective_seconds"] >= found["objective_seconds"]
+    keys = {
+        "seconds": "objective_seconds",
+        "bytes_sent": "bytes_sent",
+        "memory_per_device": "memory_per_device",
+    }
+    for key, whole in keys.items():
+        assert difference[key] == [found[whole], forced[whole]]
+        for which in (0, 1):
+            lines = sum(line[key][which] for line in difference["lines"])
+            assert lines == pytest.approx(difference[key][which])
+    operators = {name for line in difference["lines"] for name in line["operators"]}
+    assert operators <= {"h", "loss"} and all(line["line"] > 0 for line in difference["lines"])
+    out = mtfc(*options).out
+    assert f"Why not {{ {rules} }}: the best placement with it" in out
+    assert (
+        "from placement found to placement forced" in out and "forced: h: { classes: 3 } on [0, 1, 2]" in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("z: {}", "error[E317]: the model has no operator `z`\n --> <--why-not>:1:1\n"),
+        ("h: { batch: 3 }", "error[E319]: `batch` (size 4) cannot be split into 3 equal parts\n"),
+        ("h: { io: 2 }", "error[E319]: operator `h` cannot be split in `io`\n --> <--why-not>:1:1\n"),
+        (
+            "h: { batch: 4 }",
+            "error[E318]: `h` is split into 4 parts, and there are 2 devices\n --> <--why-not>",
+        ),
+        ("h: { batch: 2 } on [0]", "error[E318]: `h` is split into 2 parts, and placed on 1 device\n"),
+        (
+            "h: {} on [2]",
+            "error[E318]: there is no device 2: they are numbered from 0 to 1\n --> <--why-not>:1:11\n",
+        ),
+        ("batch: all", "error[E0"),
+    ],
+)
+def test_why_not_placements_that_there_are_not(
+    mtfc: Mtfc, two_operators: str, rules: str, message: str
+) -> None:
+    run = mtfc("search", two_operators, *PLACED[:-1], "0.2", "--why-not", rules)
+    assert run.status == 1
+    assert message in run.err
+
+
+def test_placements_of_more_parts_than_devices_are_not_compared(mtfc: Mtfc) -> None:
+    text = f"{TWO_OPERATORS}\nplacement twice on 2 = {{ h: {{ batch: 4 }} on [0, 1, 0, 1] }}\n"
+    Path("twice.mtf").write_text(text)
+    assert "twice" not in mtfc("search", "twice.mtf", *PLACED, "--format", "json").json["baselines"]
+
+
 def test_placements_have_no_objective_but_time(mtfc: Mtfc) -> None:
     assert mtfc("search", "model.mtf", *PLACED, "--objective", "memory").status == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from math import inf
 from random import Random
 from typing import Any
@@ -24,13 +25,14 @@ from mtfc.compiler.operators.strategy import (
     transfers,
 )
 from mtfc.compiler.search.found import NothingFits
+from mtfc.compiler.search.soap.blame import Blame, blames, longest_path
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.known import random_strategy
 from mtfc.compiler.search.soap.links import links
 from mtfc.compiler.search.soap.lower_bound import lower_bound
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.names import Bundle, Use
-from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
+from mtfc.compiler.search.soap.search import SoapSpace, forced_search, proven, soap_search, soap_space
 from mtfc.frontend.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 
@@ -195,6 +197,44 @@ def test_links_of_a_ring_are_one_for_each_direction() -> None:
     found = links(named("p100_cluster", {}), 4)
     assert found.latency[0, 2] == 2 * found.latency[0, 1] == 2 * found.latency[0, 3]
     assert found.port[0, 1] != found.port[0, 3]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
+    """Along a path of tasks of which each begins when the next one ends, that takes as long as the step."""
+    space, random = space_of(name, 8), Random(8)
+    tasks = space.evaluator.tasks
+    for _ in range(5):
+        found = space.evaluator.full(random_strategy(space.choices, random))
+        graph, times = found.base.graph, found.base.timeline
+        path = list(longest_path(found.base))
+        begins = (times.end - graph.seconds)[path]
+        assert begins[:-1].tolist() == times.end[path][1:].tolist() and begins[-1] == 0.0
+        whole = sum(blames(tasks, found).values(), Blame())
+        assert (whole.time, whole.sent, whole.memory) == (found.seconds, found.sent, found.held.max())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {0: Configuration((("batch", 2),), ()), 2: Configuration((), (1,))},
+        {1: Configuration((("batch", 2),), (1, 1))},
+        {2: Configuration((("batch", 2),), (1, 0)), 0: Configuration((("hidden", 2),), ())},
+    ],
+)
+def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[int, Configuration]) -> None:
+    """In a space that is small enough to look at all strategies."""
+    space = space_of("dense", 2)
+    known = soap_search(space, Budget(60.0, 200))
+    within = space.holding(asked)
+    found = forced_search(within, (known.best, *known.baselines.values()), Budget(60.0, 200))
+    every = list(product(*within.choices))
+    assert len(every) == within.strategies < space.strategies
+    assert found.best.seconds == min(space.evaluator.full(each).seconds for each in every)
+    assert proven(within, found, 60.0).best.seconds == found.best.seconds
+    for operator, each in asked.items():
+        chosen = found.best.strategy[operator]
+        assert chosen.degrees == each.degrees and (not each.devices or chosen == each)
 
 
 @pytest.mark.parametrize("name", ["dense", "attention"])

@@ -39,6 +39,14 @@ class Need:
         """What a part gives of an output."""
         return {name: self.spans[name] for name in value.type.names if name in self.spans}
 
+    def used(self, step: Step, eqn: Equation) -> tuple[Region, list[Region]]:
+        """What a part computes of an equation's results, and uses of its operands. It adds up its own terms of a pending sum."""
+        if eqn.results[0] in step.pending:
+            own = _terms(eqn, self.spans)
+            return own, [own]
+        own = self.equations[eqn]
+        return own, [of_operand(eqn, i, own) for i in range(len(eqn.operands))]
+
 
 def need(step: Step, degrees: Degrees, dims: Sequence[Dim]) -> Need:
     """What parts need where the operator, which may be split in `dims`, is. Raises `Unsplittable`."""
@@ -115,7 +123,7 @@ def localize(
         maker.given(value)
     for eqn in step.equations:
         if eqn in needs.equations or eqn.results[0] in step.pending:
-            maker.make(eqn, eqn.results[0] in step.pending)
+            maker.make(eqn, *needs.used(step, eqn))
     values = {value: maker.values[value] for value in (*step.inputs, *step.arguments)}
     values |= {v: maker.values[v] if v in step.pending else maker.output(v) for v in step.outputs}
     forward = tuple(builder.body)
@@ -152,13 +160,10 @@ class _Maker:
         type = _shortened(value.type, self.box(self.needs.values.get(value, {})))
         self.values[value] = Value(self.builder.names.fresh(value.name), type)
 
-    def make(self, eqn: Equation, is_pending: bool) -> None:
-        """The equation here. A pending sum adds up the part's own terms."""
-        region = _terms(eqn, self.needs.spans) if is_pending else self.needs.equations[eqn]
+    def make(self, eqn: Equation, region: Region, used: Sequence[Region]) -> None:
+        """The equation here."""
         operands = []
-        boxes = [self.box(of_operand(eqn, i, region)) for i in range(len(eqn.operands))]
-        if is_pending:
-            boxes = [self.box(region)]
+        boxes = [self.box(each) for each in used]
         for value, wanted in zip(eqn.operands, boxes, strict=True):
             have = self.box(self.needs.values.get(value, {}))
             operands.append(self.cut(self.values[value], have, wanted))

@@ -5,6 +5,8 @@ All parts of a step count as one in the middle, which has neighbours on all side
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from mtfc.compiler.analysis.kernels import Memory
@@ -29,9 +31,14 @@ class Cost:
     kept: int
 
 
+def middle(degrees: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """The place of the part in the middle: its index along each split dimension."""
+    return {name: degree // 2 for name, degree in degrees}
+
+
 def cost(flow: Flow, device: Device, step: Step, parts: Parts) -> Cost:
     """Of the part of a step in the middle."""
-    local = flow.local(step, parts, {name: degree // 2 for name, degree in parts.degrees})
+    local = flow.local(step, parts, middle(parts.degrees))
     function = local.function()
     memory, seconds = Memory(function, ONE, device), {"forward": 0.0, "backward": 0.0}
     for eqn, each in zip(function.body, works(function, memory, device), strict=True):

@@ -8,79 +8,73 @@ part does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from mtfc.compiler.hardware import Device
-from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.compiler.operators.gradients import Flow
 from mtfc.compiler.operators.graph import Step
-from mtfc.compiler.operators.regions import Region
 from mtfc.compiler.operators.strategy import Parts
 from mtfc.compiler.search.soap.blocks import Array
 from mtfc.compiler.search.soap.costs import cost
+from mtfc.compiler.search.soap.formulas import Formulas
 from mtfc.compiler.search.soap.plan import Known
+from mtfc.compiler.search.soap.sizing import pieces, taken
+from mtfc.compiler.search.soap.space import Choices, Degrees
 
 
 class Forms:
-    """The forms of the steps of a graph on a device, each made when it is asked for first."""
+    """The forms of the steps of a graph on a device, each made when it is asked for first, of formulas that are made before."""
 
-    def __init__(self, flow: Flow, device: Device) -> None:
+    def __init__(self, flow: Flow, device: Device, choices: Sequence[Choices]) -> None:
         self.flow, self.device = flow, device
         self._forms, self._seconds = _Rows(3, np.int64), _Rows(2, np.float64)
         self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
-        self._numbers: dict[tuple[int, tuple[tuple[str, int], ...]], int] = {}
-        self._parts: dict[tuple[Any, ...], Parts] = {}
+        self._numbers: dict[tuple[int, Degrees], int] = {}
+        self.formulas = {
+            (flow.signatures[step], each.operator.dims): Formulas(flow, device, each, step)
+            for each in dict.fromkeys(choices)
+            for step in each.operator.steps
+        }
         self.known = self._arrays()
+        self._compile()
 
-    def number(self, step: Step, degrees: tuple[tuple[str, int], ...]) -> int:
-        """The form of a step in some degrees. Raises `Unsplittable`."""
+    def number(self, step: Step, degrees: Degrees) -> int:
+        """The form of a step in some legal degrees."""
         key = (self.flow.signatures[step], degrees)
         if key not in self._numbers:
-            self._numbers[key] = self._add(step, self.parts(step, degrees))
+            self._numbers[key] = self._add(step, degrees)
             self.known = self._arrays()
         return self._numbers[key]
 
-    def parts(self, step: Step, degrees: tuple[tuple[str, int], ...]) -> Parts:
-        """The parts of a step's operator."""
-        operator = self.flow.graph.operator_of[step]
-        key = (operator, degrees)
-        if key not in self._parts:
-            self._parts[key] = Parts(operator, degrees)
-        return self._parts[key]
+    def _compile(self) -> None:
+        """Loops are compiled when they first run, so that no search has to wait for it."""
+        for each in islice(self.formulas.values(), 1):
+            pieces(each.shape, each.degrees(()), 0)
+            template = each.template(())
+            if template is not None:
+                taken(template, each.degrees(()))
 
     def _arrays(self) -> Known:
         pool = self._pool.array.ravel()
         return Known(self._forms.array, self._seconds.array, self._tables.array, pool)
 
-    def _add(self, step: Step, parts: Parts) -> int:
-        needs, own, first = parts.needs[step], cost(self.flow, self.device, step, parts), self._tables.count
-        for value in step.outputs:
-            self._table(value, needs.owned(value), parts, parts.group(value))
-        for value in (*step.inputs, *step.arguments):
-            region = needs.values.get(value, {})
-            self._table(value, region, parts, parts.along({span.by for span in region.values()}))
-        self._seconds.extend([[own.forward, own.backward]])
-        return self._forms.extend([[parts.count, own.kept, first]])
-
-    def _table(self, value: Value, region: Region, parts: Parts, rows: Array) -> None:
-        """Parts with the same number in `rows` have the same piece of a value."""
-        part = np.empty(rows.max() + 1, np.int64)  # some part that has a piece
-        part[rows] = parts.all
-        bounds = np.empty((len(part), len(value.type.dims), 2), np.int64)
-        for i, dim in enumerate(value.type.dims):
-            bounds[:, i] = 0, dim.size
-            if dim.name in region:
-                span = region[dim.name]
-                at = parts.index[span.by][part]
-                bounds[:, i, 0], bounds[:, i, 1] = span.low[at], span.high[at]
-        split = prod(degree for name, degree in parts.degrees if name in value.type.names)
-        size = value.type.size * ITEM_BYTES[value.type.dtype] // split
-        places = self._pool.extend(rows.reshape(-1, 1)), self._pool.extend(bounds.reshape(-1, 1))
-        self._tables.extend([[len(part), size, *places]])
+    def _add(self, step: Step, degrees: Degrees) -> int:
+        operator = self.flow.graph.operator_of[step]
+        formulas = self.formulas[self.flow.signatures[step], operator.dims]
+        sizes, template = formulas.degrees(degrees), formulas.template(degrees)
+        if template is not None:
+            forward, backward, kept = taken(template, sizes)
+        else:
+            own = cost(self.flow, self.device, step, Parts(operator, degrees))
+            forward, backward, kept = own.forward, own.backward, own.kept
+        tables, numbers = pieces(formulas.shape, sizes, self._pool.count)
+        self._pool.extend(numbers.reshape(-1, 1))
+        self._seconds.extend([[forward, backward]])
+        parts = prod(degree for _, degree in degrees)
+        return self._forms.extend([[parts, kept, self._tables.extend(tables)]])
 
 
 class _Rows:

@@ -15,7 +15,7 @@ No choice depends on the time but when it ends, so a search that has the time fo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from math import inf, log
 from random import Random
@@ -61,15 +61,24 @@ class Found:
 
 
 class Search:
-    """A search for a strategy of one graph. Every result is reached from the same random numbers."""
+    """A search for a strategy of one graph. Every result is reached from the same random numbers.
+
+    held: operators that have fewer choices than others alike, and so are changed by themselves.
+    """
 
     def __init__(
-        self, evaluator: Evaluator, choices: Sequence[Choices], seed: int = 0, progress: Progress = silent
+        self,
+        evaluator: Evaluator,
+        choices: Sequence[Choices],
+        seed: int = 0,
+        progress: Progress = silent,
+        held: Collection[int] = (),
     ) -> None:
         self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
         self.progress = progress
         self.best: Evaluated | None = None
-        self.layers = _layers(evaluator)
+        self.held = held
+        self.layers = _layers(evaluator, held)
         self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
         self.lists = {
@@ -167,7 +176,7 @@ class Search:
         for i in range(first, min(first + length, count)):
             dim = self.samples[i]
             degrees = ((dim.name, parts),) if dim is not None and parts > 1 else ()
-            if parts == 1 or (degrees and degrees in self.choices[i].legal):
+            if i not in self.held and (parts == 1 or (degrees and degrees in self.choices[i].legal)):
                 found[i] = Configuration(degrees, devices)
         return found
 
@@ -197,12 +206,12 @@ def _samples(operator: Operator, evaluator: Evaluator) -> Dim | None:
     return next((dim for dim in operator.dims if dim.name in evaluator.tasks.graph.samples), None)
 
 
-def _layers(evaluator: Evaluator) -> list[list[int]]:
-    """Operators that share parameters and dimensions, by which they are."""
+def _layers(evaluator: Evaluator, held: Collection[int]) -> list[list[int]]:
+    """Operators that share parameters and dimensions, by which they are; none that is held."""
     graph = evaluator.tasks.graph
     found: Mapping[object, list[int]] = {}
     for number, operator in enumerate(graph.operators):
         own = parameters_of(graph, operator)
-        if own:
+        if own and number not in held:
             found.setdefault((own, operator.dims), []).append(number)  # type: ignore[attr-defined]
     return [operators for operators in found.values() if len(operators) > 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from random import Random
@@ -14,6 +14,7 @@ from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.operators.gradients import flow
 from mtfc.compiler.operators.graph import OperatorGraph, operator_graph
+from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.operators.unroll import unroll
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
@@ -27,13 +28,21 @@ from mtfc.compiler.search.soap.tasks import Tasks
 
 @attrs.frozen(eq=False)
 class SoapSpace:
-    """What there is to choose: the configurations of each operator of a graph, and how strategies are evaluated."""
+    """What there is to choose: the configurations of each operator of a graph, and how strategies are evaluated. held: operators
+    that have fewer than they could.
+    """
 
     graph: OperatorGraph
     hardware: Hardware
     devices: int
     choices: list[Choices]
     evaluator: Evaluator
+    held: frozenset[int] = frozenset()
+
+    def holding(self, asked: Mapping[int, Configuration]) -> SoapSpace:
+        """The part of it with some configurations, by number of the operator; on any devices where one has none."""
+        choices = [each.holding(asked[i]) if i in asked else each for i, each in enumerate(self.choices)]
+        return attrs.evolve(self, choices=choices, held=frozenset(asked))
 
     @property
     def strategies(self) -> int:
@@ -81,8 +90,9 @@ def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
     """The space of a program on some devices of a machine: its training step, or where there is none its forward pass."""
     graph = operators_of(program)
     found = flow(graph)
-    tasks = Tasks(found, hardware, devices, program.training)
-    return SoapSpace(graph, hardware, devices, space(found, hardware, devices), Evaluator(tasks))
+    choices = space(found, hardware, devices)
+    tasks = Tasks(found, hardware, devices, program.training, choices)
+    return SoapSpace(graph, hardware, devices, choices, Evaluator(tasks))
 
 
 def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:
@@ -100,6 +110,24 @@ def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Prog
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
     found = search.run(starts, left)
     return SoapResult(within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted)
+
+
+def forced_search(
+    within: SoapSpace, known: Sequence[Evaluated], budget: Budget, progress: Progress = silent
+) -> SoapResult:
+    """The best strategy that chains find in a space in which operators are held: from what is known of the whole space, with
+    these operators changed. Raises like `soap_search`.
+    """
+    starts: dict[Strategy, None] = {}
+    for each in known:
+        strategy = list(each.strategy)
+        for operator in within.held:
+            legal = list(within.choices[operator])
+            strategy[operator] = strategy[operator] if strategy[operator] in legal else legal[0]
+        starts[tuple(strategy)] = None
+    search = Search(within.evaluator, within.choices, progress=progress, held=within.held)
+    found = search.run([within.evaluator.full(each) for each in starts], budget)
+    return SoapResult(within, found.best, {}, found.evaluated, found.locally_optimal, found.is_interrupted)
 
 
 def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Progress = silent) -> SoapResult:

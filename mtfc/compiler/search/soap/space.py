@@ -10,6 +10,7 @@ devices (section 8.4) are some 25 configurations each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import permutations
 from math import prod
@@ -20,25 +21,36 @@ import numpy as np
 
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.operators.gradients import Flow
-from mtfc.compiler.operators.graph import Operator
+from mtfc.compiler.operators.graph import Operator, Step
+from mtfc.compiler.operators.parts import Need
 from mtfc.compiler.operators.regions import Unsplittable
 from mtfc.compiler.operators.strategy import Configuration, Parts
 
 Degrees = tuple[tuple[str, int], ...]
 
+Alone = Mapping[tuple[str, int], Mapping[Step, Need]]
+"""A dimension and a degree that it may have -> what parts need where an operator is split in it alone."""
+
 
 @attrs.frozen(eq=False)
 class Choices:
-    """The configurations of one operator: for each choice of degrees, on each of some lists of devices in each order of
-    dimensions.
+    """The configurations of an operator and those alike: for each choice of degrees, on each of some lists of devices in each
+    order of dimensions; or `only` one.
     """
 
+    operator: Operator
+    alone: Alone
     degrees: tuple[Degrees, ...]
     lists: Mapping[int, tuple[tuple[int, ...], ...]]
+    only: Configuration | None = None
+
+    def holding(self, asked: Configuration) -> Choices:
+        """Those with the degrees of a configuration, and with its devices, if it has some."""
+        return attrs.evolve(self, degrees=(asked.degrees,), only=asked if asked.devices else None)
 
     @cached_property
     def count(self) -> int:
-        return sum(self._weights)
+        return sum(self._weights) if self.only is None else 1
 
     @cached_property
     def legal(self) -> frozenset[Degrees]:
@@ -49,6 +61,9 @@ class Choices:
         return [len(_orders(each)) * len(self.lists[_size(each)]) for each in self.degrees]
 
     def __iter__(self) -> Iterator[Configuration]:
+        if self.only is not None:
+            yield self.only
+            return
         for degrees in self.degrees:
             for order in _orders(degrees):
                 for devices in self.lists[_size(degrees)]:
@@ -56,6 +71,8 @@ class Choices:
 
     def draw(self, random: Random) -> Configuration:
         """One of them, all with the same probability (section 6.2)."""
+        if self.only is not None:
+            return self.only
         (degrees,) = random.choices(self.degrees, self._weights)
         return _configuration(
             degrees, random.choice(_orders(degrees)), random.choice(self.lists[_size(degrees)])
@@ -85,18 +102,26 @@ def space(flow: Flow, hardware: Hardware, devices: int) -> list[Choices]:
     for operator in flow.graph.operators:
         key = (operator.dims, *(flow.signatures[step] for step in operator.steps))
         if key not in known:
-            known[key] = Choices(tuple(legal_degrees(operator, devices)), lists)
+            alone = alone_splits(operator, devices)
+            known[key] = Choices(operator, alone, tuple(legal_degrees(operator, alone, devices)), lists)
         found.append(known[key])
     return found
 
 
-def legal_degrees(operator: Operator, devices: int) -> Iterator[Degrees]:
+def alone_splits(operator: Operator, devices: int) -> Alone:
+    """What an operator may be split in, a dimension at a time."""
+    found = {}
+    for dim in operator.dims:
+        for degree in range(2, devices + 1):
+            with suppress(Unsplittable):
+                found[dim.name, degree] = Parts(operator, ((dim.name, degree),)).needs
+    return found
+
+
+def legal_degrees(operator: Operator, alone: Alone, devices: int) -> Iterator[Degrees]:
     """The degrees that an operator may have, those of undivided dimensions left out."""
-    single = [
-        [1, *(n for n in range(2, devices + 1) if dim.size % n == 0 and _splits(operator, ((dim.name, n),)))]
-        for dim in operator.dims
-    ]
     names = [dim.name for dim in operator.dims]
+    single = [[1, *(degree for other, degree in alone if other == name)] for name in names]
 
     def extend(chosen: Degrees, room: int, rest: int) -> Iterator[Degrees]:
         if rest == len(names):
@@ -108,13 +133,6 @@ def legal_degrees(operator: Operator, devices: int) -> Iterator[Degrees]:
                 yield from extend((*chosen, *more), room // degree, rest + 1)
 
     yield from extend((), devices, 0)
-
-
-def _splits(operator: Operator, degrees: Degrees) -> bool:
-    try:
-        return bool(Parts(operator, degrees).needs)
-    except Unsplittable:
-        return False
 
 
 def device_lists(hardware: Hardware, devices: int) -> dict[int, tuple[tuple[int, ...], ...]]:

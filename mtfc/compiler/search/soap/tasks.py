@@ -24,14 +24,22 @@ from mtfc.compiler.search.soap.forms import Forms
 from mtfc.compiler.search.soap.links import links
 from mtfc.compiler.search.soap.names import KNOWN, READ, Bundle, Kind, Name, Use, block_names, touching
 from mtfc.compiler.search.soap.plan import ADDED, COLLECTED, NORM, RETURNED, TAKEN, Placed, Plan
+from mtfc.compiler.search.soap.space import Choices
 
 
 class Tasks:
     """Makes the blocks of a graph on a machine, for any configurations."""
 
-    def __init__(self, flow: Flow, hardware: Hardware, devices: int, training: Training | None) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        hardware: Hardware,
+        devices: int,
+        training: Training | None,
+        choices: Sequence[Choices],
+    ) -> None:
         self.flow, self.graph = flow, flow.graph
-        self.forms, self.links = Forms(flow, hardware.device), links(hardware, devices)
+        self.forms, self.links = Forms(flow, hardware.device, choices), links(hardware, devices)
         self.states, self.memory = states(training), hardware.device.memory
         self.bandwidth = hardware.device.bandwidth.peak
         self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}

@@ -1,0 +1,132 @@
+"""What parts have, need and take by formulas, against the parts themselves: their regions, and their functions one by one."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.compiler.operators.graph import Step
+from mtfc.compiler.operators.regions import Region
+from mtfc.compiler.operators.strategy import Parts
+from mtfc.compiler.pipelines import run, simplification
+from mtfc.compiler.search.soap.costs import cost
+from mtfc.compiler.search.soap.forms import Forms
+from mtfc.compiler.search.soap.formulas import Length, Unclear, Writer
+from mtfc.compiler.search.soap.plan import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
+from mtfc.compiler.search.soap.search import SoapSpace, soap_space
+from mtfc.compiler.search.soap.space import Degrees
+from mtfc.frontend.targets import named
+from tests.search import soap_programs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NETWORKS: dict[str, dict[str, int]] = {"alexnet": {}, "resnet101": {}, "nmt": {"source": 2, "target": 2}}
+DEVICES = 12
+
+
+def prepared(name: str) -> Program:
+    if name in soap_programs.PROGRAMS:
+        return soap_programs.prepared(name)
+    path = EXAMPLES / f"{name}.mtf"
+    chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, NETWORKS[name]))
+    return run(chosen.program, simplification())
+
+
+@cache
+def space_of(name: str, target: str = "p100_cluster") -> SoapSpace:
+    return soap_space(prepared(name), named(target, {}), DEVICES)
+
+
+def drawn(space: SoapSpace, count: int) -> list[tuple[Step, Degrees]]:
+    """Random steps in random legal degrees."""
+    alike = {id(own): (each, own) for each, own in zip(space.graph.operators, space.choices, strict=True)}
+    every = [(s, d) for each, own in alike.values() for s in each.steps for d in own.degrees]
+    return Random(0).sample(every, min(count, len(every)))
+
+
+CASES = [*soap_programs.PROGRAMS, *NETWORKS]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_take_and_keep_what_their_own_functions_do(name: str) -> None:
+    space = space_of(name)
+    forms = space.evaluator.tasks.forms
+    for step, degrees in drawn(space, 60):
+        form, parts = forms.number(step, degrees), _parts(space, step, degrees)
+        own = cost(forms.flow, forms.device, step, parts)
+        assert forms.known.seconds[form].tolist() == [own.forward, own.backward]
+        assert forms.known.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tables_have_the_regions_of_all_parts(name: str) -> None:
+    space = space_of(name)
+    forms = space.evaluator.tasks.forms
+    for step, degrees in drawn(space, 40):
+        form, parts = forms.number(step, degrees), _parts(space, step, degrees)
+        need, table = parts.needs[step], forms.known.forms[form, FIRST]
+        for value in step.outputs:
+            found = _table(forms, table, value, parts.count)
+            assert np.array_equal(found, _boxes(value, need.owned(value), parts))
+            bytes_of_all = forms.known.tables[table, SIZE] * len(parts.groups(value))
+            assert bytes_of_all == value.type.size * ITEM_BYTES[value.type.dtype]
+            table += 1
+        for value in (*step.inputs, *step.arguments):
+            found = _table(forms, table, value, parts.count)
+            assert np.array_equal(found, _boxes(value, need.values.get(value, {}), parts))
+            table += 1
+
+
+def _parts(space: SoapSpace, step: Step, degrees: Degrees) -> Parts:
+    return Parts(space.graph.operator_of[step], degrees)
+
+
+def _table(forms: Forms, table: int, value: Value, parts: int) -> Any:
+    """[part, dim, end]"""
+    known = forms.known
+    pieces, rows, bounds = known.tables[table, [PIECES, ROWS, BOUNDS]]
+    piece = known.numbers[rows : rows + parts]
+    shape = (pieces, len(value.type.dims), 2)
+    assert sorted(set(piece.tolist())) == list(range(pieces))
+    return known.numbers[bounds : bounds + np.prod(shape)].reshape(shape)[piece]
+
+
+def _boxes(value: Value, region: Region, parts: Parts) -> Any:
+    boxes = [parts.box(region, part) for part in range(parts.count)]
+    ends = [[each.get(dim.name, (0, dim.size)) for dim in value.type.dims] for each in boxes]
+    return np.array(ends, np.int64).reshape(parts.count, -1, 2)
+
+
+def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of theirs is written as a function once there is a space."""
+    spaces = [soap_space(prepared(name), named("k80_cluster", {}), 8) for name in NETWORKS]
+    monkeypatch.setattr("mtfc.compiler.operators.gradients.localize", None)
+    for space in spaces:
+        assert space.data_parallel().seconds > 0
+
+
+def test_a_length_that_may_be_several_is_not_taken_for_one() -> None:
+    lengths = [Length("h", "h", ((1, 8), (2, 4), (4, 3))), Length("h", "h", ((1, 8), (2, 4), (4, 2)))]
+    with pytest.raises(Unclear):
+        Writer(lengths, {"h": [1, 2, 4]}, {"h": 2}).dim(Dim("h", 4), ())
+    with pytest.raises(Unclear):
+        Writer(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 1), ())
+    clear = Writer(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 3), ())
+    alike = Writer(lengths, {"h": [1, 2]}, {"h": 2}).dim(Dim("h", 4), ())
+    assert clear.lengths == alike.lengths == (1,)
+
+
+def test_no_formulas_where_rates_depend_on_sizes() -> None:
+    space = space_of("dense", "tpu_v2")
+    forms = space.evaluator.tasks.forms
+    assert all(each.template(()) is None for each in forms.formulas.values())
+    step = space.graph.steps[0]
+    form, own = forms.number(step, ()), cost(forms.flow, forms.device, step, _parts(space, step, ()))
+    assert forms.known.seconds[form].tolist() == [own.forward, own.backward]
