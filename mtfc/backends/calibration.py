@@ -27,18 +27,14 @@ import numpy as np
 
 from mtfc.backends import jax_kernels
 from mtfc.backends.devices import devices, import_jax
+from mtfc.backends.jax_collectives import COLLECTIVES, PARTS
+from mtfc.backends.rates import NOTABLY, Point, beyond, link_of, rising
 from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
 
 Loop = Callable[[int], Callable[[], object]]
 """From a number of repetitions to a function that does them, and returns when they are done."""
 
-Point = tuple[float, float]
-"""The size of something, and the seconds that it takes."""
-
 RUNS = 3
-NOTABLY = 1.25
-"""An op whose time is that of its bytes times less than this has no rate of its own."""
-
 TURNS = 16
 """Arrays that take turns, as long as they are no more than `BYTES_OF_TURNS` together."""
 
@@ -102,39 +98,9 @@ def _usual(run: Callable[[], object]) -> float:
     return median(times)
 
 
-def rising(points: Iterable[Point]) -> Rate:
-    """A rate from (work, seconds): more work never takes less time, whatever the clock says."""
-    found, slowest = [], 0.0
-    for size, seconds in points:
-        slowest = max(slowest, seconds)
-        found.append((float(size), size / slowest))
-    return Rate(tuple(found))
-
-
-def beyond(overhead: float, points: Sequence[Point]) -> list[Point]:
-    """What takes longer than a kernel that has nothing to do, by that much longer; or else the last."""
-    longer = [(size, seconds - overhead) for size, seconds in points if seconds > NOTABLY * overhead]
-    return longer or [points[-1]]
-
-
 def memory_of_machine(shares: int) -> float:
     """Bytes of main memory for each of so many devices."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shares
-
-
-def link_of(name: str, kind: Kind, members: int, times: Sequence[Point]) -> Link:
-    """A link from the seconds of all-reduces by bytes: r latency + r S / (n bandwidth) with r = 2 (n - 1) on a switch; in a
-    shared memory, n latency + 2 S / bandwidth.
-
-    The smallest is all latency. Sizes that take no longer say nothing of the bandwidth.
-    """
-    rounds, sent = (members, 2.0) if kind == "memory" else (2 * (members - 1), 2 * (members - 1) / members)
-    latency = min(seconds for _, seconds in times) / rounds
-    longer = [(size, seconds - rounds * latency) for size, seconds in times]
-    points = [(size, seconds) for size, seconds in longer if seconds > 1e-9]
-    points = points or [(times[-1][0], rounds * latency)]
-    bandwidth = rising([(size, seconds / sent) for size, seconds in points])
-    return Link(name, kind, (members,), bandwidth, latency)
 
 
 # NumPy
@@ -198,7 +164,7 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
-        times = effort.each(effort.messages, lambda size: box.all_reduce(size, effort))
+        times = {each: box.collectives(each, effort) for each in COLLECTIVES}
         kind: Kind = "memory" if is_cpu else "switch"
         links = (link_of("link", kind, len(found), times),)
     return Hardware(name, device, links)
@@ -299,16 +265,20 @@ class _Devices:
         }
         return {name: effort.elements / each for name, each in own.items() if each > notable}
 
-    def all_reduce(self, size: int, effort: Effort) -> Point:
-        """(bytes, seconds); of zeros, whose sums need no scaling."""
-        import jax
+    def collectives(self, kind: str, effort: Effort) -> list[Point]:
+        """(bytes, seconds) of collectives of a kind."""
+        return effort.each(effort.messages, lambda size: self.collective(kind, size, effort))
+
+    def collective(self, kind: str, size: int, effort: Effort) -> Point:
+        """Of an array of at least so many bytes; of zeros, whose sums need no scaling."""
         import jax.numpy as jnp
 
-        def body(one: Any, result: Any) -> Any:
-            total = jax.lax.psum(result, "all")  # type: ignore[no-untyped-call]
-            return jax.lax.pcast(total, "all", to="varying")
-
-        return size, self._seconds(body, jnp.zeros(size // 4, "float32"), effort)
+        members = len(self.devices)
+        elements = -(-size // (4 * members**2)) * members
+        array = jnp.zeros(elements if kind in PARTS else elements * members, "float32")
+        return 4 * elements * members, self._seconds(
+            lambda one, result: COLLECTIVES[kind](result, "all", members), array, effort
+        )
 
     def _seconds(
         self,

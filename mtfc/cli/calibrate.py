@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices", type=count, metavar="N", help="how many devices of JAX (default: all that there are)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="few sizes and short runs: seconds in place of a minute"
+        "--quick", action="store_true", help="few sizes and short runs: seconds in place of two minutes"
     )
 
 
@@ -55,7 +55,7 @@ def _measured(options: argparse.Namespace) -> tuple[Hardware, str]:
 
     allocator.keep_memory()
     effort = QUICK if options.quick else Effort()
-    hint = "Rates by size: FLOPs of a matrix product, bytes that a kernel reads and writes, bytes of an all-reduce."
+    hint = "Rates by size: FLOPs of a matrix product, bytes that a kernel reads and writes, bytes of a collective."
     if options.backend == "numpy":
         return with_numpy(
             "here", effort

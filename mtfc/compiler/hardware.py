@@ -91,7 +91,8 @@ class Link:
     torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring
     devices have this bandwidth together. wraps: a part of a ring or side is a ring itself, with neighbours on both sides, where
     its length is a multiple of this and no fewer devices are in use than a block with such sides has, and else a line; None:
-    only a whole side is. `sizes` is empty for an outermost switch that has room for any number.
+    only a whole side is. collectives: bandwidths of kinds of collectives that have their own, a permute's by the bytes of one
+    device. `sizes` is empty for an outermost switch that has room for any number.
     """
 
     name: str
@@ -101,6 +102,16 @@ class Link:
     latency: float
     shared: int = 1
     wraps: int | None = None
+    collectives: Mapping[str, Rate] = attrs.field(factory=dict)
+
+    def rate(self, kind: str) -> Rate:
+        """The bandwidth in a collective of this kind."""
+        return self.collectives.get(kind, self.bandwidth)
+
+    @property
+    def peak(self) -> float:
+        """The bandwidth at its best, in any collective."""
+        return max(rate.peak for rate in (self.bandwidth, *self.collectives.values()))
 
     @property
     def has_neighbours(self) -> bool:

@@ -6,12 +6,13 @@ below; nothing else here knows them by name but the functions that make the resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.hardware import KERNELS, KINDS, NEIGHBOURING, Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
 from mtfc.frontend import ast
 from mtfc.frontend.constants import number
 from mtfc.frontend.scope import Scope, listing
@@ -205,20 +206,25 @@ def _flops(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
 
 
 def _ops(figure: ast.Figure, scope: Scope) -> dict[str, float] | None:
-    known = (*OPS, *KERNELS)
+    help = "they are called as in what `mtfc compile --emit ir` prints"
+    is_known = _known("op", (*OPS, *KERNELS), help, scope)
+    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
+
+
+def _collectives(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
+    is_known = _known("collective", COLLECTIVES, listing(COLLECTIVES), scope)
+    return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
+
+
+def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
+    """Whether a name is one of these; an error where it is not."""
 
     def is_known(name: ast.Name) -> bool:
-        if name.text not in known:
-            scope.unknown(
-                "E012",
-                f"no op is called `{name.text}`",
-                name,
-                known,
-                "they are called as in what `mtfc compile --emit ir` prints",
-            )
-        return name.text in known
+        if name.text not in names:
+            scope.unknown("E012", f"no {what} is called `{name.text}`", name, names, help)
+        return name.text in names
 
-    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
+    return is_known
 
 
 def _table(
@@ -254,4 +260,5 @@ LINK: Mapping[str, Read] = {
     "latency": _not_negative,
     "shared": _whole,
     "wraps": _whole,
+    "collectives": _collectives,
 }

@@ -41,6 +41,9 @@ def _figures(link: Link) -> Iterator[str]:
         yield f"shared: {link.shared}"
     if link.wraps is not None:
         yield f"wraps: {link.wraps}"
+    if link.collectives:
+        rates = "".join(f"{kind}: {_rate(rate)}\n" for kind, rate in link.collectives.items())
+        yield f"collectives: {{\n{rates}}}"
 
 
 def _rate(rate: Rate) -> str:

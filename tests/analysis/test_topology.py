@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from mtfc.compiler.analysis.topology import Topology, lie_as_one
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.targets import named
 
@@ -248,6 +250,21 @@ def test_bandwidth_by_message_size() -> None:
     topology = Topology.of(grid(all=2), machine(link))
     small, large = (topology.seconds("all_reduce", ("all",), size)["net"] for size in (1e3, 1e6))
     assert small == pytest.approx(large)
+
+
+@pytest.mark.parametrize("kind", ["switch", "ring", "memory"])
+def test_a_collective_with_a_bandwidth_of_its_own(kind: Kind) -> None:
+    """It is as fast as on a link of that bandwidth, and the others are as before."""
+    plain = Link("link", kind, (8,), Rate.constant(B), A)
+    fast, own = attrs.evolve(plain, bandwidth=Rate.constant(3 * B)), {"all_to_all": Rate.constant(3 * B)}
+    both = attrs.evolve(plain, collectives=own)
+
+    def seconds(collective: str, link: Link) -> dict[str, float]:
+        return Topology.of(grid(all=8), machine(link)).seconds(collective, ("all",), S)
+
+    for collective in KINDS:
+        expected = fast if collective == "all_to_all" else plain
+        assert seconds(collective, both) == seconds(collective, expected)
 
 
 def test_an_axis_of_one_costs_nothing() -> None:

@@ -9,8 +9,10 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from mtfc.backends.calibration import QUICK, beyond, link_of, rising, with_jax, with_numpy
+from mtfc.backends.calibration import QUICK, with_jax, with_numpy
+from mtfc.backends.jax_collectives import COLLECTIVES, PARTS
 from mtfc.backends.jax_kernels import KERNELS
+from mtfc.backends.rates import beyond, link_of, rising
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.types import Mesh
@@ -28,19 +30,42 @@ def test_rates_are_without_what_each_kernel_costs() -> None:
     assert beyond(2.0, [(10, 1.9), (100, 2.0)]) == [(100, 2.0)]
 
 
-@pytest.mark.parametrize("kind", ["switch", "memory"])
-def test_a_link_predicts_the_all_reduces_that_it_was_made_from(kind: Kind) -> None:
-    times = [(64, 60e-6), (1 << 16, 61e-6), (1 << 20, 200e-6), (1 << 24, 2e-3)]
-    link = link_of("link", kind, 4, times)
+REDUCED = [(64, 60e-6), (1 << 16, 61e-6), (1 << 20, 200e-6), (1 << 24, 2e-3)]
+SLOWER = [(size, 3 * seconds) for size, seconds in REDUCED]
+
+
+def seconds_on(link: Link, kind: str, size: int) -> float:
+    """What a collective of four devices takes, of an array of so many bytes."""
     box = Hardware("here", Device({"f32": Rate.constant(1.0)}, 1.0, Rate.constant(1.0)), (link,))
-    topology = Topology.of(Mesh("all", (("all", 4),)), box)
-    for size, seconds in times:
-        (found,) = topology.seconds("all_reduce", ("all",), size).values()
-        assert found == pytest.approx(seconds, rel=0.1)
+    local = size // 4 if kind in PARTS else size
+    (found,) = Topology.of(Mesh("all", (("all", 4),)), box).seconds(kind, ("all",), local, 1).values()
+    return found
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("link_kind", ["switch", "memory"])
+def test_a_link_predicts_the_collectives_that_it_was_made_from(link_kind: Kind, kind: str) -> None:
+    times = dict.fromkeys(COLLECTIVES, SLOWER) | {"all_reduce": REDUCED}
+    link = link_of("link", link_kind, 4, times)
+    for size, seconds in times[kind]:
+        assert seconds_on(link, kind, size) == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("link_kind", ["switch", "memory"])
+def test_a_link_whose_collectives_take_what_the_formulas_say_has_one_bandwidth(link_kind: Kind) -> None:
+    link = Link("link", link_kind, (4,), Rate.constant(1e9), 1e-5)
+    times = {
+        kind: [(size, seconds_on(link, kind, size)) for size in (4, 1 << 10, 1 << 20, 1 << 24)]
+        for kind in COLLECTIVES
+    }
+    found = link_of("link", link_kind, 4, times)
+    assert not found.collectives
+    assert found.latency == pytest.approx(1e-5, rel=1e-3)
+    assert found.bandwidth.peak == pytest.approx(1e9, rel=1e-2)
 
 
 def test_a_link_that_is_all_latency() -> None:
-    link = link_of("link", "switch", 2, [(64, 1e-5), (128, 1e-5)])
+    link = link_of("link", "switch", 2, {"all_reduce": [(64, 1e-5), (128, 1e-5)]})
     assert link.latency == pytest.approx(5e-6)
     assert link.bandwidth.peak > 0
 
@@ -58,7 +83,7 @@ def test_hardware_as_text_means_the_same(name: str) -> None:
 
 def test_tables_as_text() -> None:
     rate = Rate(((1e3, 2.5e9), (1e6, 4e10)))
-    link = Link("wire", "torus", (4, 2), rate, 1.5e-6, shared=2, wraps=4)
+    link = Link("wire", "torus", (4, 2), rate, 1.5e-6, shared=2, wraps=4, collectives={"permute": rate})
     hardware = Hardware(
         "box",
         Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}, 0.25, loop=8e-6),

@@ -39,15 +39,21 @@ SLOW_LINKS = Hardware(
 )
 """Where what a layout sends is all that matters."""
 
+FASTER = {
+    "all_to_all": Rate.constant(4e6),
+    "permute": Rate.constant(5e6),
+    "reduce_scatter": Rate.constant(2e6),
+}
+
 NODES = attrs.evolve(
     SLOW_LINKS,
     name="nodes",
     links=(
-        Link("node", "ring", (4,), Rate.constant(1e7), 1e-6),
-        Link("net", "switch", (), Rate.constant(1e6), 1e-5, shared=2),
+        Link("node", "ring", (4,), Rate.constant(1e7), 1e-6, collectives={"all_gather": Rate.constant(3e7)}),
+        Link("net", "switch", (), Rate.constant(1e6), 1e-5, shared=2, collectives=FASTER),
     ),
 )
-"""Where the groups of a collective lie on links of two speeds."""
+"""Where the groups of a collective lie on links of two speeds, and some collectives are faster than others."""
 
 SLOW_CORES = Hardware(
     "slow_cores",

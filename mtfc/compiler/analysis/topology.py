@@ -181,30 +181,32 @@ class Topology:
             return found | {c.lane.name: self._all_to_all(c, local_bytes, whole) for c in crossings}
         for together in _tori(crossings):
             rounds = 2 if kind == "all_reduce" else 1
-            seconds = rounds * self._gather(together, whole)
+            seconds = rounds * self._gather(together, kind, whole)
             found |= dict.fromkeys((crossing.lane.name for crossing in together), seconds)
         return found
 
     def _copy(self, c: Crossing, kind: str, local: float, whole: float) -> float:
         members = self.used[c.lane.name] if kind == "permute" else c.size
         copied = local if kind in ("permute", "all_to_all") else whole * (2 if kind == "all_reduce" else 1)
-        return members * c.lane.link.latency + copied / self.bandwidth(c, whole)
+        return members * c.lane.link.latency + copied / self.bandwidth(c, kind, whole)
 
-    def _gather(self, sides: Sequence[Crossing], whole: float) -> float:
-        """An all-gather over the sides of one link."""
+    def _gather(self, sides: Sequence[Crossing], kind: str, whole: float) -> float:
+        """An all-gather, or as much of a collective of that kind, over the sides of one link."""
         members = prod(side.size for side in sides)
-        rate = sum(self.bandwidth(side, whole) for side in sides)
+        rate = sum(self.bandwidth(side, kind, whole) for side in sides)
         steps = sum(side.steps for side in sides)
         sent = whole * (members - 1) / (members * sides[0].inner)
         return steps * sides[0].lane.link.latency + sent / rate
 
     def _all_to_all(self, c: Crossing, local: float, whole: float) -> float:
         share = (c.size // 2) * ((c.size + 1) // 2) if c.lane.link.has_neighbours else c.size - 1
-        return c.steps * c.lane.link.latency + local * share / (c.size * self.bandwidth(c, whole))
+        return c.steps * c.lane.link.latency + local * share / (
+            c.size * self.bandwidth(c, "all_to_all", whole)
+        )
 
     def _permute(self, c: Crossing, local: float, hops: int | None) -> float:
         """Where it goes anywhere, over a quarter of a ring on average, and both ways."""
-        rate, passed = self.bandwidth(c, local), 1
+        rate, passed = self.bandwidth(c, "permute", local), 1
         if c.lane.link.has_neighbours and hops is None:
             passed = max(1, c.size // 4)
         elif c.lane.link.has_neighbours and hops is not None:
@@ -213,10 +215,12 @@ class Topology:
             rate /= 2 if c.is_ring else 1
         return passed * (c.stride * c.lane.link.latency + local / rate)
 
-    def bandwidth(self, crossing: Crossing, size: float) -> float:
-        """Bytes/s that one device sends there in all directions, when all devices of the mesh do, of an array of `size` bytes."""
+    def bandwidth(self, crossing: Crossing, kind: str, size: float) -> float:
+        """Bytes/s that one device sends there in all directions, when all devices of the mesh do, of an array of `size` bytes
+        in a collective of that kind.
+        """
         link = crossing.lane.link
-        rate = link.bandwidth.at(size) / min(link.shared, self.mesh.devices)
+        rate = link.rate(kind).at(size) / min(link.shared, self.mesh.devices)
         between = crossing.stride if link.has_neighbours else 1
         return rate * (2 if crossing.is_ring else 1) / between
 

@@ -42,7 +42,8 @@ class Collectives:
     def _topology(self) -> Topology:
         """Of links that are always as fast as they can be."""
         links = [
-            attrs.evolve(link, bandwidth=Rate.constant(link.bandwidth.peak)) for link in self.hardware.links
+            attrs.evolve(link, bandwidth=Rate.constant(link.peak), collectives={})
+            for link in self.hardware.links
         ]
         return Topology.of(self.mesh, attrs.evolve(self.hardware, links=tuple(links)))
 

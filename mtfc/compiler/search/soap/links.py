@@ -51,7 +51,7 @@ def links(hardware: Hardware, count: int) -> Links:
                 key = (link.name, sender, direction)
                 port[a, b] = numbers.setdefault(key, count + len(numbers))
                 latency[a, b] = hops * link.latency
-                bandwidth[a, b] = link.bandwidth.peak
+                bandwidth[a, b] = link.rate("permute").peak
     return Links(count, port, latency, bandwidth, count + len(numbers))
 
 
