@@ -106,9 +106,12 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _start_jax(cases: Sequence[Case]) -> None:
-    """JAX makes its devices once, so the largest mesh asks for them. Raises `Unavailable`."""
-    from mtfc.backends.devices import reserve
+    """JAX makes its devices once, so the largest mesh asks for them. GPUs and TPUs are to multiply numbers as they are, and not
+    as rounded to 10 or 7 binary digits, which JAX lets them by default. Raises `Unavailable`.
+    """
+    from mtfc.backends.devices import import_jax, reserve
 
+    import_jax().config.update("jax_default_matmul_precision", "highest")
     reserve(
         max((case.mesh.devices for case in cases if case.mesh.devices <= MOST_VIRTUAL_DEVICES), default=1)
     )
