@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -33,6 +34,8 @@ FEW = 10_000
 """Strategies that are all looked at, unasked."""
 SHORT = 2.0
 """Seconds of compiling that are not worth a word."""
+LARGEST = 10**300
+"""A number that a float can still hold, as readers of JSON need it."""
 MOST_SHOWN = 20
 """Placements of more operators are written to a file, and not shown."""
 
@@ -125,7 +128,7 @@ def record(placed: Placed) -> dict[str, Any]:
         "lower_bound_seconds": placed.result.lower_bound,
         "optimal": placed.result.is_optimal,
         "locally_optimal": placed.result.locally_optimal,
-        "strategies": placed.space.strategies,
+        "strategies": placed.space.strategies if placed.space.strategies < LARGEST else None,
         "evaluated": placed.result.evaluated,
         "search_seconds": round(placed.seconds, 3),
         "mesh": {},
@@ -154,14 +157,17 @@ def _proof(placed: Placed) -> str:
     result, operators = placed.result, len(placed.space.graph.operators)
     tried = f"{result.evaluated} were simulated."
     if result.is_optimal:
-        return (
-            f"Proven the best of {placed.space.strategies:.3g} strategies of {operators} operators: {tried}"
-        )
+        return f"Proven the best of {about(placed.space.strategies)} strategies of {operators} operators: {tried}"
     local = "No other configuration of a single operator is better."
     at_most = f"{over(result.best.seconds, result.lower_bound):.2f} times the best of all"
     bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
     ended = local if result.locally_optimal else "The time was up before that was a local optimum."
-    return f"{ended} {bound}. Of {placed.space.strategies:.3g} strategies of {operators} operators {tried}"
+    return f"{ended} {bound}. Of {about(placed.space.strategies)} strategies of {operators} operators {tried}"
+
+
+def about(number: int) -> str:
+    """A number to three digits, that may be too large for a float, as the strategies of a deep network on many devices are."""
+    return f"{number:.3g}" if number < LARGEST else f"{Decimal(number):.2e}"
 
 
 def inserted(text: str, placed: Placed) -> str:

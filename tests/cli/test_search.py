@@ -446,3 +446,28 @@ def test_what_cannot_be_written_is_said_before_the_search(mtfc: Mtfc, folder: Pa
         ):
             run = mtfc(*asked, path)
             assert (run.status, run.out, run.err) == (2, "", f"mtfc: cannot write {path}: {reason}\n")
+
+
+DEEP = """\
+dim batch = 64
+dim units = 64
+dim made = units
+dim time = 200
+model m(x: [batch, units]) {
+  param w: [units, made] = normal(stddev = 0.1)
+  repeat time {
+    x = rename(tanh(einsum(x, w -> [batch, made])), made -> units)
+  }
+  return x
+}
+"""
+
+
+def test_more_placements_than_floats_count(mtfc: Mtfc, folder: Path) -> None:
+    """A deep network on many devices has 10^700 of them."""
+    (folder / "deep.mtf").write_text(DEEP)
+    asked = ("--space", "soap", "--target", "k80_cluster", "--devices", "64", "--budget", "1")
+    run = mtfc("search", "deep.mtf", *asked)
+    assert run.status == 0
+    assert re.search(r"Of \d\.\d\de\+\d{3} strategies of", run.out)
+    assert mtfc("search", "deep.mtf", *asked, "--format", "json").json["strategies"] is None
