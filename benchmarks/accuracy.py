@@ -27,7 +27,7 @@ from mtfc.cli.inputs import draw_batch
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.analysis.cost import charges, total
 from mtfc.compiler.analysis.kernels import Memory
-from mtfc.compiler.analysis.memory import memory_of
+from mtfc.compiler.analysis.memory import memory_on
 from mtfc.compiler.analysis.roofline import work
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.step_time import StepTime, step_time
@@ -264,7 +264,7 @@ def _beside_compiled(topology: str, case: Case) -> Generator[Figure, None, float
     yield Figure(
         "    elements in collectives that were not predicted", unpredicted(program, step.as_text()), "", 0
     )
-    yield Figure("    predicted memory over the compiler's", memory(program) / allocated(step), "")
+    yield Figure("    predicted memory over the compiler's", memory(program, hardware) / allocated(step), "")
     return abs(computation / compiled - 1)
 
 
@@ -276,9 +276,8 @@ def unpredicted(program: Program, text: str) -> int:
     return sum(abs(found.get(kind, 0) - said.get(kind, 0)) for kind in found.keys() | said.keys())
 
 
-def memory(program: Program) -> int:
-    mesh = program.placed_on
-    return int(memory_of(program.function("step"), mesh, Numbers(mesh)).total)
+def memory(program: Program, hardware: Hardware) -> int:
+    return int(memory_on(program.function("step"), program.placed_on, hardware.device).total)
 
 
 def allocated(step: Any) -> int:
