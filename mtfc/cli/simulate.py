@@ -48,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    import attrs
+
     from mtfc.compiler.analysis.cost import layout_cost
+    from mtfc.compiler.analysis.memory import memory_on
     from mtfc.compiler.analysis.step_json import step_json, trace
     from mtfc.compiler.analysis.step_report import step_report
     from mtfc.compiler.analysis.step_time import step_time
@@ -64,7 +67,9 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     order = _order(options.place, case.mesh)
     program = case.lower(selection.program)
     cost = layout_cost(program)
-    step = step_time(program.function("step" if cost.trains else "forward"), case.mesh, hardware, order)
+    function = program.function("step" if cost.trains else "forward")
+    cost = attrs.evolve(cost, memory=memory_on(function, case.mesh, hardware.device))
+    step = step_time(function, case.mesh, hardware, order)
     if options.trace:
         title = f"{cost.model}, layout {cost.layout.name} on {hardware.name}"
         write_text(options.trace, json.dumps(trace(step, title)) + "\n")

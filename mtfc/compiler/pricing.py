@@ -6,9 +6,8 @@ from hashlib import blake2b
 
 import attrs
 
-from mtfc.compiler.analysis.memory import memory_of
+from mtfc.compiler.analysis.memory import memory_on
 from mtfc.compiler.analysis.price import seconds_of
-from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
@@ -82,7 +81,7 @@ class Pricer:
 
     def _price(self, function: Function, mesh: Mesh, overlaps: bool) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
-        memory = memory_of(function, mesh, Numbers(mesh)).total
+        memory = memory_on(function, mesh, self.hardware.device).total
         assert isinstance(memory, int), "sizes are numbers"
         price = Price(*seconds, memory)
         if not overlaps:

@@ -252,6 +252,7 @@ DEVICE: Mapping[str, Read] = {
     "ops": _ops,
     "overlap": _share,
     "matrix": _whole,
+    "scratchpad": _positive,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,

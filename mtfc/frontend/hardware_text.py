@@ -20,6 +20,7 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
         f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
         *([f"loop: {_number(device.loop)}"] if device.loop else []),
         *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
+        *([f"scratchpad: {_number(device.scratchpad)}"] if device.scratchpad else []),
         f"ops: {{\n{ops}}}\n}}" if ops else "}",
         *map(_link, hardware.links),
         "}",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.compiler.analysis.memory import memory_on
 from mtfc.compiler.analysis.tiles import filled, is_product, is_sum, least_bytes, stored_bytes
 from mtfc.compiler.hardware import Device, Rate
 from mtfc.compiler.ir.core import Equation
@@ -120,3 +121,11 @@ def test_parts_of_a_product_are_filled_up_no_less(
         ),
     )
     assert filled(part, mesh, TPU) >= filled(whole, mesh, TPU) * (1 - 1e-12)
+
+
+def test_memory_of_a_tpu_is_that_of_whole_tiles() -> None:
+    text = "dim n = 4096\ndim k = 10\nmodel net(x: [n, k]) {\n  y = exp(x)\n  return y\n}\n"
+    (program,) = load(text).programs
+    found = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
+    assert memory_on(found, ONE_DEVICE, PLAIN).total == 2 * 4 * 4096 * 10
+    assert memory_on(found, ONE_DEVICE, TPU).total == 2 * 4 * 4096 * 16

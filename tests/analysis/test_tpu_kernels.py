@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
@@ -243,3 +244,76 @@ model net(x: [b, h, w, c]) {{
     copied = 2 * result if groups > 1 and features % 128 else 0
     rounded = stored_bytes(function(text).arguments[0].value.type, ONE_DEVICE, TPU, pixels) * 5 // 2
     assert found.bytes == pytest.approx(read + result + copied + rounded, rel=0.1)
+
+
+def seconds_of(found: Function, device: Device) -> float:
+    return sum(each.seconds for each in work(found, ONE_DEVICE, device))
+
+
+def test_what_is_one_kernel_has_one_overhead() -> None:
+    """`b` joins `a`; a sum is a kernel of its own, and a product costs nothing besides."""
+    text = f"""\
+dim n = {N}
+dim m = {N}
+dim k = {N}
+model net(x: [n, m], y: [m, k]) {{
+  a = exp(x)
+  b = a + 1
+  c = sum(b, over = m)
+  d = einsum(x, y -> [n, k])
+  return a, b, c, d
+}}
+"""
+    found, overhead = function(text), 1e-3
+    more = seconds_of(found, attrs.evolve(TPU, overhead=overhead)) - seconds_of(found, TPU)
+    assert more == pytest.approx(2 * overhead)
+
+
+RECURRENT = f"""\
+dim time = 8
+dim batch = 128
+dim units = {N}
+dim inputs = units
+model net(x: [time, batch, units]) {{
+  param w: [inputs, units] = zeros()
+  h = zeros([batch, units])
+  scan x_t = x along time {{
+    h = tanh(einsum(rename(h, units -> inputs), w -> [batch, units]) + x_t)
+  }}
+  loss = sum(h * h)
+  return loss
+}}
+train net {{
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}}
+"""
+
+
+def test_a_loop_keeps_what_it_multiplies_with_where_an_iteration_fits() -> None:
+    """The weights, and in the loop backwards their gradient too, which is read and written."""
+    step, weights = function(RECURRENT, "step"), 4 * N * N
+    near = attrs.evolve(TPU, scratchpad=1e9)
+    loops = [eqn for eqn in step.body if eqn.regions]
+    assert len(loops) == 2
+    for loop, times in zip(loops, (1, 3), strict=True):
+        moved = [sum(each.bytes for each in work(region_of(loop), ONE_DEVICE, d)) for d in (TPU, near)]
+        assert moved[0] - moved[1] == times * weights
+        number = step.body.index(loop)
+        around = [work(step, ONE_DEVICE, device)[number].bytes for device in (TPU, near)]
+        assert around[1] - around[0] == times * weights
+    small = attrs.evolve(TPU, scratchpad=1e6)
+    assert seconds_of(region_of(loops[0]), small) == seconds_of(region_of(loops[0]), TPU)
+
+
+def test_pads_are_part_of_the_kernel_that_adds_them() -> None:
+    text = f"""\
+dim n = {N}
+dim m = {N}
+dim more = {2 * N}
+model net(x: [n, m], y: [n, m]) {{
+  out = pad(x, m -> more) + pad(y, m -> more, before = {N})
+  return out
+}}
+"""
+    assert sum(each.bytes for _, each in works(function(text))) == 4 * (2 + 2) * N**2

@@ -72,7 +72,13 @@ SLOW_CORES = Hardware(
 SLOW_TPU = attrs.evolve(
     SLOW_CORES,
     name="slow_tpu",
-    device=attrs.evolve(SLOW_CORES.device, ops={"bernoulli": 1e4, "uniform": 1e4}, matrix=16),
+    device=attrs.evolve(
+        SLOW_CORES.device,
+        overhead=1e-3,
+        ops={"bernoulli": 1e4, "uniform": 1e4},
+        matrix=16,
+        scratchpad=1e5,
+    ),
 )
 """Where what a TPU fills up, holds and draws again is."""
 

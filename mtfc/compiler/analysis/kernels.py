@@ -15,6 +15,9 @@ expects of single kernels, the same on v2 to v6e:
 - So does what is computed and stored in 16 bits: component-wise, or by a product.
 - What is component-wise and cheap is computed again by each kernel that uses it. Random numbers are: adding, shifting and xor.
 
+- A kernel takes some time even where it has next to nothing to do (`Device.overhead`), but a product. A reduction has a kernel of
+  its own there, though it reads nothing, and what is component-wise is one kernel with what it is joined to.
+
 And it makes kernels of several equations:
 
 - What a component-wise equation computes is reduced, or used component-wise in the same stage, by the same kernel, stored or not,
@@ -25,6 +28,8 @@ And it makes kernels of several equations:
 - A product that is only added to something is added by its own kernel, and so is what is computed of the sum alone: the end of
   that is stored, and nothing before it.
 - What a loop keeps of each iteration is written twice where the iteration itself uses it.
+- A loop whose iteration altogether fits into the processor's own memory (`Device.scratchpad`) keeps there what all iterations
+  multiply with, such as weights, and what they add products to, such as gradients of weights.
 - Features of a convolution that are several dimensions are copied to be one, unless whole tiles lie side by side.
 - An input of the program that a convolution sees as windows is rounded to 16 bits before, in a copy.
 """
@@ -33,10 +38,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mtfc.compiler.analysis.tiles import LANES, is_product, is_sum, stored_bytes
+from mtfc.compiler.analysis.tiles import LANES, is_product, is_sum, pixels_of, stored_bytes
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import ROLES
+from mtfc.compiler.ir.loops import ROLES, carried
 from mtfc.compiler.ir.opdef import Storage
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
@@ -117,8 +122,13 @@ class Memory:
         self.holders: dict[Value, Equation] = {}
         self.images: dict[Value, Equation] = {}
         self.ends: set[Value] = set()
+        self.staying: set[Value] = set()
         if is_tpu:
             self._know_tpu(whole or function)
+        if is_tpu and device is not None and device.scratchpad:
+            self.staying = set(_able_to_stay(function) if whole else self._staying(function, device))
+            self.stored -= self.staying
+        self.firsts = set(_firsts(function.body, self, device)) if device else set[Equation]()
 
     def _know_tpu(self, function: Function) -> None:
         """What counts on TPUs: see the top.
@@ -128,10 +138,9 @@ class Memory:
         """
         self._store_ends(function)
         self.stacked = set(_kept(function))
+        self.pixels = pixels_of(function.body)
         inputs = {argument.value for argument in function.arguments if argument.role == "input"}
         for eqn in function.body:
-            if eqn.op in ("window", "fold"):
-                self.pixels |= set(eqn.operands[0].type.dims) ^ set(eqn.result.type.dims)
             for value in eqn.operands:
                 source = self.seen(value)[-1]
                 if storage(eqn) == "reduced" or is_sum(eqn):
@@ -163,6 +172,21 @@ class Memory:
             return value
         return self._end(found[0].result)
 
+    def _staying(self, region: Function, device: Device) -> Iterator[Value]:
+        """What an iteration of a loop finds and leaves in the processor's own memory: see the top."""
+        values = self.stored | {argument.value for argument in region.arguments}
+        size = sum(self.bytes(value.type, device) for value in values)
+        if size > device.scratchpad or any(eqn.regions for eqn in region.body):
+            return
+        for argument in region.arguments:
+            if argument.role == "invariant" and all(map(is_product, self.users(argument.value))):
+                yield argument.value
+        for argument, output in zip(carried(region), region.outputs, strict=False):
+            sums = [*self.users(argument.value)]
+            is_sum_of_products = len(sums) == 1 and any(map(self._is_accumulated, sums[0].operands))
+            if is_sum_of_products and sums[0].results == (output.value,) and output.value not in self.stacked:
+                yield from (argument.value, output.value)
+
     def users(self, value: Value) -> Iterator[Equation]:
         return users(value, self.readers)
 
@@ -175,7 +199,7 @@ class Memory:
         return stored_bytes(type, self.mesh, device, self.pixels)
 
     def is_stored(self, eqn: Equation) -> bool:
-        return any(value in self.stored for value in eqn.results)
+        return any(value in self.stored or value in self.staying for value in eqn.results)
 
     def kernel(self, eqn: Equation) -> str:
         """The op, or what it is together with others (`hardware.KERNELS`)."""
@@ -290,6 +314,8 @@ class Memory:
         """The value, what it is a view of, and so on to what is in memory; nothing where nothing is read."""
         found = self.seen(value)
         maker = self.makers.get(found[-1])
+        if found[-1] in self.staying:
+            return []
         if maker is not None and (storage(maker) == "made" or found[-1] not in self.stored):
             return []
         return found
@@ -300,6 +326,12 @@ class Memory:
         while (maker := self.makers.get(found[-1])) is not None and storage(maker) == "view":
             found.append(maker.operands[0])
         return found
+
+
+def _able_to_stay(region: Function) -> Iterator[Value]:
+    """What could stay in the processor's own memory from one iteration of a loop to the next, whatever is left out of it."""
+    yield from (argument.value for argument in region.arguments if argument.role in ("carried", "invariant"))
+    yield from (output.value for _, output in zip(carried(region), region.outputs, strict=False))
 
 
 def _stored(function: Function, makers: Mapping[Value, Equation], is_tpu: bool) -> set[Value]:
@@ -324,3 +356,23 @@ def _sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Itera
         while (maker := makers.get(value)) is not None and storage(maker) == "view":
             (value, *_) = maker.operands
         yield value
+
+
+def _firsts(body: Sequence[Equation], memory: Memory, device: Device) -> Iterator[Equation]:
+    """Of each kernel the first equation that is stored. A kernel is known by one of its equations."""
+    joined: dict[Equation, Equation] = {}
+
+    def kernel(eqn: Equation) -> Equation:
+        while eqn in joined:
+            eqn = joined[eqn]
+        return eqn
+
+    for eqn in body:
+        for value in eqn.operands:
+            if is_component_wise(eqn) and memory.is_joined(eqn, value, device):
+                one, other = kernel(eqn), kernel(memory.makers[memory.seen(value)[-1]])
+                joined |= {one: other} if one is not other else {}
+    is_tpu = device.matrix is not None
+    able = (eqn for eqn in reversed(body) if not (is_tpu and is_product(eqn)))
+    stored = {kernel(eqn): eqn for eqn in able if memory.is_stored(eqn)}
+    yield from stored.values()

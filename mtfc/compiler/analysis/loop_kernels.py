@@ -6,6 +6,7 @@ An iteration costs `Device.loop`. On a TPU, as XLA's compiler for TPUs has it (l
   that looks the same. What only one loop fills, first index first, is not.
 - What a loop takes in slices, in f32 and for products alone, is rounded to 16 bits before, once for all loops. (That products
   then read half as much is left out.)
+- What stays in the processor's own memory from iteration to iteration is read and written once.
 - What an iteration keeps but does not compute is copied: what it was given, what was sent, what a loop inside gave. So is the
   slice that a loop inside takes its own slices of.
 
@@ -55,10 +56,12 @@ class Loops:
         """Bytes and seconds besides those of its iterations."""
         if self.device.matrix is None:
             return 0, dim_of(loop).size * self.device.loop
-        passes = [*self._passes(loop)]
-        trips, copied = dim_of(loop).size, sum(map(self._copied, _copied(loop)))
+        passes = [*self._passes(loop), *self._loaded(loop)]
+        trips, types = dim_of(loop).size, [*_copied(loop)]
+        copied = sum(map(self._copied, types))
+        each = len(types) * self.device.overhead + copied / self.device.bandwidth.at(copied)
         size = sum(size for size, _ in passes) + trips * copied
-        return size, sum(seconds for _, seconds in passes) + trips * copied / self.device.bandwidth.at(copied)
+        return size, sum(seconds for _, seconds in passes) + trips * each
 
     def _passes(self, loop: Equation) -> Iterator[tuple[int, float]]:
         for value in stacks(loop):
@@ -67,6 +70,13 @@ class Loops:
         for value, first in self.rounded.items():
             if first is loop:
                 yield self._pass(rounding_bytes(value.type, self.memory, self.device), value.type, "round")
+
+    def _loaded(self, loop: Equation) -> Iterator[tuple[int, float]]:
+        """What stays for all iterations."""
+        if self.device.scratchpad:
+            for value in Memory(region_of(loop), self.memory.mesh, self.device).staying:
+                size = self.memory.bytes(value.type, self.device)
+                yield size, size / self.device.bandwidth.at(size)
 
     def _pass(self, size: int, type: TensorType, kernel: str) -> tuple[int, float]:
         elements = type.local_size(self.memory.mesh)

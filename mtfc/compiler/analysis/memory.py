@@ -11,7 +11,8 @@ The model. There are four parts, and `total` is their sum:
 
 So `total` is a bound for a program run in this order, reached where the activations peak when the last gradient is there. XLA can
 do better: it fuses chains of component-wise equations, whose intermediate values then take no memory; it reorders; it puts early
-gradients where late activations were. It can also do worse: it pads arrays to its tiles and sends through buffers of its own.
+gradients where late activations were. It can also do worse: it pads arrays to its tiles, which `memory_on` counts for TPUs, keeps
+weights in a second dtype or order, and sends through buffers of its own.
 
 A formula for the peak is the sum at the equation where it is with the file's own sizes; with others it may be elsewhere.
 """
@@ -25,7 +26,9 @@ import attrs
 
 from mtfc.compiler.analysis.liveness import Buffer, buffers, peak, unstored
 from mtfc.compiler.analysis.sizes import Amount, Scale, bytes_of
+from mtfc.compiler.analysis.tiles import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Function, Role, Value, walk
 from mtfc.compiler.ir.loops import maker
 from mtfc.compiler.ir.types import Mesh
@@ -80,6 +83,11 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
         stored=tuple(_stored(function, scale)),
         occupied=tuple(_occupied(function, everything, scale)),
     )
+
+
+def memory_on(function: Function, mesh: Mesh, device: Device) -> Memory:
+    """What a placed function needs on a device: of a TPU, arrays take whole tiles (`tiles.py`)."""
+    return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body))))
 
 
 def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]:

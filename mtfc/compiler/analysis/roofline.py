@@ -1,7 +1,7 @@
 """How long a processor computes: each equation by its FLOPs or by the bytes it moves, whichever takes longer.
 
 What is in memory at all, and which equations are one kernel, `kernels.py` says. An equation moves the bytes of stored operands
-and, where it is stored itself, of its results; each stored one is a kernel, which costs the device's overhead. The roofline is a
+and, where it is stored itself, of its results; each kernel costs the device's overhead. The roofline is a
 bound from below for a kernel, and a sum of them one from above for kernels that overlap, which on one device they rarely do.
 
 Where the device has a rate for it, products take longer by what is transposed for them (`ir/products.py`).
@@ -83,4 +83,4 @@ def kernel_seconds(
     copying = (
         size / device.bandwidth.at(size) + device.overhead for size in memory.copied(eqn, placed, device)
     )
-    return seconds + (device.overhead if memory.is_stored(eqn) else 0.0) + sum(copying)
+    return seconds + (device.overhead if eqn in memory.firsts else 0.0) + sum(copying)

@@ -14,9 +14,12 @@ whole. That does not hold for rows, of which a tile may have fewer. Of products 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from math import prod
 
+import attrs
+
+from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
@@ -24,8 +27,25 @@ from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 ROWS, LANES = 8, 128
 
 
+@attrs.frozen
+class Tiles(Numbers):
+    """Elements that arrays have room for in the memory of a device."""
+
+    device: Device
+    pixels: Set[Dim]
+
+    def elements(self, type: TensorType) -> int:
+        return stored_bytes(type, self.mesh, self.device, self.pixels) // ITEM_BYTES[type.dtype]
+
+
+def pixels_of(equations: Iterable[Equation]) -> set[Dim]:
+    """The dimensions that windows turn into others."""
+    turned = (eqn for eqn in equations if eqn.op in ("window", "fold"))
+    return {dim for eqn in turned for dim in set(eqn.operands[0].type.dims) ^ set(eqn.result.type.dims)}
+
+
 def stored_bytes(type: TensorType, mesh: Mesh, device: Device, pixels: Set[Dim] = frozenset()) -> int:
-    """Bytes that one processor's array takes in memory; `pixels` are dimensions that windows turn into others."""
+    """Bytes that one processor's array takes in memory; `pixels` are those of `pixels_of`."""
     shape = type.local_shape(mesh)
     if device.matrix is None:
         return prod(shape) * ITEM_BYTES[type.dtype]

@@ -265,7 +265,7 @@ OPS = (
     structural(
         "pad", _pad_infer, _within, _pad_gradient, _pad, _pad_text, _jax_pad,
         "A dimension extended by a constant before, after and (with a stride) between its elements.",
-        linear=linear_if_zero, distribute=_distribute_pad, storage="kernel",
+        linear=linear_if_zero, distribute=_distribute_pad, storage="fused",
     ),
     structural(
         "shift", _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,

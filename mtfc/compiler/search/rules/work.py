@@ -110,7 +110,7 @@ def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _
         alike=pairs_of(bridge_of(eqn)),
         loads=tuple((computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in held),
         moved=(*written, *filter(None, (*operands.values(), reads.held(eqn)))),
-        overhead=device.overhead if memory.is_stored(eqn) else 0.0,
+        overhead=_overhead(device) if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
 
@@ -125,11 +125,16 @@ def _completing(
     """What is made and stored already changes nothing, nor what is read already."""
     if eqn.results[0] in sums and reads.is_passing(eqn):
         moved = (*work.moved, *reads.stored(eqn))
-        yield eqn.result, attrs.evolve(work, moved=moved, overhead=reads.device.overhead)
+        yield eqn.result, attrs.evolve(work, moved=moved, overhead=_overhead(reads.device))
     for value, read in operands.items():
         if read is None and eqn in sums.get(value, ()) and OPS[eqn.op].storage != "lookup":
             moved = (*work.moved, Moved(reads.arrays(eqn, [value])))
             yield value, attrs.evolve(work, moved=moved)
+
+
+def _overhead(device: Device) -> float:
+    """Of what is stored: on a TPU it may join the kernel of an operand."""
+    return device.overhead if device.matrix is None else 0.0
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
