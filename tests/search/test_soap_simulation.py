@@ -106,7 +106,7 @@ def _full(blocks: Sequence[Block], devices: int) -> tuple[Graph, Timeline, float
     ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
     edges = connect(whole.edges, whole.offsets)
     seconds = simulate(*edges, whole.device, whole.seconds, ready, end, inf, devices)
-    order = np.argsort(ready, kind="stable").astype(np.int32)
+    order = np.argsort(ready, kind="stable").astype(np.uint32)
     return indexed(whole), timeline(ready, end, order, whole.device, whole.seconds, devices), seconds
 
 

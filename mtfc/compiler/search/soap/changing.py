@@ -80,7 +80,7 @@ def _affected(old: Graph, numbers: Array, is_anew: Array, begin: Array, leads: A
     count = len(old.device)
     is_affected = np.zeros(total, np.bool_)
     is_affected[count:] = True
-    found, size = np.empty(total, np.int32), total - count
+    found, size = np.empty(total, np.uint32), total - count
     for task in range(size):
         found[task] = count + task
     for number in numbers:
@@ -97,8 +97,8 @@ def _affected(old: Graph, numbers: Array, is_anew: Array, begin: Array, leads: A
 @inner
 def _edges(numbers: Array, new: Blocks, begin: Array):  # type: ignore[no-untyped-def]
     total = len(new.edges)
-    sources, targets = np.empty(total, np.int32), np.empty(total, np.int32)
-    owner = np.empty(total, np.int32)
+    sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
+    owner = np.empty(total, np.uint32)
     for i in range(len(numbers)):
         for e in range(new.edge_offsets[i], new.edge_offsets[i + 1]):
             edge = new.edges[e]

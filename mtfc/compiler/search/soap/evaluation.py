@@ -36,7 +36,7 @@ class Simulated:
     devices: int
 
     def base(self) -> Base:
-        order = np.argsort(self.ready, kind="stable").astype(np.int32)
+        order = np.argsort(self.ready, kind="stable").astype(np.uint32)
         own = self.blocks.device, self.blocks.seconds, self.devices
         return Base(indexed(self.blocks), timeline(self.ready, self.end, order, *own))
 

@@ -53,8 +53,8 @@ class Timeline(NamedTuple):
 def indexed(blocks: Blocks) -> Graph:
     """The graph that some blocks are."""
     total, count = len(blocks.edges), blocks.offsets[-1]
-    sources, targets = np.empty(total, np.int32), np.empty(total, np.int32)
-    owner = np.empty(total, np.int32)
+    sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
+    owner = np.empty(total, np.uint32)
     for block in range(len(blocks.offsets) - 1):
         for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
             edge = blocks.edges[e]
@@ -81,7 +81,7 @@ def _links(here: Array, there: Array, owner: Array, count: int) -> Links:
     for task in range(count):
         first[task + 1] += first[task]
     at = first[:-1].copy()
-    found = Links(first, np.empty(len(here), np.int32), np.empty(len(here), np.int32))
+    found = Links(first, np.empty(len(here), np.uint32), np.empty(len(here), np.uint32))
     for e in range(len(here)):
         found.other[at[here[e]]], found.owner[at[here[e]]] = there[e], owner[e]
         at[here[e]] += 1
@@ -97,12 +97,13 @@ def timeline(ready: Array, end: Array, order: Array, device: Array, seconds: Arr
         first[device[task] + 1] += 1
     for each in range(devices):
         first[each + 1] += first[each]
-    at, load = first[:-1].copy(), np.zeros(devices)
-    place, queue, work = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count)
+    at, load = first[:-1].astype(np.uint32), np.zeros(devices)
+    place, queue, work = np.empty(count, np.int32), np.empty(count, np.uint32), np.empty(count)
     for i in range(count):
         task = order[i]
-        own = device[task]
+        own = np.uint32(device[task])
         load[own] += seconds[task]
-        place[task], queue[at[own]], work[at[own]] = i, task, load[own]
-        at[own] += 1
+        last = at[own]
+        place[task], queue[last], work[last] = i, task, load[own]
+        at[own] = last + np.uint32(1)
     return Timeline(ready, end, order, place, first, queue, work)

@@ -83,7 +83,7 @@ def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run,
         sent,
         held,
     )
-    order = np.empty(total, np.int32)
+    order = np.empty(total, np.uint32)
     for i in range(total):
         order[i] = changed.rank[run.order[i]]
     return graph, timeline(ready, end, order, device, seconds, devices)
@@ -113,10 +113,13 @@ def _moved(old: Graph, new: Blocks, change: Change) -> Array:
 
 @inner
 def _links(old: Links, new: Chains, change: Change, offsets: Array, is_moved: Array) -> Links:
-    """Old edges that are left and new ones; of tasks that did not move all are left, and none is new."""
-    count, most = len(old.first) - 1, len(old.other) + len(new.other)
+    """Old edges that are left and new ones; of tasks that did not move all are left, and none is new.
+
+    Where nearly all time goes places are unsigned numbers, for which nothing asks whether they count from the end.
+    """
+    rank, count, most = change.rank, len(old.first) - 1, len(old.other) + len(new.other)
     first = np.empty(offsets[-1] + 1, np.int32)
-    other, owner = np.empty(most, np.int32), np.empty(most, np.int32)
+    other, owner = np.empty(most, np.uint32), np.empty(most, np.uint32)
     at = stop = 0
     while stop < len(offsets) - 1:
         to, task = offsets[stop], change.begin[stop]
@@ -126,12 +129,14 @@ def _links(old: Links, new: Chains, change: Change, offsets: Array, is_moved: Ar
             while last < most and not is_moved[last]:
                 last += 1
             if last > task:
-                begin, end = old.first[task], old.first[last]
-                first[to : to + last - task] = old.first[task:last] + np.int32(at - begin)
-                owner[at : at + end - begin] = old.owner[begin:end]
-                for e in range(begin, end):
-                    other[at] = change.rank[old.other[e]]
-                    at += 1
+                begin, size = old.first[task], old.first[last] - old.first[task]
+                for i in range(last - task):
+                    first[to + i] = old.first[task + i] + at - begin
+                for i in range(size):
+                    owner[np.uint64(at + i)] = old.owner[np.uint64(begin + i)]
+                for i in range(size):
+                    other[np.uint64(at + i)] = rank[old.other[np.uint64(begin + i)]]
+                at += size
                 to += last - task
                 task = last
                 continue
@@ -139,11 +144,11 @@ def _links(old: Links, new: Chains, change: Change, offsets: Array, is_moved: Ar
             begin, end = (old.first[task], old.first[task + 1]) if task < count else (0, 0)
             for e in range(begin, end):
                 if not change.is_anew[old.owner[e]]:
-                    other[at], owner[at] = change.rank[old.other[e]], old.owner[e]
+                    other[at], owner[at] = rank[old.other[e]], old.owner[e]
                     at += 1
             e = new.first[task]
             while e >= 0:
-                other[at], owner[at] = change.rank[new.other[e]], new.owner[e]
+                other[at], owner[at] = rank[new.other[e]], new.owner[e]
                 at += 1
                 e = new.next[e]
             to += 1
