@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -40,8 +41,12 @@ def prepared(name: str) -> Program:
 
 
 @cache
-def space_of(name: str, target: str = "p100_cluster") -> SoapSpace:
-    return soap_space(prepared(name), named(target, {}), DEVICES)
+def space_of(
+    name: str, target: str = "p100_cluster", overhead: float = 0.0, overlap: float = 1.0
+) -> SoapSpace:
+    hardware = named(target, {})
+    device = attrs.evolve(hardware.device, overhead=overhead, overlap=overlap)
+    return soap_space(prepared(name), attrs.evolve(hardware, device=device), DEVICES)
 
 
 def drawn(space: SoapSpace, count: int) -> list[tuple[Step, Degrees]]:
@@ -54,9 +59,10 @@ def drawn(space: SoapSpace, count: int) -> list[tuple[Step, Degrees]]:
 CASES = [*soap_programs.PROGRAMS, *NETWORKS]
 
 
+@pytest.mark.parametrize("costs", [{}, {"overhead": 1e-6, "overlap": 0.4}], ids=["peak", "overhead"])
 @pytest.mark.parametrize("name", CASES)
-def test_parts_take_and_keep_what_their_own_functions_do(name: str) -> None:
-    space = space_of(name)
+def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[str, float]) -> None:
+    space = space_of(name, **costs)  # type: ignore[arg-type]
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
