@@ -173,8 +173,8 @@ def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
     shape = "x".join(str(size) for _, size in mesh.axes)
     times = (price.seconds, price.compute, price.communication)
     memory = bytes_text(price.memory)
-    if price.memory > result.pricer.hardware.device.memory:
-        memory += ", too much"
+    if price.tiled > result.pricer.hardware.device.memory:
+        memory = f"{bytes_text(price.tiled)}, too much"
     ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
     return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
 

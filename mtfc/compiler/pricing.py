@@ -6,8 +6,9 @@ from hashlib import blake2b
 
 import attrs
 
-from mtfc.compiler.analysis.memory import memory_on
+from mtfc.compiler.analysis.memory import memory_of, memory_on
 from mtfc.compiler.analysis.price import seconds_of
+from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
@@ -81,9 +82,10 @@ class Pricer:
 
     def _price(self, function: Function, mesh: Mesh, overlaps: bool) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
-        memory = memory_on(function, mesh, self.hardware.device).total
-        assert isinstance(memory, int), "sizes are numbers"
-        price = Price(*seconds, memory)
+        memory = memory_of(function, mesh, Numbers(mesh)).total
+        tiled = memory_on(function, mesh, self.hardware.device).total
+        assert isinstance(memory, int) and isinstance(tiled, int), "sizes are numbers"
+        price = Price(*seconds, memory, tiled)
         if not overlaps:
             return price
         return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)

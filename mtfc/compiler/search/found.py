@@ -15,12 +15,13 @@ from mtfc.compiler.ir.types import Layout, Mesh
 class Price:
     """What one processor needs for a step under some layout: seconds that it computes, seconds that it communicates, bytes of
     memory. `seconds` is their sum: nothing is taken to overlap. overlapping: seconds of the step where communication overlaps
-    with what does not need it; infinite where that was not asked for.
+    with what does not need it; infinite where that was not asked for. tiled: bytes in the machine's memory, which may be more.
     """
 
     compute: float
     communication: float
     memory: int
+    tiled: int
     overlapping: float = inf
 
     @property

@@ -200,7 +200,7 @@ class Search:
         price = self.pricing(mesh, layout)
         self.evaluated += 1
         self.least_memory = min(price.memory, self.least_memory or price.memory)
-        if price.memory <= self.room and value_of(price, self.objective) < self.limit:
+        if price.tiled <= self.room and value_of(price, self.objective) < self.limit:
             self.best = price, mesh, layout
             self.progress("searching", self.limit, self.bound)
 

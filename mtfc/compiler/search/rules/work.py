@@ -12,7 +12,7 @@ from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise, is_s
 from mtfc.compiler.analysis.loop_kernels import stacks
 from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.tiles import least_bytes, ways
+from mtfc.compiler.analysis.tiles import is_sum, least_bytes, ways
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
@@ -110,7 +110,7 @@ def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _
         alike=pairs_of(bridge_of(eqn)),
         loads=tuple((computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in held),
         moved=(*written, *filter(None, (*operands.values(), reads.held(eqn)))),
-        overhead=_overhead(device) if memory.is_stored(eqn) else 0.0,
+        overhead=_overhead(eqn, device) if memory.is_stored(eqn) else 0.0,
         trips=trips,
     )
 
@@ -125,16 +125,17 @@ def _completing(
     """What is made and stored already changes nothing, nor what is read already."""
     if eqn.results[0] in sums and reads.is_passing(eqn):
         moved = (*work.moved, *reads.stored(eqn))
-        yield eqn.result, attrs.evolve(work, moved=moved, overhead=_overhead(reads.device))
+        yield eqn.result, attrs.evolve(work, moved=moved, overhead=_overhead(eqn, reads.device))
     for value, read in operands.items():
         if read is None and eqn in sums.get(value, ()) and OPS[eqn.op].storage != "lookup":
             moved = (*work.moved, Moved(reads.arrays(eqn, [value])))
             yield value, attrs.evolve(work, moved=moved)
 
 
-def _overhead(device: Device) -> float:
-    """Of what is stored: on a TPU it may join the kernel of an operand."""
-    return device.overhead if device.matrix is None else 0.0
+def _overhead(eqn: Equation, device: Device) -> float:
+    """Of what is stored: on a TPU products have none, and what is component-wise may join the kernel of an operand."""
+    is_sure = device.matrix is None or (not is_component_wise(eqn) and (eqn.op != "einsum" or is_sum(eqn)))
+    return device.overhead if is_sure else 0.0
 
 
 def _fastest(eqn: Equation, device: Device) -> float:

@@ -114,7 +114,7 @@ def _best(
     for mesh, layout in known:
         price = pricing(mesh, layout)
         evaluated += 1
-        if price.memory <= hardware.device.memory and value_of(price, objective) < least:
+        if price.tiled <= hardware.device.memory and value_of(price, objective) < least:
             least = value_of(price, objective)
             found = Found(mesh, attrs.evolve(layout, name="found"), least, min(bound, least), 1)
     if found is None:
