@@ -144,6 +144,9 @@ def _proof(result: Result) -> str:
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
+    if found.refuted:
+        wrong = f"the layout {{ {rules_text(found.refuted)} }} is below its bound"
+        return f"Nothing is proven: {wrong}, which is a fault in mtfc; please report it. {tried}"
     if not found.lower_bound:
         return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
     bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"

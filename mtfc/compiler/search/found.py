@@ -58,7 +58,8 @@ def silent(doing: str, cost: float | None, bound: float | None) -> None:
 class Found:
     """A layout on a mesh. `objective` and `lower_bound` are in the search's unit: seconds, or bytes of memory.
 
-    evaluated: how many layouts were compiled to be priced. is_interrupted: whether `KeyboardInterrupt` ended the search.
+    evaluated: how many layouts were compiled to be priced. is_interrupted: whether `KeyboardInterrupt` ended the search. refuted:
+    a layout that costs less than the search took for certain, which is a fault of it: nothing is proven then.
     """
 
     mesh: Mesh
@@ -67,10 +68,11 @@ class Found:
     lower_bound: float
     evaluated: int
     is_interrupted: bool = False
+    refuted: Layout | None = None
 
     @property
     def is_optimal(self) -> bool:
-        return self.objective <= self.lower_bound
+        return self.refuted is None and self.objective <= self.lower_bound
 
 
 class NothingFits(Exception):

@@ -1,25 +1,43 @@
 """How much a step holds at least at one time, at any point of the program.
 
-Under every layout the equations run in the same order, and what one of them makes is there until its last use, split over the
-axes of its dimensions at most. An equation that mixes positions of a split dimension is replaced by others, which may read
-something that was made of a value before: so what such an equation makes, and what nothing but such equations still needs, counts
-where these dimensions are whole.
+Claimed is: while an equation runs, every value that is made by then and read by it or later is there in some placement, in a
+buffer of its own, of no fewer bytes than all axes that may split it (`naming.py`) leave of it. For under every layout the same
+equations run in the same order, with nothing between them but what brings values to where the next one needs them, and a
+placement is dropped only after its last use. Arguments and gradients are counted apart, at all times.
+
+What is not claimed, as some layout makes it untrue:
+
+- An equation that mixes positions of a split dimension, or multiplies several operands, has others in its place, which may read
+  something that was made of a value before. So what the first kind makes, and what nothing but it still needs, counts where those
+  dimensions are whole; what the second kind reads counts for its other uses.
+- The last equation that reads a value may write its result there, wherever the two have the same dimensions. It may even where
+  the undistributed program does not: a slice of a parameter is nobody's to overwrite, but its gathered copy is. So a value counts
+  up to the equation before (`_may_take_over`). What a gradient may lie in before or after counts nowhere.
+- What replaces an argument, of the step or of a loop, may be written into that (`_replacing`).
+- What is only seen otherwise, as windows or a broadcast, may be stored if it is sent, and what it shows is then there no more. So
+  that counts as if split as all of them (`_Use`).
+- What takes no work may be made again instead of being kept (`_can_be_made_again`): filled arrays, slices, concatenations. That
+  casts and renames are made again where memory peaks has not been seen, and it is taken not to happen; it is not ruled out.
+- What is multiplied by two numbers may be multiplied by both at once (`_merging`).
+- Values that differ here may be equal once others stand in the place of what they are made of (`equal_in`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.liveness import buffers, last_uses, unstored
+from mtfc.compiler.analysis.liveness import takes_over, unstored
 from mtfc.compiler.analysis.memory import gradients
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import region_of
+from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.opdef import no_flops
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import SINGLE, bridge_of
-from mtfc.compiler.search.rules.naming import Dims, Naming, computed
+from mtfc.compiler.search.rules.naming import Dims, Naming, computed, rule_of
 
 KEPT = 3
 """Points that are looked at for each dimension that is split, those that hold most then."""
@@ -59,7 +77,8 @@ class _Life:
 def points_of(function: Function, naming: Naming, positions: Mapping[Equation, Dims | None]) -> Points:
     """The points at which most is held besides arguments and gradients, for one layout or the other."""
     numbers: dict[Kind, int] = {}
-    found = list(_Finder(naming, positions, numbers).points(function, _shared_with_gradients(function)))
+    without = _shared_with_gradients(function) | equal_in(function, positions)
+    found = list(_Finder(naming, positions, without, numbers).points(function))
     bytes = np.array([_row(each, len(numbers)) for each in found])
     return Points(tuple(numbers), bytes[sorted(_largest(tuple(numbers), bytes))])
 
@@ -98,38 +117,98 @@ def _are_alike(one: Value, other: Value) -> bool:
     return one.type.local_bytes(SINGLE) == other.type.local_bytes(SINGLE)
 
 
-def _equal(function: Function, positions: Mapping[Equation, Dims | None]) -> set[Value]:
-    """Values that may turn out to be earlier ones: all products of several operands that have the same dimensions, as they are
-    taken in another order, and what is made of them alike.
+def equal_in(function: Function, positions: Mapping[Equation, Dims | None]) -> set[Value]:
+    """Values that may turn out to be earlier ones, those in loops too: all products of several operands that have the same
+    dimensions, as they are taken in another order; what mixes positions of the same; and what is made of them alike.
     """
+    return set(_equal(function, positions, {}, ()))
+
+
+def _equal(
+    function: Function,
+    positions: Mapping[Equation, Dims | None],
+    known: dict[Value, object],
+    arguments: Iterable[tuple[Value, object]],
+) -> Iterator[Value]:
+    """known: numbers of values, the same for those that may be equal. arguments: each with what it is outside."""
     numbers: dict[object, int] = {}
-    known: dict[Value, object] = {}
-    found: set[Value] = set()
-    for eqn in (each for each in function.body if not each.regions):
-        attributes = sorted((name, repr(value)) for name, value in eqn.attrs.items())
-        operands: object = (*attributes, *(known.get(value, value) for value in eqn.operands))
-        if positions.get(eqn, eqn) is None:
-            operands = frozenset(eqn.result.type.dims)
-        for i, value in enumerate(eqn.results):
-            key = (eqn.op, i, operands)
-            if key in numbers:
-                found.add(value)
-            known[value] = numbers.setdefault(key, len(numbers))
-    return found
+
+    def is_met(value: Value, key: object) -> bool:
+        count = len(numbers)
+        known[value] = numbers.setdefault(key, count)
+        return len(numbers) == count
+
+    yield from (value for value, key in arguments if is_met(value, key))
+    for eqn in function.body:
+        if eqn.regions:
+            inside = ((a.value, (a.role, known.get(v, v))) for v, a in pairs(eqn) if a.role != "carried")
+            yield from _equal(region_of(eqn), positions, known, inside)
+        yield from (value for value, key in _keys(eqn, positions, known) if is_met(value, key))
+
+
+def _keys(
+    eqn: Equation, positions: Mapping[Equation, Dims | None], known: Mapping[Value, object]
+) -> Iterator[tuple[Value, object]]:
+    """Each result with what it is: results of equal keys may be equal."""
+    if eqn.regions:
+        for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+            yield result, result if output.updates else (eqn, known.get(output.value, output.value))
+        return
+    operands, mixed = [known.get(value, value) for value in eqn.operands], positions.get(eqn, frozenset())
+    attributes = [(name, repr(value)) for name, value in sorted(eqn.attrs.items()) if name != "over"]
+    of: object = (eqn.op, *attributes, *operands) if mixed is not None else eqn.op
+    for i, result in enumerate(eqn.results):
+        yield result, (i, frozenset(operands) if mixed else of, frozenset(result.type.dims))
+
+
+def _may_take_over(eqn: Equation, operand: Value) -> bool:
+    """Whether a result may lie where the operand does: dimensions may come in another order than they have here."""
+    if eqn.regions:
+        return any(takes_over(eqn, operand, result, SINGLE) for result in eqn.results)
+    index = rule_of(eqn).index
+    along = {index.get(name, name) for name in operand.type.names}
+    return any(_are_alike(operand, result) and along == set(result.type.names) for result in eqn.results)
+
+
+def _can_be_made_again(eqn: Equation) -> bool:
+    return not eqn.regions and eqn.op not in ("cast", "rename") and OPS[eqn.op].flops is no_flops
+
+
+def _merging(function: Function) -> Iterator[Value]:
+    """What is multiplied by numbers twice, once by an einsum: that is a product like any other where its operand comes in its
+    order, as a product of several may, and then the two are one.
+    """
+    made = {eqn.results[0]: eqn for eqn in function.body if _is_by_number(eqn)}
+    for eqn in made.values():
+        for value in (v for v in eqn.operands if v in made):
+            if "einsum" in (eqn.op, made[value].op):
+                yield value
+
+
+def _is_by_number(eqn: Equation) -> bool:
+    """Whether it multiplies one operand by another without dimensions."""
+    dims = [frozenset(value.type.dims) for value in eqn.operands]
+    is_product = eqn.op in ("mul", "einsum") and len(dims) == 2
+    return is_product and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
+
+
+def _replacing(function: Function) -> set[Value]:
+    return {output.value for output in function.outputs if output.updates}
 
 
 @attrs.frozen
 class _Finder:
-    """numbers: of the kinds that were met."""
+    """without: values that are not counted. numbers: of the kinds that were met."""
 
     naming: Naming
     positions: Mapping[Equation, Dims | None]
+    without: set[Value]
     numbers: dict[Kind, int]
 
-    def points(self, function: Function, without: set[Value]) -> Iterator[dict[int, int]]:
+    def points(self, function: Function) -> Iterator[dict[int, int]]:
         """What is held while each equation runs, by kind; while a loop runs, at each point of an iteration too."""
         changes: list[list[tuple[int, int]]] = [[] for _ in range(len(function.body) + 2)]
-        for life in self._lives(function, without):
+        for life in self._lives(function):
             number = self.numbers.setdefault(life.kind, len(self.numbers))
             changes[life.birth].append((number, life.bytes))
             changes[life.death + 1].append((number, -life.bytes))
@@ -138,44 +217,38 @@ class _Finder:
             for number, bytes in changes[i]:
                 now[number] = now.get(number, 0) + bytes
             if eqn.regions:
-                for inside in self.points(region_of(eqn), set()):
+                for inside in self.points(region_of(eqn)):
                     yield {each: now.get(each, 0) + inside.get(each, 0) for each in {*now, *inside}}
             elif any(bytes > 0 for _, bytes in changes[i]):
                 yield dict(now)
         yield {}
 
-    def _lives(self, function: Function, without: set[Value]) -> Iterator[_Life]:
+    def _lives(self, function: Function) -> Iterator[_Life]:
+        uses, nothing = _Uses.of(function, self.positions), frozenset[str]()
         made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
-        uses = _Uses.of(function, self.positions)
-        last, nothing = last_uses(function), frozenset[str]()
-        without = without | _equal(function, self.positions)
+        without = self.without.union(_replacing(function), _merging(function), uses.views)
         for value in (a.value for a in function.arguments if a.role == "sliced"):
-            yield from self._life(value, 0, last.get(value, 0), nothing, uses)
-        for buffer in (each for each in buffers(function, SINGLE) if each.values[0] in made):
-            if without.isdisjoint(buffer.values) and buffer.values[0].type.dims:
-                births = [made[value][0] for value in buffer.values]
-                ends = [*(birth - 1 for birth in births[1:]), buffer.death]
-                for value, birth, end in zip(buffer.values, births, ends, strict=True):
-                    mixed = self.positions.get(made[value][1], nothing)
-                    # a product of several operands may come out in an order in which its last use takes over its buffer
-                    sure = end if mixed is not None else end - 1
-                    yield from self._life(value, birth, sure, mixed or nothing, uses)
+            if value not in without:
+                yield from self._life(value, 0, nothing, uses)
+        for value, (birth, eqn) in made.items():
+            if value not in without and value.type.dims and not _can_be_made_again(eqn):
+                yield from self._life(value, birth, self.positions.get(eqn, nothing) or nothing, uses)
 
-    def _life(self, value: Value, birth: int, end: int, mixed: Dims, uses: _Uses) -> Iterator[_Life]:
+    def _life(self, value: Value, birth: int, mixed: Dims, uses: _Uses) -> Iterator[_Life]:
         """As long as it is sure to be used; then as long as some part of it is; then where its dimensions are whole."""
         dims, bytes = self.naming.names[value], value.type.local_bytes(SINGLE)
         for use in uses.of_value(value):
             further = frozenset[str]().union(*(self.naming.names[view] for view in use.views))
-            if birth <= min(use.last, end):
+            if birth <= use.last:
                 kind = Kind(dims | further, mixed | use.mixed)
-                yield _Life(kind, int(bytes * use.share), birth, min(use.last, end))
+                yield _Life(kind, int(bytes * use.share), birth, use.last)
                 birth = use.last + 1
 
 
 @attrs.frozen
 class _Use:
-    """Of a value, by an equation: how much of the value it needs, and what it sees it as. mixed: dimensions that must be whole
-    for that to be sure.
+    """Of a value: the last equation until which it is needed, how much of it is, and what it is seen as. mixed: dimensions that
+    must be whole for that to be sure.
     """
 
     last: int
@@ -213,7 +286,8 @@ class _Uses:
             yield _Use(self.length)
         for i, eqn in self.uses.get(value, ()):
             is_view = len(eqn.results) == 1 and eqn.results[0] in self.views
-            later = list(self._of(eqn.result)) if is_view else [_Use(i)]
+            taken = not is_view and _may_take_over(eqn, value)
+            later = list(self._of(eqn.result)) if is_view else [_Use(i - taken)]
             bridge, mixed = bridge_of(eqn), self.positions.get(eqn, frozenset())
             if mixed is None:
                 continue
@@ -221,5 +295,16 @@ class _Uses:
                 if bridge is not None and is_view:
                     views, share = (*use.views, eqn.result), use.share * bridge.share
                     yield attrs.evolve(use, views=views, share=share)
+                elif is_view and eqn.op != "broadcast":  # which adds to the dimensions of what it shows
+                    views, share = (*use.views, eqn.result), use.share * _part_seen(eqn)
+                    yield attrs.evolve(use, views=views, share=share, mixed=use.mixed | mixed)
                 else:
                     yield attrs.evolve(use, mixed=use.mixed | mixed)
+
+
+def _part_seen(eqn: Equation) -> float:
+    """Of the bytes of its operands, how many a view or product has at most."""
+    before, after = (
+        [value.type.local_bytes(SINGLE) for value in each] for each in ({*eqn.operands}, eqn.results)
+    )
+    return min(1.0, sum(after) / sum(before))

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
 from mtfc.compiler.search.rules.halos import Halo, halos_of
-from mtfc.compiler.search.rules.memory import Points, points_of
+from mtfc.compiler.search.rules.memory import Points, equal_in, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
 from mtfc.compiler.search.rules.naming import Dims, Naming
 from mtfc.compiler.search.rules.positions import Sets, mixed_in, replaced_in
@@ -69,15 +69,21 @@ class Step:
     @cached_property
     def held(self) -> dict[Dims, int]:
         """Bytes of arguments and gradients, by their dimensions."""
-        return _bytes(_held(self.function), self.naming)
+        equal = equal_in(self.function, self._replaced)
+        return _bytes((each for each in _held(self.function) if equal.isdisjoint(each)), self.naming)
 
     @cached_property
     def alive(self) -> Points:
-        """What else is there at once. Products of several operands are always replaced."""
-        products = [eqn for eqn in walk(self.function.body) if not is_ordered(eqn)]
-        replaced: dict[Equation, Dims | None] = dict.fromkeys(products)
-        replaced.update(mixed_in(self.function))
-        return points_of(self.function, self.naming, replaced)
+        """What else is there at once."""
+        return points_of(self.function, self.naming, self._replaced)
+
+    @cached_property
+    def _replaced(self) -> dict[Equation, Dims | None]:
+        """The equations that others may replace, with the dimensions that are split then; None: products of several operands,
+        which always are.
+        """
+        products = (eqn for eqn in walk(self.function.body) if not is_ordered(eqn))
+        return {**dict.fromkeys(products), **mixed_in(self.function)}
 
     @property
     def mixed(self) -> Dims:

@@ -2,7 +2,8 @@
 
 Partial layouts wait in a queue by their bounds, as blocks of rows that are worked on together. The block with the smallest bound
 is taken: its rows get one more dimension, or, if they have all, the best of them is compiled and priced. What is priced is so
-exactly what the compiler makes; once no bound is below the best price, that is proven to be the best.
+exactly what the compiler makes; once no bound is below the best price, that is proven to be the best. Bounds are tested, not
+proven: where a price turns out to be below its own, nothing is proven.
 """
 
 from __future__ import annotations
@@ -163,6 +164,10 @@ class Branching:
         lacking = self.bound.memory(known) / self.bound.hardware.device.memory
         return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known, until=until))
 
+    def least_memory(self, row: Rows) -> float:
+        """What a layout is said to hold at least."""
+        return float(self.bound.memory(Known(row[None], row[None]))[0])
+
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
 
@@ -178,7 +183,7 @@ class Search:
     """One search. room: bytes of memory that a processor has. until: when to stop, a time of `time.monotonic`.
 
     working_on: a block that is being replaced in the queue by others. waiting: meshes that no block in the queue is of yet, those
-    of the fewest axes last.
+    of the fewest axes last. refuted: a layout whose price is below its bound.
     """
 
     pricing: Pricing
@@ -193,9 +198,18 @@ class Search:
     working_on: Block | None = None
     waiting: list[Branching] = attrs.field(factory=list)
     is_interrupted: bool = False
+    refuted: Layout | None = None
     order: Iterator[int] = attrs.field(factory=count)
 
-    def try_out(self, mesh: Mesh, layout: Layout) -> None:
+    def try_row(self, on: Branching, row: Rows, bound: float) -> None:
+        """Try a layout out that was said to cost no less than `bound`."""
+        mesh, layout = on.bound.mesh, on.layout(row)
+        price = self.try_out(mesh, layout)
+        claims = ((bound, value_of(price, self.objective)), (on.least_memory(row), price.memory))
+        if any(least * (1 - ROUNDING) > actual for least, actual in claims):
+            self.refuted = layout
+
+    def try_out(self, mesh: Mesh, layout: Layout) -> Price:
         """Compile a layout and keep it if it is the best so far."""
         price = self.pricing(mesh, layout)
         self.evaluated += 1
@@ -203,6 +217,7 @@ class Search:
         if price.tiled <= self.room and value_of(price, self.objective) < self.limit:
             self.best = price, mesh, layout
             self.progress("searching", self.limit, self.bound)
+        return price
 
     @property
     def limit(self) -> float:
@@ -258,7 +273,7 @@ class Search:
         are compiled.
         """
         row, best = on.plain(), float("inf")
-        found: list[tuple[float, Layout]] = []
+        found: list[tuple[float, Rows]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
             scores = on.scores(rows, until)
@@ -266,10 +281,10 @@ class Search:
             if scores[ranked[0]] >= best or monotonic() > until:
                 break
             row, best = rows[ranked[0]], float(scores[ranked[0]])
-            found = [(float(scores[i]), on.layout(rows[i])) for i in ranked]
-        for bound, layout in found:
-            if bound < self.limit and monotonic() < until:
-                self.try_out(on.bound.mesh, layout)
+            found = [(float(scores[i]), rows[i]) for i in ranked]
+        for score, row in found:
+            if score < self.limit and monotonic() < until:
+                self.try_row(on, row, score if score < NEVER else 0.0)
 
     def _work_out(self, block: Block) -> None:
         """One more column, in blocks in the order of their bounds; or, where all are decided, the first row."""
@@ -279,7 +294,7 @@ class Search:
             for start in range(0, len(children.rows), BLOCK):
                 self._push(children.where(slice(start, start + BLOCK)))
         else:
-            self.try_out(block.on.bound.mesh, block.on.layout(block.rows[0]))
+            self.try_row(block.on, block.rows[0], float(block.bounds[0]))
             self._push(block.where(slice(1, None)))
 
     def _push(self, block: Block) -> None:
@@ -288,7 +303,8 @@ class Search:
             heapq.heappush(self.queue, entry)
 
     def nothing_fits(self) -> NothingFits:
-        found = "no layout was found whose memory suffices" if self.queue else "no layout's memory suffices"
+        is_open = self.queue or self.refuted
+        found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
         has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
         least = self.least_memory
         needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
@@ -325,7 +341,7 @@ def search(
     if searching.best is None:
         raise searching.nothing_fits()
     _, mesh, layout = searching.best
-    bound = min(searching.bound, searching.limit)
+    bound = min(searching.bound, searching.limit) if searching.refuted is None else 0.0
     return Found(
         mesh,
         attrs.evolve(layout, name="found"),
@@ -333,4 +349,5 @@ def search(
         bound,
         searching.evaluated,
         searching.is_interrupted,
+        searching.refuted,
     )

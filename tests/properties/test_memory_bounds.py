@@ -1,0 +1,45 @@
+"""What a search over global layouts says that a layout holds at least is never more than it does hold."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.search.rules.bound import Bound
+from mtfc.compiler.search.rules.parts import Step
+from mtfc.compiler.search.rules.space import layout_of, space_of
+from mtfc.frontend.targets import named
+from tests.generators.programs import programs
+from tests.generators.scope import Options
+from tests.harness import HasSource, load
+from tests.properties.campaign import FEW_EXAMPLES, holds_for
+from tests.search.test_rules import layouts
+
+LAYOUTS = 12
+"""That are compiled for each program."""
+
+PROGRAMS: st.SearchStrategy[HasSource] = st.one_of(
+    programs(), programs(Options(spatial=True, statements=5, layouts=1))
+)
+
+
+@holds_for(PROGRAMS, FEW_EXAMPLES)
+def test_no_layout_holds_less_than_its_bound(program: HasSource) -> None:
+    check_memory(program.source, LAYOUTS)
+
+
+def check_memory(source: str, most: int | None = None) -> None:
+    """Under all layouts, or so many, where each is known and where only some of its rules are. The machine does not matter."""
+    module, hardware = load(source), named("tpu_v2", {})
+    program, mesh = module.programs[0], module.layouts[0].mesh
+    pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=True)
+    bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
+    rows, columns = layouts(space, mesh, most), range(len(space.columns))
+    chosen = [layout_of(space, row.tolist(), mesh) for row in rows]
+    held = [pricer(mesh, layout).memory for layout in chosen]
+    for number in (len(columns), len(columns) - len(space.storing), len(columns) // 2, 0):
+        decided = frozenset(columns[:number])
+        known = rows * np.isin(columns, sorted(decided)).astype(np.uint8)
+        for layout, bytes, least in zip(chosen, held, bound.memory(bound.known(known, decided)), strict=True):
+            assert least <= bytes, (layout, decided)
