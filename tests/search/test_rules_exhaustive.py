@@ -13,7 +13,7 @@ from mtfc.compiler.search.rules.search import search
 from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
 from mtfc.frontend.targets import named
 from tests.harness import load
-from tests.search.test_rules import SLOW_LINKS, layouts
+from tests.search.bounds import SLOW_LINKS, layouts
 
 PERCEPTRON = """
 dim batch = 16
