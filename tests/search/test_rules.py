@@ -20,7 +20,7 @@ from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.rules.bound import Bound
 from mtfc.compiler.search.rules.collectives import COMBINED
 from mtfc.compiler.search.rules.parts import Step
-from mtfc.compiler.search.rules.search import search
+from mtfc.compiler.search.rules.search import Branching, search
 from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
 from mtfc.frontend.targets import named
 from tests.documents import ROOT
@@ -234,6 +234,16 @@ def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
     pricer, forward = Pricer.of(program, TORUS), program.function("forward")
     found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + 60, "memory")
     assert found.is_optimal
+
+
+def test_a_dive_ends_in_a_layout_that_fits() -> None:
+    """Of a mixture of experts, of which a device holds a small part; what is not split is nearly twice as large as its memory."""
+    program, mesh = example("moe_lm"), Mesh("grid", (("x", 8), ("y", 8), ("z", 8)))
+    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    on = Branching.on(bound, False, "time")
+    rows = on.dive(monotonic() + 60)
+    assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:

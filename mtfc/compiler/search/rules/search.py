@@ -46,6 +46,9 @@ PROVING, DESCENDING = 0.5, 0.2
 COMPILED = 6
 """How many layouts are compiled at the end of each descent."""
 
+DIVING, BEAM = 0.2, 1 << 6
+"""Where no layout is known, in which part of the time one is dived for, and how many partial ones are followed at once."""
+
 NEVER = 1e9
 """Seconds that no step takes."""
 
@@ -138,13 +141,23 @@ class Branching:
     def _too_large(self, known: Known) -> Seconds:
         return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
 
-    def plain(self) -> Rows:
-        """A row in which nothing is split but what must be; what is stored follows."""
+    def row(self, rules: Rules) -> Rows:
+        """That of a layout without storage, in which nothing is split that no rule splits, but what must be."""
         space, mesh = self.bound.space, self.bound.mesh
         row = np.zeros(len(self.order), np.uint8)
         for column, each in enumerate(space.columns):
-            row[column] = min(space.masks(column, mesh)) if each.base is None else row[each.base]
+            mask = sum(1 << mesh.names.index(axis) for axis in rules.get(each.dim.name))
+            masks = space.masks(column, mesh)
+            row[column] = row[each.base] if each.base is not None else mask if mask in masks else min(masks)
         return row
+
+    def dive(self, until: float) -> Rows:
+        """Whole rows that may fit, of those of which the first columns are best decided so far; the best first."""
+        block = self.start()
+        while block.depth < len(self.order) and monotonic() < until:
+            block = self.children(block, np.inf, until)
+            block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
+        return block.rows if block.depth == len(self.order) else block.rows[:0]
 
     def neighbours(self, row: Rows) -> Rows:
         """The row, and all rows in which one dimension is split otherwise; what is stored follows."""
@@ -249,6 +262,9 @@ class Search:
         of the time, good layouts before that goes on.
         """
         started, seconds = monotonic(), self.until - monotonic()
+        if self.best is None:
+            for on in reversed(self.waiting):
+                self._dive(on, started + DIVING * seconds)
         numbers = sorted({on.axes for on in branchings})
         for i, number in enumerate(numbers):
             while self.waiting and self.waiting[-1].axes == number:
@@ -257,7 +273,7 @@ class Search:
             self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
         if self.bound < self.limit and self.objective != "memory":
             until = monotonic() + DESCENDING * seconds
-            for on in branchings:
+            for on in sorted(branchings, key=lambda on: not self._has_best(on)):
                 self._descend(on, until)
         self._branch(self.until)
 
@@ -268,11 +284,19 @@ class Search:
             self._work_out(self.working_on)
             self.working_on = None
 
+    def _dive(self, on: Branching, until: float) -> None:
+        """To the layout that seems best of those on a mesh that seem to fit."""
+        for row in on.dive(until)[:1]:
+            self.try_out(on.bound.mesh, on.layout(row))
+
+    def _has_best(self, on: Branching) -> bool:
+        return self.best is not None and self.best[1] == on.bound.mesh
+
     def _descend(self, on: Branching, until: float) -> None:
-        """From nothing split, but what must be, to a layout whose bound no change of one dimension improves; it and the next best
-        are compiled.
+        """From the best layout, where it is on this mesh, or nothing split, but what must be, to one whose bound no change of one
+        dimension improves; it and the next best are compiled.
         """
-        row, best = on.plain(), float("inf")
+        row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
