@@ -30,8 +30,10 @@ def test_no_layout_holds_less_than_its_bound(program: HasSource) -> None:
 
 
 def check_memory(source: str, most: int | None = None) -> None:
-    """Under all layouts, or so many, where each is known and where only some of its rules are. The machine does not matter."""
-    module, hardware = load(source), named("tpu_v2", {})
+    """Under all layouts, or so many, where each is known and where only some of its rules are. The machine only matters as it
+    pads nothing.
+    """
+    module, hardware = load(source), named("k80_cluster", {})
     program, mesh = module.programs[0], module.layouts[0].mesh
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=True)
     bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)

@@ -123,11 +123,11 @@ def test_a_layout_below_its_bound_refutes_the_proof(objective: Objective) -> Non
     hardware, mesh = named("tpu_v2", {}), Mesh("grid", (("rows", 2),))
     pricer, forward = Pricer.of(program, hardware), program.function("forward")
 
-    def halved(mesh: Mesh, layout: Layout) -> Price:
+    def cheap(mesh: Mesh, layout: Layout) -> Price:
         price = pricer(mesh, layout)
-        return attrs.evolve(price, compute=price.compute / 2, communication=0.0, memory=price.memory // 2)
+        return attrs.evolve(price, compute=price.compute / 99, communication=0.0, memory=price.memory // 99)
 
-    for pricing, is_true in ((pricer, True), (halved, False)):
+    for pricing, is_true in ((pricer, True), (cheap, False)):
         until = monotonic() + 20
         found = search(pricer.undistributed(), forward, [mesh], hardware, pricing, until, objective)
         assert found.is_optimal == is_true
