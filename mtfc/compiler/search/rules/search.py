@@ -151,13 +151,15 @@ class Branching:
             row[column] = row[each.base] if each.base is not None else mask if mask in masks else min(masks)
         return row
 
-    def dive(self, until: float) -> Rows:
-        """Whole rows that may fit, of those of which the first columns are best decided so far; the best first."""
+    def dive(self, until: float) -> Block:
+        """Whole rows that may fit, of those of which the first columns are best decided so far, the best first; as far as that
+        goes until then.
+        """
         block = self.start()
         while block.depth < len(self.order) and monotonic() < until:
             block = self.children(block, np.inf, until)
             block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
-        return block.rows if block.depth == len(self.order) else block.rows[:0]
+        return block
 
     def neighbours(self, row: Rows) -> Rows:
         """The row, and all rows in which one dimension is split otherwise; what is stored follows."""
@@ -286,8 +288,9 @@ class Search:
 
     def _dive(self, on: Branching, until: float) -> None:
         """To the layout that seems best of those on a mesh that seem to fit."""
-        for row in on.dive(until)[:1]:
-            self.try_out(on.bound.mesh, on.layout(row))
+        block = on.dive(until)
+        if len(block.rows) and block.depth == len(on.order):
+            self.try_row(on, block.rows[0], float(block.bounds[0]))
 
     def _has_best(self, on: Branching) -> bool:
         return self.best is not None and self.best[1] == on.bound.mesh
