@@ -242,7 +242,7 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
     bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     on = Branching.on(bound, False, "time")
-    rows = on.dive(monotonic() + 60)
+    rows = on.dive(monotonic() + 60).rows
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
 
 
