@@ -7,6 +7,7 @@ from time import monotonic
 import attrs
 import pytest
 
+from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, Price
@@ -14,6 +15,7 @@ from mtfc.compiler.search.rules.search import search
 from mtfc.frontend.targets import named
 from tests.harness import load
 from tests.properties.test_memory_bounds import check_memory
+from tests.search.bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds
 from tests.search.test_rules_exhaustive import PERCEPTRON
 
 WHERE = """\
@@ -114,6 +116,13 @@ model m(z: f32[batch, io]) {
 @pytest.mark.parametrize("source", (WHERE, CARRIED, PRODUCT, FULL, MERGED))
 def test_no_layout_holds_less_than_its_bound(source: str) -> None:
     check_memory(source, most=60)
+
+
+@pytest.mark.parametrize("hardware", (SLOW_LINKS, SLOW_CORES, TORUS), ids=lambda each: each.name)
+@pytest.mark.parametrize("source", (PRODUCT, MERGED))
+def test_what_merges_takes_no_time_of_its_own(source: str, hardware: Hardware) -> None:
+    module = load(source)
+    check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage=False)
 
 
 @pytest.mark.parametrize("objective", ("time", "memory"))

@@ -283,3 +283,24 @@ model m(x: [batch, io], y: [io, mid], z: [mid, hidden]) {
 }
 """
     _check(text, TORUS, storage=False)
+
+
+def test_a_sum_that_a_loop_stacks_is_scattered_where_what_makes_it_needs_it_whole() -> None:
+    """The reshape has `batch` whole, the stack does not: each shard needs its part of the sum alone."""
+    text = """\
+dim batch = 3
+dim hidden = 6
+dim d0 = 2
+dim d2 = 2
+mesh line = [cols: 3]
+layout main on line = { batch: cols }
+model m(y: f64[d0, hidden, batch]) {
+  repeat d0 with s = y {
+    h = einsum(s -> [hidden])
+    yield kept = reshape(h -> [d2, batch])
+  }
+  total = sum(kept, over = [d0, d2, batch])
+  return total
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)

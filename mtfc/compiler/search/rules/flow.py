@@ -136,7 +136,7 @@ class Flow:
         arrives, halved = [np.ones(pending.shape, np.bool_)], np.zeros_like(pending)
         for some, stops in self._levels:
             going, over = arrives[-1].copy(), pending[some]
-            most = going[some] & (high(stop.crossed for stop in stops) & over != 0)
+            most = going[some] & (high(stop.crossed | stop.moved for stop in stops) & over != 0)
             halved[some] |= np.where(most, high(stop.moved for stop in stops), np.uint8(0))
             going[some] &= low(stop.crossed for stop in stops) & over == 0
             arrives.append(going)

@@ -18,7 +18,7 @@ What is not claimed, as some layout makes it untrue:
   that counts as if split as all of them (`_Use`).
 - What takes no work may be made again instead of being kept (`_can_be_made_again`): filled arrays, slices, concatenations. That
   casts and renames are made again where memory peaks has not been seen, and it is taken not to happen; it is not ruled out.
-- What is multiplied by two numbers may be multiplied by both at once (`_merging`).
+- What is multiplied by two numbers may be multiplied by both at once (`merging_in`).
 - Values that differ here may be equal once others stand in the place of what they are made of (`equal_in`).
 """
 
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.liveness import takes_over, unstored
 from mtfc.compiler.analysis.memory import gradients
-from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
@@ -77,7 +77,7 @@ class _Life:
 def points_of(function: Function, naming: Naming, positions: Mapping[Equation, Dims | None]) -> Points:
     """The points at which most is held besides arguments and gradients, for one layout or the other."""
     numbers: dict[Kind, int] = {}
-    without = _shared_with_gradients(function) | equal_in(function, positions)
+    without = _shared_with_gradients(function) | equal_in(function, positions) | merging_in(function)
     found = list(_Finder(naming, positions, without, numbers).points(function))
     bytes = np.array([_row(each, len(numbers)) for each in found])
     return Points(tuple(numbers), bytes[sorted(_largest(tuple(numbers), bytes))])
@@ -174,15 +174,17 @@ def _can_be_made_again(eqn: Equation) -> bool:
     return not eqn.regions and eqn.op not in ("cast", "rename") and OPS[eqn.op].flops is no_flops
 
 
-def _merging(function: Function) -> Iterator[Value]:
-    """What is multiplied by numbers twice, once by an einsum: that is a product like any other where its operand comes in its
-    order, as a product of several may, and then the two are one.
+def merging_in(function: Function) -> set[Value]:
+    """What is multiplied by numbers twice, once by an einsum, and what comes of that, those in loops too: an einsum is a product
+    like any other where its operand comes in its order, as a product of several may, and then the two are one.
     """
-    made = {eqn.results[0]: eqn for eqn in function.body if _is_by_number(eqn)}
+    made = {eqn.results[0]: eqn for eqn in walk(function.body) if _is_by_number(eqn)}
+    found: set[Value] = set()
     for eqn in made.values():
         for value in (v for v in eqn.operands if v in made):
             if "einsum" in (eqn.op, made[value].op):
-                yield value
+                found |= {value, *eqn.results}
+    return found
 
 
 def _is_by_number(eqn: Equation) -> bool:
@@ -226,7 +228,7 @@ class _Finder:
     def _lives(self, function: Function) -> Iterator[_Life]:
         uses, nothing = _Uses.of(function, self.positions), frozenset[str]()
         made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
-        without = self.without.union(_replacing(function), _merging(function), uses.views)
+        without = self.without.union(_replacing(function), uses.views)
         for value in (a.value for a in function.arguments if a.role == "sliced"):
             if value not in without:
                 yield from self._life(value, 0, nothing, uses)

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.search.rules.arrays import SINGLE, Sure, bridge_of
 from mtfc.compiler.search.rules.gathers import Gather, all_are_used, gathers_of
 from mtfc.compiler.search.rules.halos import Halo, halos_of
-from mtfc.compiler.search.rules.memory import Points, equal_in, points_of
+from mtfc.compiler.search.rules.memory import Points, equal_in, merging_in, points_of
 from mtfc.compiler.search.rules.moves import Move, moves_of
 from mtfc.compiler.search.rules.naming import Dims, Naming
 from mtfc.compiler.search.rules.positions import Sets, mixed_in, replaced_in
@@ -85,6 +85,11 @@ class Step:
         products = (eqn for eqn in walk(self.function.body) if not is_ordered(eqn))
         return {**dict.fromkeys(products), **mixed_in(self.function)}
 
+    @cached_property
+    def _merging(self) -> set[Value]:
+        """What may turn out to be something else that is there, once others stand in the place of what it is made of."""
+        return equal_in(self.function, self._replaced) | merging_in(self.function)
+
     @property
     def mixed(self) -> Dims:
         """All dimensions of `positions`."""
@@ -95,7 +100,8 @@ class Step:
         if split not in self.found:
 
             def sure(eqn: Equation) -> bool:
-                return is_ordered(eqn) and not any(each <= split for each in self.positions.get(eqn, ()))
+                is_kept = is_ordered(eqn) and self._merging.isdisjoint(eqn.results)
+                return is_kept and not any(each <= split for each in self.positions.get(eqn, ()))
 
             self.found[split] = _parts(self.function, self.naming, self.device, sure)
         return self.found[split]

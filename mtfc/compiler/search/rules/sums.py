@@ -127,7 +127,7 @@ class _Graph:
         self._body(function, 1)
         for output in function.outputs:
             stored = self.naming.stored.get(output.updates or "", frozenset())
-            self._needs(output.value, stored - self._made(output.value))
+            self._needs(output.value, stored - self._made(output.value) | self._unmade(output.value))
 
     def _body(self, function: Function, trips: int) -> None:
         values = [a.value for a in function.arguments] + [v for eqn in function.body for v in eqn.results]
@@ -173,12 +173,13 @@ class _Graph:
         carries = {a.value.name: a.value for a in region.arguments if a.role == "carried"}
         for operand, argument in pairs(eqn):
             if argument.role == "carried":
-                self.ways[operand].append(_Way(argument.value))
+                self.ways[operand].append(_Way(argument.value, moved=self._unmade(operand)))
             else:
-                self._needs(operand, frozenset())
+                self._needs(operand, self._unmade(operand))
         for result, output in zip(eqn.results, region.outputs, strict=True):
             leaving = (result, carries[output.updates]) if output.updates else (result,)
-            self.ways[output.value] += map(_Way, leaving)
+            moved = self._unmade(output.value)
+            self.ways[output.value] += (_Way(value, moved=moved) for value in leaving)
 
     def routes(self) -> Iterator[Route]:
         """For each sum the route whose smallest array is largest, as it must be completed on every one; and where that goes on
@@ -221,6 +222,10 @@ class _Graph:
 
     def _made(self, value: Value) -> Dims:
         return self.naming.own[value] - self.whole.get(value, frozenset())
+
+    def _unmade(self, value: Value) -> Dims:
+        """Dimensions along which loops have a value that is made whole along them."""
+        return self.naming.own[value] & self.whole.get(value, frozenset())
 
     def _widest(self) -> dict[Value, _Way | None]:
         """For each value that is needed in the end the next way there on its widest route; None where it is needed itself."""
