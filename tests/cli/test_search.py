@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
+from mtfc.cli import compiling, search_soap
 from mtfc.cli import search as search_command
-from mtfc.cli import search_soap
 from mtfc.cli.search_result import at_most
 from mtfc.compiler.search.soap.search import SoapSpace, soap_space
+from mtfc.compiler.search.solver import ready
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 
@@ -394,20 +395,25 @@ def test_how_far_from_the_best(ratio: float, text: str) -> None:
     assert at_most(ratio) == text
 
 
+@pytest.mark.parametrize("space", ["tiling", "soap"])
 def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
-    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, space: str
 ) -> None:
     event = pytest.importorskip("numba.core.event")
 
-    def compiling(*arguments: Any) -> SoapSpace:
+    def compiled() -> None:
         with event.trigger_event("numba:compile"):
             time.sleep(1.5)
+
+    def compiled_space(*arguments: Any) -> SoapSpace:
+        compiled()
         return soap_space(*arguments)
 
-    monkeypatch.setattr(search_soap, "soap_space", compiling)
-    monkeypatch.setattr(search_soap, "SHORT", 1.0)
+    monkeypatch.setattr(search_soap, "soap_space", compiled_space)
+    monkeypatch.setattr(ready, "compile_loops", compiled)
+    monkeypatch.setattr(compiling, "SHORT", 1.0)
     (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
-    run = mtfc("search", "few.mtf", *PLACED, "--format", "json")
+    run = mtfc("search", "few.mtf", *PLACED, "--space", space, "--format", "json")
     assert run.json["optimal"]
     assert "not in the --budget" in run.err
 
