@@ -15,6 +15,7 @@ from mtfc.cli import search as search_command
 from mtfc.cli.search_result import at_most
 from mtfc.compiler.search.soap.search import SoapSpace, soap_space
 from mtfc.compiler.search.solver import ready
+from mtfc.compiler.search.tiling import search as tiling_search
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 
@@ -477,3 +478,12 @@ def test_more_placements_than_floats_count(mtfc: Mtfc, folder: Path) -> None:
     assert run.status == 0
     assert re.search(r"Of \d\.\d\de\+\d{3} strategies of", run.out)
     assert mtfc("search", "deep.mtf", *asked, "--format", "json").json["strategies"] is None
+
+
+def test_an_interrupted_search_for_tilings_says_so(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*asked: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiling_search, "timed_network", interrupted)
+    out = mtfc(*TILING).out
+    assert "Interrupted before anything was proven" in out and "--budget" not in out

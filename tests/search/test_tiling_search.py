@@ -182,3 +182,16 @@ def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
     found = search(prepared(program), dims, [mesh], hardware, pricing, started + 1, known=known)
     assert monotonic() - started < 8
     assert found.layout == Layout("found") and found.lower_bound == 0
+
+
+def test_an_interrupted_search_says_so() -> None:
+    program, hardware = example("two_layer"), machine("k80_cluster")
+    pricing, mesh = Pricer.of(program, hardware).pricing("time"), SQUARE
+
+    def interrupt(*told: object) -> None:
+        raise KeyboardInterrupt
+
+    asked = prepared(program), set(program.dims), [mesh], hardware, pricing, monotonic() + 60
+    found = search(*asked, known=[(mesh, Layout("known"))], progress=interrupt)
+    assert found.is_interrupted and found.layout == Layout("found")
+    assert not search(*asked, known=[(mesh, Layout("known"))]).is_interrupted
