@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for everything, reading included (default: 60)",
     )
+    parser.add_argument("--format", choices=("json",), default="json", help="JSON is all that there is")
     parser.add_argument(
         "-o", "--output", default=STANDARD, metavar="OUT", help="write to a file, not to standard output"
     )

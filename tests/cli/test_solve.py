@@ -69,3 +69,8 @@ def test_wrong_usage(mtfc: Mtfc) -> None:
     for limit in ("0", "-1", "nan", "inf", "soon"):
         outcome = mtfc("solve", "missing.json", "--time-limit", limit)
         assert (outcome.status, "seconds above 0" in outcome.err) == (2, True)
+
+
+def test_the_format_is_json(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "example.json").write_text(json.dumps(EXAMPLE))
+    assert mtfc("solve", "example.json", "--format", "json").json["cost"] == 445
