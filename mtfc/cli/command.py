@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from mtfc.cli.errors import ERRORS, encode_anything, guarded
 from mtfc.cli.sources import Sources
@@ -52,6 +52,16 @@ def _subcommand(name: str) -> Subcommand:
     return cast(Subcommand, import_module(f"mtfc.cli.{name}"))
 
 
+class _Strict(argparse.ArgumentParser):
+    """What it does not know is an error of its own, with its usage, and not the whole command's."""
+
+    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+        options, unknown = super().parse_known_args(*arguments, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+
 class _Version(argparse.Action):
     """Prints the installed version; reading it takes time that other commands save."""
 
@@ -70,7 +80,7 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Strict)
     for name, summary in SUBCOMMANDS.items():
         title = f"{summary[0].upper()}{summary[1:]}."
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=layout)

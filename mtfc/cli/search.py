@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.cli.compiling import compiling
 from mtfc.cli.errors import ERRORS, OK, UsageError, say
 from mtfc.cli.files import check_writable, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
@@ -215,6 +216,10 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     hardware = _hardware(options, selection, sources)
     meshes = _meshes(options, selection, hardware)
     until = started + options.budget
+    if options.space == "tiling":
+        from mtfc.compiler.search.solver.ready import compile_loops
+
+        until += compiling(compile_loops, "--budget")[1]
     if options.space == "soap":
         from mtfc.cli.search_soap import search
 

@@ -148,6 +148,8 @@ def _proof(result: Result) -> str:
         wrong = f"the layout {{ {rules_text(found.refuted)} }} is below its bound"
         return f"Nothing is proven: {wrong}, which is a fault in mtfc; please report it. {tried}"
     if not found.lower_bound:
+        if found.is_interrupted:
+            return f"Interrupted before anything was proven. {tried}"
         return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
     bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"

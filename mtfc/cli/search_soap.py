@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends import allocator
-from mtfc.cli.errors import say
+from mtfc.cli.compiling import compiling
 from mtfc.cli.search_result import devices_of, free_name, over
 from mtfc.cli.selection import Selection
 from mtfc.compiler.analysis.step_report import seconds_text
@@ -32,8 +32,6 @@ BEFORE_PROOF = 0.1
 """Of the time, before an exhaustive search begins."""
 FEW = 10_000
 """Strategies that are all looked at, unasked."""
-SHORT = 2.0
-"""Seconds of compiling that are not worth a word."""
 LARGEST = 10**300
 """A number that a float can still hold, as readers of JSON need it."""
 MOST_SHOWN = 20
@@ -68,10 +66,9 @@ def search(
     """
     started = monotonic()
     allocator.keep_memory()  # a task graph is some large arrays
-    space, compiling = _space(selection, hardware, devices)
-    if compiling > SHORT:
-        say(f"loops were compiled in {compiling:.0f} s, and are kept; this is not in the --budget")
-    until += compiling
+    program = run(selection.program, simplification())
+    space, spent = compiling(lambda: soap_space(program, hardware, devices), "--budget")
+    until += spent
     declared = {each.name: _declared(each, space) for each in selection.placements if _fits(each, devices)}
     find = partial(soap_search, space, progress=progress)
     result = searched(find, space, until, exhaustive, progress)
@@ -98,19 +95,6 @@ def searched(
 def _fits(placement: DeclaredPlacement, devices: int) -> bool:
     """Whether it is for so many devices; a search has no more parts of an operator than devices."""
     return placement.devices == devices and all(len(each.devices) <= devices for each in placement.operators)
-
-
-def _space(selection: Selection, hardware: Hardware, devices: int) -> tuple[SoapSpace, float]:
-    """The space, and for how many seconds loops were compiled for it, which they are only where none were kept from before."""
-    program = run(selection.program, simplification())
-    try:
-        from numba.core.event import install_timer
-    except ImportError:
-        return soap_space(program, hardware, devices), 0.0
-    spent: list[float] = []
-    with install_timer("numba:compile", spent.append):
-        space = soap_space(program, hardware, devices)
-    return space, sum(spent)
 
 
 def _declared(placement: DeclaredPlacement, space: SoapSpace) -> Evaluated:

@@ -11,7 +11,7 @@ from mtfc.cli.errors import OK, UsageError
 from mtfc.cli.files import write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
+from mtfc.cli.sources import Sources, known_as
 from mtfc.cli.target import check_room, target_of
 
 if TYPE_CHECKING:
@@ -55,9 +55,14 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.analysis.step_json import step_json, trace
     from mtfc.compiler.analysis.step_report import step_report
     from mtfc.compiler.analysis.step_time import step_time
+    from mtfc.compiler.diagnostics import CompileError
     from mtfc.frontend import library
 
-    selection = select(options, sources)
+    try:
+        selection = select(options, sources)
+    except CompileError:
+        _check_layout(options.layout, sources.texts.get(known_as(options.file), ""))
+        raise
     if options.target == LIST:
         print(_machines(selection.hardware), end="")
         return OK
@@ -79,6 +84,20 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     texts = sources.texts | library.texts({span.file for span in step.lines if span})
     print(step_report(cost, step, hardware, texts), end="")
     return OK
+
+
+def _check_layout(layout: str | None, text: str) -> None:
+    """Raise `UsageError` where the layout that is asked for is a placement, whose step is not simulated here."""
+    from mtfc.compiler.diagnostics import Diagnostics
+    from mtfc.frontend import ast
+    from mtfc.frontend.parser import parse
+
+    declared = parse(text, "", Diagnostics()).declarations
+    if any(isinstance(each, ast.PlacementDecl) and each.name.text == layout for each in declared):
+        raise UsageError(
+            f"`{layout}` is a placement, and simulate takes layouts: `mtfc search --space soap` shows what a step takes "
+            "under the placements that a file declares"
+        )
 
 
 def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:

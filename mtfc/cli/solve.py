@@ -7,6 +7,7 @@ import json
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from mtfc.cli.compiling import compiling
 from mtfc.cli.errors import ERRORS, OK, say
 from mtfc.cli.files import STANDARD, check_writable, read_bytes, write_text
 from mtfc.cli.options import seconds
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for everything, reading included (default: 60)",
     )
+    parser.add_argument("--format", choices=("json",), default="json", help="JSON is all that there is")
     parser.add_argument(
         "-o", "--output", default=STANDARD, metavar="OUT", help="write to a file, not to standard output"
     )
@@ -50,8 +52,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     content = read_bytes(options.file)
     from mtfc.compiler.search.solver.contest_format import Malformed, read
     from mtfc.compiler.search.solver.network import Infeasible
+    from mtfc.compiler.search.solver.ready import compile_loops
     from mtfc.compiler.search.solver.solve import NotFound, solve
 
+    deadline += compiling(compile_loops, "--time-limit")[1]
     started = monotonic()
     try:
         solution = solve(read(content), deadline, reporter(",", deadline))

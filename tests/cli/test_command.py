@@ -230,3 +230,10 @@ def test_each_subcommand_is_a_module() -> None:
     for name in SUBCOMMANDS:
         module = command._subcommand(name)
         assert module.EXAMPLES.strip()
+
+
+@pytest.mark.parametrize("name", ["check", "solve"])
+def test_an_unknown_option_shows_the_usage_of_its_subcommand(mtfc: Mtfc, name: str) -> None:
+    outcome = mtfc(name, "model.mtf", "--nothing")
+    assert outcome.status == 2
+    assert f"usage: mtfc {name}" in outcome.err and "unrecognized arguments: --nothing" in outcome.err

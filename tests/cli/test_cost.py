@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Mtfc
 
 KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"}
@@ -75,3 +77,10 @@ def test_a_mesh_selects_the_layouts_that_fit_it(mtfc: Mtfc, folder: Path) -> Non
     outcome = mtfc("cost", "model.mtf", "--mesh", "planes:2")
     assert outcome.status == 1
     assert "error[E311]: no declared layout fits this mesh" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"), [("one:1", "on one device ["), ("two:2", "on each of 2 devices [")]
+)
+def test_one_device_is_singular(mtfc: Mtfc, mesh: str, text: str) -> None:
+    assert text in mtfc("cost", "model.mtf", "--mesh", mesh, "--layout", "").out

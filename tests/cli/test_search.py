@@ -10,10 +10,12 @@ from unittest.mock import patch
 
 import pytest
 
+from mtfc.cli import compiling, search_soap
 from mtfc.cli import search as search_command
-from mtfc.cli import search_soap
 from mtfc.cli.search_result import at_most
 from mtfc.compiler.search.soap.search import SoapSpace, soap_space
+from mtfc.compiler.search.solver import ready
+from mtfc.compiler.search.tiling import search as tiling_search
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 
@@ -394,20 +396,25 @@ def test_how_far_from_the_best(ratio: float, text: str) -> None:
     assert at_most(ratio) == text
 
 
+@pytest.mark.parametrize("space", ["tiling", "soap"])
 def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
-    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, space: str
 ) -> None:
     event = pytest.importorskip("numba.core.event")
 
-    def compiling(*arguments: Any) -> SoapSpace:
+    def compiled() -> None:
         with event.trigger_event("numba:compile"):
             time.sleep(1.5)
+
+    def compiled_space(*arguments: Any) -> SoapSpace:
+        compiled()
         return soap_space(*arguments)
 
-    monkeypatch.setattr(search_soap, "soap_space", compiling)
-    monkeypatch.setattr(search_soap, "SHORT", 1.0)
+    monkeypatch.setattr(search_soap, "soap_space", compiled_space)
+    monkeypatch.setattr(ready, "compile_loops", compiled)
+    monkeypatch.setattr(compiling, "SHORT", 1.0)
     (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
-    run = mtfc("search", "few.mtf", *PLACED, "--format", "json")
+    run = mtfc("search", "few.mtf", *PLACED, "--space", space, "--format", "json")
     assert run.json["optimal"]
     assert "not in the --budget" in run.err
 
@@ -471,3 +478,12 @@ def test_more_placements_than_floats_count(mtfc: Mtfc, folder: Path) -> None:
     assert run.status == 0
     assert re.search(r"Of \d\.\d\de\+\d{3} strategies of", run.out)
     assert mtfc("search", "deep.mtf", *asked, "--format", "json").json["strategies"] is None
+
+
+def test_an_interrupted_search_for_tilings_says_so(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*asked: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiling_search, "timed_network", interrupted)
+    out = mtfc(*TILING).out
+    assert "Interrupted before anything was proven" in out and "--budget" not in out

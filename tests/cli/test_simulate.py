@@ -129,3 +129,11 @@ def test_a_missing_file(mtfc: Mtfc) -> None:
 
 def test_no_target(mtfc: Mtfc) -> None:
     assert mtfc("simulate", "model.mtf").status == 2
+
+
+def test_a_placement_is_no_layout(mtfc: Mtfc, folder: Path) -> None:
+    placed = "dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\nplacement apart on 2 = {\n  y: { a: 2 }\n}\n"
+    (folder / "placed.mtf").write_text(placed)
+    run = mtfc("simulate", "placed.mtf", "--target", "p100_cluster", "--layout", "apart")
+    assert run.status == 2
+    assert "`apart` is a placement" in run.err and "--space soap" in run.err

@@ -5,8 +5,13 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import time
 from pathlib import Path
 
+import pytest
+
+from mtfc.cli import compiling
+from mtfc.compiler.search.solver import ready
 from tests.cli.conftest import Mtfc
 from tests.search.test_contest_format import EXAMPLE
 
@@ -24,6 +29,23 @@ def test_compressed_and_to_a_file(mtfc: Mtfc, folder: Path) -> None:
     (folder / "example.json.gz").write_bytes(gzip.compress(json.dumps(EXAMPLE).encode()))
     assert mtfc("solve", "example.json.gz", "--time-limit", "300", "-o", "solution.json").out == ""
     assert json.loads((folder / "solution.json").read_text())["cost"] == 445
+
+
+def test_compiling_loops_takes_nothing_of_the_time(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = pytest.importorskip("numba.core.event")
+
+    def compiled() -> None:
+        with event.trigger_event("numba:compile"):
+            time.sleep(1.5)
+
+    monkeypatch.setattr(ready, "compile_loops", compiled)
+    monkeypatch.setattr(compiling, "SHORT", 1.0)
+    (folder / "example.json").write_text(json.dumps(EXAMPLE))
+    outcome = mtfc("solve", "example.json", "--time-limit", "2")
+    assert outcome.json["lower_bound"] == 445
+    assert "not in the --time-limit" in outcome.err
 
 
 def test_no_solution(mtfc: Mtfc, folder: Path) -> None:
@@ -47,3 +69,8 @@ def test_wrong_usage(mtfc: Mtfc) -> None:
     for limit in ("0", "-1", "nan", "inf", "soon"):
         outcome = mtfc("solve", "missing.json", "--time-limit", limit)
         assert (outcome.status, "seconds above 0" in outcome.err) == (2, True)
+
+
+def test_the_format_is_json(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "example.json").write_text(json.dumps(EXAMPLE))
+    assert mtfc("solve", "example.json", "--format", "json").json["cost"] == 445

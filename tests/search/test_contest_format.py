@@ -95,3 +95,8 @@ def test_a_node_without_strategies() -> None:
     record["problem"]["nodes"]["costs"][0] = record["problem"]["nodes"]["usages"][0] = []
     with pytest.raises(Malformed, match=r"at least one strategy in nodes.costs\[0\]"):
         read(json.dumps(record).encode())
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_own_words() -> None:
+    with pytest.raises(Malformed, match="one has thousands of digits"):
+        read(b'{"problem": ' + b"1" * 5000 + b"}")

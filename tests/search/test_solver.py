@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
@@ -223,3 +226,31 @@ def test_many_impossible_pairs_are_no_bargain() -> None:
     incumbent = Incumbent(pack(Network(problem)))
     assert not incumbent.offer(np.arange(nodes) % 2)
     assert incumbent.offer(np.ones(nodes, np.int64)) and incumbent.cost == 7 * nodes
+
+
+READY = """
+from time import monotonic
+from mtfc.compiler.search.solver import kernels, tree_moves
+from mtfc.compiler.search.solver.network import Network
+from mtfc.compiler.search.solver.ready import compile_loops
+from mtfc.compiler.search.solver.search import Search
+from tests.search.problems import chain
+
+def known():
+    loops = [each for module in (kernels, tree_moves) for each in vars(module).values() if hasattr(each, "signatures")]
+    return {each.__name__: list(each.signatures) for each in loops}
+
+compile_loops()
+before = known()
+assert all(before[name] for name in ("pass_messages", "improve", "reparametrize")), before
+network = Network(chain(300, 5))
+network.settle_memory()
+Search(network, monotonic() + 0.5, lambda *told: None).run(None)
+assert known() == before
+"""
+
+
+def test_no_search_compiles_loops_once_they_are_ready() -> None:
+    """In a process of its own, where no test before has had them compiled."""
+    pytest.importorskip("numba")
+    subprocess.run([sys.executable, "-c", READY], check=True, cwd=Path(__file__).parents[2])

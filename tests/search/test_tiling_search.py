@@ -170,3 +170,28 @@ def test_a_tiling_on_xla_sends_what_was_priced_and_gives_the_same(name: str, dim
     expected = interpret(original.function("step"), original, arrays)
     for backend in (numpy_module(lowered), jax_module(lowered)):
         tolerance(program).check(call(backend, lowered.function("step"), arrays), expected, name)
+
+
+@pytest.mark.parametrize("axes", [5, 6])
+def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
+    """To find all choices of five axes takes a minute."""
+    mesh = Mesh("many", tuple((f"axis{i}", 2) for i in range(axes)))
+    program, hardware = example("soybean_mlp_8k", layers=2), machine("k80_cluster")
+    pricing = Pricer.of(program, hardware).pricing("time")
+    known, dims, started = [(mesh, Layout("known"))], set(program.dims), monotonic()
+    found = search(prepared(program), dims, [mesh], hardware, pricing, started + 1, known=known)
+    assert monotonic() - started < 8
+    assert found.layout == Layout("found") and found.lower_bound == 0
+
+
+def test_an_interrupted_search_says_so() -> None:
+    program, hardware = example("two_layer"), machine("k80_cluster")
+    pricing, mesh = Pricer.of(program, hardware).pricing("time"), SQUARE
+
+    def interrupt(*told: object) -> None:
+        raise KeyboardInterrupt
+
+    asked = prepared(program), set(program.dims), [mesh], hardware, pricing, monotonic() + 60
+    found = search(*asked, known=[(mesh, Layout("known"))], progress=interrupt)
+    assert found.is_interrupted and found.layout == Layout("found")
+    assert not search(*asked, known=[(mesh, Layout("known"))]).is_interrupted

@@ -32,8 +32,10 @@ def heading(cost: LayoutCost) -> list[str]:
     """Which layout on which mesh, and what a cost is of."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in cost.mesh.axes)
     unit = "training step" if cost.trains else "forward pass"
+    count = cost.mesh.devices
+    devices = "one device" if count == 1 else f"each of {count} devices"
     return [
-        f"{cost.model}, layout {cost.layout.name}: one {unit} on each of {cost.mesh.devices} devices [{axes}]",
+        f"{cost.model}, layout {cost.layout.name}: one {unit} on {devices} [{axes}]",
         f"  {layout_summary(cost.layout)}",
     ]
 

@@ -77,8 +77,10 @@ def _unzipped(content: bytes) -> bytes:
 def _parsed(content: bytes) -> Any:
     try:
         return json.loads(content)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"expected JSON: {error}") from None
+    except ValueError:  # what Python says of a number of thousands of digits is about a setting of its own
+        raise Malformed(f"expected numbers of at most {LARGEST}; one has thousands of digits") from None
 
 
 def _problem(record: dict[str, Any]) -> Problem:

@@ -76,7 +76,7 @@ def timed_network(
     `splittable` are the dimensions that a layout can name: those that the program has before it is differentiated.
     Raises `NotFound` where that is not done `until`, a time of `time.monotonic`.
     """
-    conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication))
+    conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication), until)
     work = Roofline(function, topology.mesh, device)
     builder = NetworkBuilder(
         topology.mesh, conversions, splittable, work.seconds, gradients=weights.gradients, until=until

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from time import monotonic
 
 import attrs
 import numpy as np
@@ -20,7 +19,7 @@ from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
-from mtfc.compiler.search.solver.solve import NotFound
+from mtfc.compiler.search.tiling.clock import in_time
 from mtfc.compiler.search.tiling.conversions import Conversions, Indices, Numbers, Placements
 from mtfc.compiler.search.tiling.network import Edge, Network, Node, Owner
 from mtfc.compiler.search.tiling.pending import may_be_pending
@@ -163,9 +162,7 @@ class NetworkBuilder:
     def _body(self, function: Function, times: int) -> None:
         replaced = {output.value for output in function.outputs if output.updates is not None}
         self.unstored |= unstored(function)
-        for eqn in function.body:
-            if monotonic() > self.until:
-                raise NotFound("the time is over before all choices are known")
+        for eqn in in_time(function.body, self.until):
             self.clock += 1
             if eqn.regions:
                 self._loop(eqn, times)
@@ -195,7 +192,7 @@ class NetworkBuilder:
         types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
         key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
         if key not in self.choices:
-            found = strategies(eqn, self.mesh, self.splittable, pending, not self.published)
+            found = strategies(eqn, self.mesh, self.splittable, pending, not self.published, self.until)
             self.choices[key] = Choices.of(eqn, found, self.mesh)
         return self.choices[key]
 
@@ -320,7 +317,7 @@ class NetworkBuilder:
         """Edges from each value to the equations that use it, by way of a version where there are several."""
         values = [argument.value for argument in function.arguments]
         values += [value for eqn in function.body for value in eqn.results]
-        for value in values:
+        for value in in_time(values, self.until):
             uses = self.uses.get(value, [])
             if len(uses) > 1:
                 self._version(value, self.sources[value], uses, times)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
+from math import inf
 from typing import TypeAlias
 
 import attrs
@@ -19,6 +20,7 @@ from mtfc.compiler.analysis.resharding import Step, steps_from, wanted_runs, wir
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.ir.core import Attr
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.search.tiling.clock import in_time
 
 Numbers: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
@@ -58,10 +60,13 @@ class Placements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh: those of tensors that look alike but for the names of dimensions are found once."""
+    """The placements of tensors on one mesh: those of tensors that look alike but for the names of dimensions are found once.
 
-    def __init__(self, mesh: Mesh, price: Price) -> None:
-        self.mesh, self.price = mesh, price
+    until: when to give up, a time of `time.monotonic`; that raises `NotFound`.
+    """
+
+    def __init__(self, mesh: Mesh, price: Price, until: float = inf) -> None:
+        self.mesh, self.price, self.until = mesh, price, until
         self._found: dict[tuple[str, tuple[Dim, ...], str], Placements] = {}
         self._alike: dict[tuple[str, tuple[int, ...], str], Placements] = {}
 
@@ -82,11 +87,11 @@ class Conversions:
         return self._found[key]
 
     def _placements(self, type: TensorType, reduction: str) -> Placements:
-        types = tuple(placements(type, self.mesh, reduction))
+        types = tuple(in_time(placements(type, self.mesh, reduction), self.until))
         numbers = {each: i for i, each in enumerate(types)}
-        steps = [step for each in types for step in steps_from(each, self.mesh)]
-        graph = _Graph.of(steps, numbers, self.mesh, self.price)
-        columns = [graph.costs_to(target) for target in types]
+        steps = [step for each in in_time(types, self.until) for step in steps_from(each, self.mesh)]
+        graph = _Graph.of(steps, numbers, self.mesh, self.price, self.until)
+        columns = [graph.costs_to(target) for target in in_time(types, self.until)]
         return Placements(types, numbers, np.stack(columns, axis=1))
 
 
@@ -109,7 +114,14 @@ class _Graph:
     completed: Indices
 
     @classmethod
-    def of(cls, steps: Sequence[Step], numbers: Mapping[TensorType, int], mesh: Mesh, price: Price) -> _Graph:
+    def of(
+        cls,
+        steps: Sequence[Step],
+        numbers: Mapping[TensorType, int],
+        mesh: Mesh,
+        price: Price,
+        until: float,
+    ) -> _Graph:
         runs: dict[tuple[Attr, Axes], int] = {}
         added = [runs.setdefault(run, len(runs)) if (run := _added(step)) else -1 for step in steps]
         completed = [set(step.before.pending) - set(step.after.pending) for step in steps]
@@ -119,8 +131,8 @@ class _Graph:
             runs,
             np.array([numbers[step.before] for step in steps], np.intp),
             np.array([numbers[step.after] for step in steps], np.intp),
-            np.array([wire_bytes(step.op, step.axes, step.before, mesh) + ONE_STEP for step in steps]),
-            np.array([price(step) for step in steps]),
+            np.array([_length(step, mesh) for step in in_time(steps, until)]),
+            np.array([price(step) for step in in_time(steps, until)]),
             np.array(added, np.intp),
             np.array([_bits(mesh, axes) for axes in completed], np.intp),
         )
@@ -146,6 +158,10 @@ class _Graph:
                 return costs
             best[before[first]] = through[first]
             costs[before[first]] = cost[first] + costs[after[first]]
+
+
+def _length(step: Step, mesh: Mesh) -> float:
+    return wire_bytes(step.op, step.axes, step.before, mesh) + ONE_STEP
 
 
 def _added(step: Step) -> tuple[Attr, Axes] | None:

@@ -56,7 +56,7 @@ def search(
     tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
     turns = [(Topology.of(mesh, hardware), weights) for mesh in tried for weights in WEIGHTS[objective]]
     found: list[tuple[Tiling, Mesh]] = []
-    bounds = dict.fromkeys(tried, 0.0)
+    bounds, is_interrupted = dict.fromkeys(tried, 0.0), False
     for number, (topology, weights) in enumerate(turns):
         mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
         try:
@@ -71,14 +71,17 @@ def search(
         except KeyboardInterrupt:
             if not found and not known:
                 raise
+            is_interrupted = True
             break
         else:
             at_once = topology.at_once if objective == "overlap" else 0
             bounds[mesh] = max(bounds[mesh], tiling.lower_bound / (1 + weights.communication * at_once))
             found.append((tiling, mesh))
             if tiling.is_interrupted:
+                is_interrupted = True
                 break
-    return _best(found, min(bounds.values()), objective, hardware, pricing, known)
+    best = _best(found, min(bounds.values()), objective, hardware, pricing, known)
+    return attrs.evolve(best, is_interrupted=is_interrupted)
 
 
 def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress) -> Tiling:

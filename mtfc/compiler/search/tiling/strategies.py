@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from math import inf
 
 import attrs
 
@@ -17,6 +18,7 @@ from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type, result_types
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.search.tiling.clock import in_time
 from mtfc.compiler.search.tiling.conversions import orders
 
 Group = tuple[int, ...]
@@ -78,12 +80,18 @@ def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> 
 
 
 def strategies(
-    eqn: Equation, mesh: Mesh, splittable: Collection[str], pending: Collection[int], redundant: bool = True
+    eqn: Equation,
+    mesh: Mesh,
+    splittable: Collection[str],
+    pending: Collection[int],
+    redundant: bool = True,
+    until: float = inf,
 ) -> Iterator[Strategy]:
     """All strategies that are legal for an equation.
 
     splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Unless `redundant`, each axis
-    is used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5).
+    is used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5). Raises `NotFound` where that
+    is not done `until`, a time of `time.monotonic`.
     """
     rule = OPS[eqn.op].layout_rule(eqn)
     dims = [dim for dim in _space(eqn, rule) if dim.name in splittable]
@@ -97,7 +105,7 @@ def strategies(
         passing = tuple((axis, role) for axis, role in chosen if isinstance(role, tuple))
         named = tuple((axis, role) for axis, role in chosen if isinstance(role, str))
         unused = [axis for axis, role in chosen if role is None]
-        for layout in orders(named, tuple(dim.name for dim in dims)):
+        for layout in in_time(orders(named, tuple(dim.name for dim in dims)), until):
             if not _divides(eqn, rule, dims, layout, mesh):
                 continue
             if redundant or not any(_has_room(eqn, rule, dims, layout, axis, mesh) for axis in unused):
