@@ -19,6 +19,8 @@ What is not claimed, as some layout makes it untrue:
 - What takes no work may be made again instead of being kept (`_can_be_made_again`): filled arrays, slices, concatenations. That
   casts and renames are made again where memory peaks has not been seen, and it is taken not to happen; it is not ruled out.
 - What is multiplied by two numbers may be multiplied by both at once (`merging_in`).
+- What a product of several operands makes of some of them on its way may be what another equation makes of them later, which then
+  reads them no more (`_Uses.multiplied`).
 - Values that differ here may be equal once others stand in the place of what they are made of (`equal_in`).
 """
 
@@ -261,13 +263,17 @@ class _Use:
 
 @attrs.frozen
 class _Uses:
-    """The uses of values in a function, by numbers of equations. Instead of views what they are views of is used."""
+    """The uses of values in a function, by numbers of equations. Instead of views what they are views of is used.
+
+    multiplied: by the numbers of products of several operands, these and what they are views of.
+    """
 
     uses: Mapping[Value, list[tuple[int, Equation]]]
     outputs: frozenset[Value]
     views: Mapping[Value, tuple[Value, ...]]
     positions: Mapping[Equation, Dims | None]
     length: int
+    multiplied: Mapping[int, set[Value]]
 
     @classmethod
     def of(cls, function: Function, positions: Mapping[Equation, Dims | None]) -> _Uses:
@@ -276,7 +282,10 @@ class _Uses:
             for value in dict.fromkeys(eqn.operands):
                 uses.setdefault(value, []).append((i, eqn))
         outputs = frozenset(output.value for output in function.outputs)
-        return cls(uses, outputs, unstored(function), positions, len(function.body))
+        views = unstored(function)
+        products = {i: eqn for i, eqn in enumerate(function.body) if positions.get(eqn, eqn) is None}
+        multiplied = {i: set(_seen(eqn.operands, views)) for i, eqn in products.items()}
+        return cls(uses, outputs, views, positions, len(function.body), multiplied)
 
     def of_value(self, value: Value) -> list[_Use]:
         """All, the surest first: for those that need more than others of what they see it as, or of what must be whole."""
@@ -291,7 +300,7 @@ class _Uses:
             taken = not is_view and _may_take_over(eqn, value)
             later = list(self._of(eqn.result)) if is_view else [_Use(i - taken)]
             bridge, mixed = bridge_of(eqn), self.positions.get(eqn, frozenset())
-            if mixed is None:
+            if mixed is None or self._may_be_made_before(i, eqn, value):
                 continue
             for use in later:
                 if bridge is not None and is_view:
@@ -302,6 +311,20 @@ class _Uses:
                     yield attrs.evolve(use, views=views, share=share, mixed=use.mixed | mixed)
                 else:
                     yield attrs.evolve(use, mixed=use.mixed | mixed)
+
+    def _may_be_made_before(self, number: int, eqn: Equation, value: Value) -> bool:
+        """Whether a product of several operands may make what an equation makes of a value."""
+        if not self.multiplied or eqn.op not in ("einsum", "mul", "sum"):
+            return False
+        seen = set(_seen((value,), self.views))
+        return any(i < number and not seen.isdisjoint(values) for i, values in self.multiplied.items())
+
+
+def _seen(values: Iterable[Value], views: Mapping[Value, tuple[Value, ...]]) -> Iterator[Value]:
+    """Values, and what they are views of."""
+    for value in values:
+        yield value
+        yield from _seen(views.get(value, ()), views)
 
 
 def _part_seen(eqn: Equation) -> float:
