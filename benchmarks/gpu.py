@@ -29,6 +29,7 @@ TRANSLATION = (
     ("d_k", 64),
 )
 LLAMA = (("batch", 2), ("length", 2048), ("layers", 2), ("vocab", 32768))
+SHORT_LLAMA = (("batch", 16), ("length", 512), ("layers", 2), ("vocab", 32768))
 NODE = "nodes:1;gpus:1"
 
 MEASURED = (
@@ -57,6 +58,7 @@ SMALL = (
     ("d_model", 512),
     ("d_ff", 2048),
     ("heads", 8),
+    ("d_k", 64),
     ("layers", 2),
     ("vocab", 8192),
 )
@@ -70,7 +72,7 @@ COMPILED = (
     Case("unet", "data", "rows:2;cols:4"),
     Case("transformer_lm", "hybrid", "rows:2;cols:4", SMALL),
     Case("transformer_lm", "model_parallel", "all:8", SMALL),
-    Case("llama", "tensor_parallel", "data:4;model:2", (("batch", 16), ("length", 512), ("layers", 2))),
+    Case("llama", "tensor_parallel", "data:4;model:2", SHORT_LLAMA),
     Case("moe_lm", "expert_parallel"),
 )
 

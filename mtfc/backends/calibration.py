@@ -3,10 +3,10 @@
 On JAX the devices are those that a program would run on: real ones, or virtual ones of the CPU. All of them compute at once, as
 they do in a program, so that virtual devices share the processor's cores in the measurement too. What is measured is repeated
 inside one compiled loop, each time on a result before, so that nothing is left out and starting a program does not count. What
-the loop itself takes is taken off: on a GPU, where the host decides whether it goes on, as long as many kernels. To
-measure memory, several arrays take turns, as a program has many, of which the caches hold what they can. Products are of
-matrices like those of a program, as a GPU takes less power, and less time, for numbers that are all alike. On NumPy there is
-one device, and there are no links.
+the loop itself takes is taken off: on a GPU, where the host decides whether it goes on, as long as many kernels. To measure
+memory, several arrays take turns, as a program has many, of which the caches hold what they can. Products are of matrices like
+those of a program, as a GPU takes less power, and less time, for numbers that are all alike. On NumPy there is one device, and
+there are no links.
 
 A program's kernels each cost the device's overhead (`roofline.py`), and so rates are without it.
 
@@ -184,13 +184,10 @@ def _turns(array: Any) -> int:
 
 @attrs.frozen
 class _Devices:
-    """Some JAX devices, that all do the same at once. loop: seconds of an iteration that has nothing to do. chained: products
-    in a loop's body.
-    """
+    """Some JAX devices, that all do the same at once. loop: seconds of an iteration that has nothing to do."""
 
     devices: tuple[Any, ...]
     loop: float = 0.0
-    chained: int = 1
 
     @classmethod
     def of(cls, devices: Sequence[Any], effort: Effort) -> tuple[_Devices, float, float]:
@@ -213,8 +210,11 @@ class _Devices:
         once, often, looping = seconds(1, product), seconds(CHAINED, product), seconds(1, products)
         overhead = max((often - once) / (CHAINED - 1), 0.0)
         loop, inside = max(once - overhead, 0.0), max((looping - often) / CHAINED, 0.0)
-        is_cpu = devices[0].platform == "cpu"
-        return attrs.evolve(box, loop=loop, chained=1 if is_cpu else CHAINED), overhead, inside
+        return attrs.evolve(box, loop=loop), overhead, inside
+
+    @property
+    def is_cpu(self) -> bool:
+        return bool(self.devices[0].platform == "cpu")
 
     def memory(self) -> float:
         stats = self.devices[0].memory_stats() or {}
@@ -228,14 +228,12 @@ class _Devices:
         import jax.numpy as jnp
 
         random = np.random.default_rng(0)
-        normal, signs = (
-            random.standard_normal(side, np.float32),
-            np.sign(random.random(side, np.float32) - 0.5),
-        )
+        normal = random.standard_normal(side, np.float32)
+        signs = np.sign(random.random(side, np.float32) - 0.5)
         mirrored = np.eye(side, dtype=np.float32) - np.outer(2 / (normal @ normal) * normal, normal)
         start = jnp.asarray(mirrored * signs, JAX[dtype])
-        seconds = self._seconds(lambda one, result: result @ one, start, effort, chained=self.chained)
-        return 2.0 * side**3, seconds
+        chained = 1 if self.is_cpu else CHAINED
+        return 2.0 * side**3, self._seconds(lambda one, result: result @ one, start, effort, chained=chained)
 
     def sum(self, size: int, effort: Effort) -> Point:
         """(bytes, seconds) of a kernel that reads and writes arrays of, together, `size` bytes."""
@@ -256,7 +254,7 @@ class _Devices:
         seconds = {
             name: self._seconds(_of_result(op), start, effort)
             for name, op in jax_kernels.KERNELS.items()
-            if name not in jax_kernels.OF_CPUS or self.devices[0].platform == "cpu"
+            if self.is_cpu or name not in jax_kernels.OF_CPUS
         }
         own = {
             name: (each - seconds.get(jax_kernels.BESIDES.get(name, ""), 0.0))

@@ -134,6 +134,11 @@ def test_an_iteration_costs_what_it_copies_for_products() -> None:
     product = kernel(2 * 64 * 128 * 128, 4 * (64 * 128 + 128 * 128 + 64 * 128))
     assert timed(single, box).seconds == pytest.approx(6 * (product + copy))
     assert timed(single, looping).seconds == pytest.approx(6 * (product + copy + 7e-6))
+    on_tpu, looping_on_tpu = (
+        attrs.evolve(each, device=attrs.evolve(each.device, matrix=128)) for each in (box, looping)
+    )
+    besides = timed(single, looping_on_tpu).seconds - timed(single, on_tpu).seconds
+    assert besides == pytest.approx(6 * 7e-6)
     kept = LOOP.replace("x = rename", "y = einsum(x, w -> [batch, out])\n    yield ys = y\n    x = rename")
     ys = lower(load(kept.replace("return x", "return x, ys")).programs[0], ONE_DEVICE, UNDISTRIBUTED)
     keeping = 2 * 4 * 64 * 128 / BYTES + OVERHEAD

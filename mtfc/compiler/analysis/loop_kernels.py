@@ -54,12 +54,13 @@ class Loops:
 
     def around(self, loop: Equation) -> tuple[int, float]:
         """Bytes and seconds besides those of its iterations."""
+        trips = dim_of(loop).size
         if self.device.matrix is None:
-            return 0, dim_of(loop).size * self.device.loop
-        passes = [*self._passes(loop), *self._loaded(loop)]
-        trips, types = dim_of(loop).size, [*_copied(loop)]
+            return 0, trips * self.device.loop
+        passes, types = [*self._passes(loop), *self._loaded(loop)], [*_copied(loop)]
         copied = sum(map(self._copied, types))
-        each = len(types) * self.device.overhead + copied / self.device.bandwidth.at(copied)
+        copying = len(types) * self.device.overhead + copied / self.device.bandwidth.at(copied)
+        each = self.device.loop + copying
         size = sum(size for size, _ in passes) + trips * copied
         return size, sum(seconds for _, seconds in passes) + trips * each
 
