@@ -222,3 +222,21 @@ def test_what_cost_predicts_is_what_is_sent(body: str) -> None:
     in_hlo = {kind: (v["elements_per_device"], v["bytes_per_device"]) for kind, v in compiled.items()}
     assert predicted == simulated == in_hlo
     assert predicted["permute"][0] > 0
+
+
+def test_windows_of_windows_pad_with_values_of_their_own() -> None:
+    """What the inner ones pad stood where the outer ones do, as halos were padded before any windows."""
+    agree("""\
+dim b = 8
+dim w = 2
+dim k = 3
+dim n = 4
+dim l = 3
+mesh line = [all: 4]
+layout main = { b: all, n: all }
+model m(x: [b, w]) {
+  y = window(x, w -> [w, k], dilation = 2, padding = (3, 1), value = 0.75)
+  z = window(y, b -> [n, l], stride = 2, padding = (0, 1), value = 0.5)
+  return z
+}
+""")

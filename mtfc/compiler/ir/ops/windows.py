@@ -188,14 +188,25 @@ def _fold_text(code: Code) -> str:
 
 
 def _chain(b: Blocks, eqn: Equation) -> list[Equation]:
-    """The equation and, before it, those of the same op that it is applied to, as far as each is along dimensions of its own."""
+    """The equation and, before it, those of the same op that it is applied to, as far as each is along dimensions of its own.
+
+    Halos pad before any windows are made. So what pads with windows, because its dimension is not split, ends the chain where
+    later ones pad with another value, around it.
+    """
     chain, own = [eqn], _made_of(eqn)
     while (inner := b.defined(chain[0].operands[0])) and inner.op == eqn.op:
-        if own & _makes(inner):
+        value = None if _stretch(b, inner) else _padding(inner)
+        if own & _makes(inner) or (value is not None and {*map(_padding, chain)} - {None, value}):
             break
         chain.insert(0, inner)
         own |= _made_of(inner)
     return chain
+
+
+def _padding(eqn: Equation) -> float | int | bool | None:
+    """The value that windows are padded with; None where they are not."""
+    g = geometry(eqn.attrs)
+    return eqn.attrs["value"] if eqn.op == "window" and (g.before or g.after) else None
 
 
 def _made_of(eqn: Equation) -> set[Dim]:
