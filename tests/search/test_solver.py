@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from mtfc.compiler.search.solver import exact as exact_solver
 from mtfc.compiler.search.solver import reductions
 from mtfc.compiler.search.solver.arrays import pack
 from mtfc.compiler.search.solver.core import allowance, core, region
@@ -42,6 +43,22 @@ def test_integer_programs_find_the_least_cost(problem: Problem) -> None:
     least = least_cost(problem)
     assert (choices is None) == (least is None)
     assert choices is None or (problem.is_feasible(choices) and problem.cost(choices) == least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_memory_are_added_as_they_are_violated(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones were in the order of their prices, where they must be in that of time: a program with other constraints was
+    solved, and what came out called the best.
+    """
+    problem = chain(12, 3, seed)
+    best = exact(Network(problem))
+    network = Network(problem)
+    network.prices = np.random.default_rng(seed).random(len(network.free))
+    monkeypatch.setattr(exact_solver, "ALL_ROWS", 0)
+    outcome = solve_exactly(network, monotonic() + 60)
+    assert outcome.is_optimal and outcome.choices is not None and best is not None
+    assert problem.is_feasible(outcome.choices)
+    assert problem.cost(outcome.choices) == problem.cost(best)
 
 
 @pytest.mark.parametrize("rule", [None, *reductions.RULES], ids=lambda rule: getattr(rule, "__name__", "all"))

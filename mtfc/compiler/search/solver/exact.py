@@ -67,11 +67,12 @@ def solve_exactly(network: Network, until: float) -> Outcome:
 
 
 def _first_rows(network: Network) -> Integers:
+    """In the order of time, as `_memory` needs all rows."""
     count = len(network.free)
     if count <= ALL_ROWS:
         return np.arange(count)
     dearest = np.argsort(-network.prices, kind="stable")[:MORE_ROWS]
-    return dearest[network.prices[dearest] > 0]
+    return np.sort(dearest[network.prices[dearest] > 0])
 
 
 def _program(network: Network) -> _Program:
