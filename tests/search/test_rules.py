@@ -19,6 +19,7 @@ from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.rules.bound import Bound
 from mtfc.compiler.search.rules.collectives import COMBINED
+from mtfc.compiler.search.rules.lookup import Known
 from mtfc.compiler.search.rules.parts import Step
 from mtfc.compiler.search.rules.search import Branching, search
 from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
@@ -83,6 +84,42 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
     known = bound.known(rows, frozenset(range(len(space.columns))))
     price = pricer(mesh, layout).seconds
     assert bound.seconds(known)[0] == pytest.approx(price, rel=1e-3)
+
+
+COPYING = attrs.evolve(
+    SLOW_CORES, device=Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), 1e-3)
+)
+"""Where only kernels and what they move take time."""
+
+
+def test_what_a_loop_copies_for_products_is_in_the_bound() -> None:
+    """What one copies of a layer's parameter; under a layout that stores it otherwise it is gathered, and not copied."""
+    text = """\
+dim depth = 3
+dim batch = 4
+dim io = 8
+dim sources = io
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: cols, params: { sources: rows } }
+model m(x: [batch, io]) {
+  h = x
+  repeat depth {
+    param w: [sources, io] = normal()
+    h = einsum(rename(h, io -> sources), w -> [batch, io])
+  }
+  return h
+}
+"""
+    module = load(text)
+    program, mesh = module.programs[0], module.layouts[0].mesh
+    space = space_of(program.function("forward"), storage=True)
+    rows = layouts(space, mesh)
+    check_rows(program, mesh, COPYING, space, rows)
+    pricer = Pricer.of(program, COPYING)
+    bound = Bound(space, Step.of(pricer.undistributed(), COPYING.device), mesh, COPYING)
+    whole = np.zeros_like(rows[:1])
+    price = pricer(mesh, layout_of(space, whole[0].tolist(), mesh))
+    assert bound.seconds(Known(whole, whole))[0] == pytest.approx(price.seconds, rel=1e-3)
 
 
 @pytest.mark.parametrize("hardware", [SLOW_LINKS, named("k80_cluster", {})])

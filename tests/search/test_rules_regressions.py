@@ -304,3 +304,24 @@ model m(y: f64[d0, hidden, batch]) {
 }
 """
     _check(text, SLOW_LINKS, storage=False)
+
+
+def test_a_sum_that_is_completed_over_one_axis_may_go_on_over_another() -> None:
+    """Where `d0` and `io` are both split over `rows`, the sum of `x` is scattered over these before it is added up along `d1`;
+    over `cols` it is completed with the loss.
+    """
+    text = """\
+dim batch = 6
+dim io = 4
+dim d0 = 2
+dim d1 = 3
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: (rows, cols), d0: rows }
+model m(x: f64[batch, io]) {
+  param p: f64[io, batch] = ones()
+  b = window(mean(x -> [batch]), batch -> [d0, d1], stride = 3)
+  loss = sum(sum(b, over = [d1]) -> []) + 0.5 * sum(p)
+  return loss
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)

@@ -117,9 +117,9 @@ class Flow:
 
         routes, (route, depth) = self.parts.routes, self._places
         pending = low(each.reduced for each in routes) & ~high(each.stops[0].own for each in routes)
-        arrives, halved = self._passing(pending, low, high)
+        arrives, halved, ending = self._passing(pending, low, high)
         size, completed = self._sizes
-        costs = completed[self._codes(pending[route], halved[route], low, high), size]
+        costs = completed[self._codes(pending[route], halved[route], ending[route], low, high), size]
         costs *= np.array([stop.array.trips for stop in self._stops])[:, None]
         if storage_is_open:
             costs *= np.where(pending == halved, self._again, 1.0)[route]
@@ -129,25 +129,30 @@ class Flow:
         costs[~arrives[depth, route]] = np.inf
         return costs
 
-    def _passing(self, pending: Rows, low: Find, high: Find) -> tuple[Booleans, Rows]:
-        """Where sums can be pending until a stop, [number of the stop, route, layout]; and the axes that split the use of each
-        along dimensions that it has itself, so that half an all-reduce completes it over these.
+    def _passing(self, pending: Rows, low: Find, high: Find) -> tuple[Booleans, Rows, Rows]:
+        """Where sums can be pending until a stop, [number of the stop, route, layout]; the axes that split the use of each along
+        dimensions that it has itself, so that half an all-reduce completes it over these; and those over which it surely ends
+        where it cannot go on: where others do not split the next equation, it may be pending over these further than the route
+        is followed, and what it costs there is not counted.
         """
-        arrives, halved = [np.ones(pending.shape, np.bool_)], np.zeros_like(pending)
+        arrives, halved, ending = [np.ones(pending.shape, np.bool_)], np.zeros_like(pending), pending.copy()
         for some, stops in self._levels:
             going, over = arrives[-1].copy(), pending[some]
+            blocked = low(stop.crossed for stop in stops) & over
+            ending[some] = np.where(going[some] & (blocked != 0), blocked, ending[some])
             most = going[some] & (high(stop.crossed | stop.moved for stop in stops) & over != 0)
             halved[some] |= np.where(most, high(stop.moved for stop in stops), np.uint8(0))
-            going[some] &= low(stop.crossed for stop in stops) & over == 0
+            going[some] &= blocked == 0
             arrives.append(going)
         halved |= np.where(arrives[-1], high(route.moved for route in self.parts.routes), np.uint8(0))
-        return np.stack(arrives), halved & pending
+        return np.stack(arrives), halved & pending, ending
 
-    def _codes(self, pending: Rows, halved: Rows, low: Find, high: Find) -> Integers:
+    def _codes(self, pending: Rows, halved: Rows, ending: Rows, low: Find, high: Find) -> Integers:
+        """Of completing a sum over `ending`; over the other axes it is pending over it may have been scattered before."""
         collectives = self.setting.collectives
         own = low(stop.made for stop in self._stops) & ~pending
-        before = high(stop.own | stop.array.dims for stop in self._stops) & ~pending
-        codes: Integers = collectives.pending[pending, halved] + collectives.splitting[own, before]
+        before = (high(stop.own | stop.array.dims for stop in self._stops) | pending) & ~ending
+        codes: Integers = collectives.pending[ending, halved & ending] + collectives.splitting[own, before]
         return codes
 
     @cached_property

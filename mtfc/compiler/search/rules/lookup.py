@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import combinations
 from typing import TypeAlias
 
 import attrs
@@ -21,7 +22,7 @@ from mtfc.compiler.search.rules.moves import Gate, Move, Way
 from mtfc.compiler.search.rules.naming import Dims
 from mtfc.compiler.search.rules.parts import Step
 from mtfc.compiler.search.rules.space import AXES, Columns, Integers, Rows, Space, union
-from mtfc.compiler.search.rules.work import Moved, Work
+from mtfc.compiler.search.rules.work import Copied, Moved, Work
 
 Booleans: TypeAlias = NDArray[np.bool_]
 
@@ -118,7 +119,8 @@ class Lookup:
         computing = work.seconds / self.setting.degrees[split] + self._loading(work)
         moving = sum(map(self._moved_bytes, work.moved), start=np.zeros(self.number))
         seconds = np.maximum(computing, moving / self.setting.hardware.device.bandwidth.peak)
-        return work.trips * (seconds + work.overhead)
+        copying = sum(map(self._copying, work.copied), start=np.zeros(self.number))
+        return work.trips * (seconds + work.overhead + copying)
 
     def _both(self, one: str, other: str) -> Rows:
         """The axes that may split both dimensions, if they may be split alike."""
@@ -136,6 +138,25 @@ class Lookup:
         for pair in moved.unless:
             least = np.where(self._both(*pair) == 0, least, 0)
         return least
+
+    def _copying(self, copied: Copied) -> Seconds:
+        """Nothing where what is copied may be resharded before: see `Copied`."""
+        columns, device = self.setting.columns, self.setting.hardware.device
+        moved = self._shared(columns(copied.beside))
+        for stored, own in ((frozenset((one,)), frozenset((other,))) for one, other in copied.names):
+            if columns(stored) != columns(own):
+                moved = moved | (self.high(stored) & ~self.low(own))
+        split = self.high(frozenset(own for _, own in copied.names))
+        seconds = copied.bytes / self.setting.degrees[split] / device.bandwidth.peak + device.overhead
+        return np.where(moved == 0, seconds, 0.0)
+
+    def _shared(self, columns: Columns) -> Rows:
+        """The axes that two of some columns may have; no two that some tensor has do."""
+        found, space, high = np.zeros(self.number, np.uint8), self.setting.space, self.known.high
+        for one, other in combinations(sorted(columns), 2):
+            if other not in space.columns[one].beside:
+                found |= high[:, one] & high[:, other]
+        return found
 
     def halos(self) -> Seconds:
         """What shards send and join where all that is met of a dimension is split over the same axes."""

@@ -12,10 +12,10 @@ from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise, is_s
 from mtfc.compiler.analysis.loop_kernels import stacks
 from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.tiles import is_sum, least_bytes, ways
+from mtfc.compiler.analysis.tiles import is_product, is_sum, least_bytes, ways
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.search.rules.arrays import (
@@ -27,7 +27,7 @@ from mtfc.compiler.search.rules.arrays import (
     own_dims,
     pairs_of,
 )
-from mtfc.compiler.search.rules.naming import Dims, Naming, called, iteration, rule_of
+from mtfc.compiler.search.rules.naming import PARAMS, Dims, Naming, called, iteration, rule_of
 
 JOINED = {"fold": "unpool", "einsum": "convolution"}
 """Kernels that an op may be a part of."""
@@ -41,11 +41,30 @@ class Moved:
     unless: Pairs = frozenset()
 
 
+@attrs.frozen
+class Copied:
+    """A slice that a loop takes of an argument of the function, which a product copies on CPUs and GPUs (`kernels.py`).
+
+    bytes: read and written, of all shards of a slice. names: what each dimension is called where the argument is stored, and by
+    the product. beside: all dimensions of the product.
+
+    No layout copies less than its shard: only what is resharded for the product is not copied. The loop leaves a slice placed as
+    the argument is stored (assign-layouts), and a product, as it reduces, stays where the rules of the computation put it
+    (follow-uses). That is the same place if the argument is not split further where it is stored, and if no axis could split two
+    dimensions of the product, of which one had to give it up. Where one of these is not known, nothing counts. Nor does what an
+    equation makes before the loop, or in it of the slice: that may follow other uses.
+    """
+
+    bytes: int
+    names: tuple[tuple[str, str], ...]
+    beside: Dims
+
+
 @attrs.frozen(cache_hash=True)
 class Work:
     """Seconds of FLOPs at the peak rate, split over `dims`, and over those in `alike` if these are split alike; of a product,
-    what loading a matrix unit with either factor takes, split over its dimensions; bytes that are moved; `overhead` seconds. All
-    of it `trips` times.
+    what loading a matrix unit with either factor takes, split over its dimensions; bytes that are moved; `overhead` seconds; what
+    is copied for it. All of it `trips` times.
     """
 
     seconds: float
@@ -55,6 +74,7 @@ class Work:
     moved: tuple[Moved, ...]
     overhead: float
     trips: int
+    copied: tuple[Copied, ...] = ()
 
 
 Completing = tuple[tuple[Value, Work], ...]
@@ -68,17 +88,21 @@ def work_of(
     trips: int,
     sure: Sure,
     sums: Mapping[Value, Collection[Equation]],
+    stored: Collection[Value] = (),
 ) -> Iterator[tuple[Work, Completing]]:
     """What is sure; of what unsure equations make, or fold, it is not known whether it is stored. What computes something of its
-    operands reads them, however it is distributed. sums: values that may be completed, and what reads them then.
+    operands reads them, however it is distributed. sums: values that may be completed, and what reads them then. stored: slices
+    of arguments of the whole function.
     """
     body = tuple(eqn for eqn in function.body if eqn.regions or sure(eqn))
     memory = Memory(attrs.evolve(function, body=body), SINGLE, device, whole=function)
     known = {*memory.makers, *(argument.value for argument in function.arguments)}
-    reads = _Reads(memory, naming, device, known)
+    reads = _Reads(memory, naming, device, known, frozenset(stored))
+    stays = {*stored, *(a.value for a in function.arguments if a.role in ("parameter", "input"))}
     for eqn in body:
         if eqn.regions:
-            yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure, sums)
+            slices = [a.value for v, a in pairs(eqn) if a.role == "sliced" and v in stays]
+            yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure, sums, slices)
             is_cleared = device.matrix is not None and eqn.attrs["reverse"]
             cleared = [Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared]
             cleared += [reads.widened(value) for value in stacks(eqn) if is_cleared and is_short(value.type)]
@@ -112,6 +136,7 @@ def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _
         moved=(*written, *filter(None, (*operands.values(), reads.held(eqn)))),
         overhead=_overhead(eqn, device) if memory.is_stored(eqn) else 0.0,
         trips=trips,
+        copied=tuple(reads.copied(eqn)),
     )
 
 
@@ -147,15 +172,17 @@ def _fastest(eqn: Equation, device: Device) -> float:
 @attrs.frozen(eq=False, slots=False)
 class _Reads:
     """What the equations of a function read, one after the other. known: values of which it is known whether they are stored.
+    slices: those of arguments of the whole function. before: what was read before.
 
     What is folded is read again where halos are added to it, and what they are added to may not be stored: so only its first use
-    counts where there may be some. before: what was read before.
+    counts where there may be some.
     """
 
     memory: Memory
     naming: Naming
     device: Device
     known: set[Value]
+    slices: frozenset[Value]
     before: set[Value] = attrs.field(factory=set)
 
     def operand(self, eqn: Equation, value: Value) -> Moved | None:
@@ -189,6 +216,14 @@ class _Reads:
     def _has_halos(self) -> bool:
         """Whether there may be some."""
         return any(bridge_of(each) for each in self.memory.makers.values())
+
+    def copied(self, eqn: Equation) -> Iterator[Copied]:
+        """The factors of a product that are such slices."""
+        if self.device.matrix is not None or not is_product(eqn) or eqn.stage == "update":
+            return
+        for value in (value for value in eqn.operands if value in self.slices):
+            names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.naming.own[value]))
+            yield Copied(2 * self.tiled(value).bytes, names, own_dims(eqn, rule_of(eqn)))
 
     def arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Array, ...]:
         """An operand and what it is a view of, as large as what the parts of each read together at least."""
