@@ -61,7 +61,8 @@ class Device:
     indices point at), by the names of ops and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that
     the longer one hides: 1 where a kernel loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its
     kernels are those of XLA's compiler for TPUs. loop: what an iteration of a loop costs besides.
-    scratchpad: bytes of memory of the processor's own, where loops on a TPU keep what all iterations multiply with.
+    scratchpad: bytes of memory of the processor's own, where loops on a TPU keep what all iterations multiply with. loading: rows
+    that a matrix unit is loaded with while one row goes through it, for the gradient of a convolution's images.
     """
 
     flops: Mapping[str, Rate]
@@ -73,6 +74,7 @@ class Device:
     matrix: int | None = None
     loop: float = 0.0
     scratchpad: float = 0.0
+    loading: float = 1.0
 
     def rated(self, dtype: str) -> str:
         """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""

@@ -253,6 +253,7 @@ DEVICE: Mapping[str, Read] = {
     "overlap": _share,
     "matrix": _whole,
     "scratchpad": _positive,
+    "loading": _positive,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,

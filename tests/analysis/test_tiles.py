@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.analysis.memory import memory_on
 from mtfc.compiler.analysis.tiles import filled, is_product, is_sum, least_bytes, stored_bytes
 from mtfc.compiler.hardware import Device, Rate
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.pipelines import lower
-from tests.harness import load
+from tests.harness import load, lowered
 
 PLAIN = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
 TPU = attrs.evolve(PLAIN, matrix=128)
@@ -94,6 +97,75 @@ def test_products_take_the_cycles_that_the_compiler_expects(
     product = einsum(sizes, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
     expected = filled(product, ONE_DEVICE, TPU) * rows * summed * columns / 128**2
     assert expected == pytest.approx(cycles, rel=0.07)
+
+
+CONVOLVED = """
+mesh line = [all: 1]
+layout alone on line = {{}}
+dim n = {images}
+dim height = {side}
+dim width = {side}
+dim oh = {made}
+dim ow = {made}
+dim kh = {place}
+dim kw = {place}
+dim c = {channels}
+dim f = {filters}
+model net(scale: []) {{
+  param x: [n, height, width, c] = normal(stddev = 1)
+  param filter: [kh, kw, c, f] = normal(stddev = 1)
+  p = window(window(x, height -> [oh, kh], padding = ({pad}, {pad})), width -> [ow, kw], padding = ({pad}, {pad}))
+  y = einsum(p, filter -> [n, oh, ow, f])
+  loss = scale * sum(y * y)
+  return loss
+}}
+train net {{
+  minimize loss
+  optimizer = sgd(learning_rate = 1)
+}}
+"""
+
+
+def convolved(is_gradient: bool, **sizes: int) -> float:
+    """Cycles of one matrix unit for a convolution, or for the gradient of its images."""
+    function = lowered(CONVOLVED.format(**sizes), "gradients", "alone").function("gradients")
+    memory = Memory(function, ONE_DEVICE, TPU)
+    (found,) = (
+        eqn
+        for eqn in function.body
+        if (windows := memory.windows(eqn)) and windows.is_made == is_gradient
+        if is_gradient or "kh" not in eqn.result.type.names
+    )
+    dims = {dim for value in (*found.operands, found.result) for dim in value.type.dims}
+    products = prod(dim.size for dim in dims)
+    return filled(found, ONE_DEVICE, TPU, memory.windows(found)) * products / 128**2
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "made", "place", "pad", "channels", "filters", "cycles"),
+    [
+        (1024, 14, 10, 5, 0, 6, 16, 637980),  # LeNet's second convolution
+        (128, 12, 8, 5, 0, 16, 16, 61815),
+        (32, 28, 28, 3, 1, 64, 64, 235965),
+        (128, 28, 28, 3, 1, 3, 64, 462950),
+        (128, 28, 28, 3, 1, 64, 64, 465972),
+        (128, 28, 28, 3, 1, 16, 128, 919491),
+    ],
+)
+def test_gradients_of_images_take_the_cycles_that_the_compiler_expects(
+    images: int, side: int, made: int, place: int, pad: int, channels: int, filters: int, cycles: int
+) -> None:
+    """On v2, which has one matrix unit a core: libtpu 0.0.42."""
+    sizes = {"images": images, "side": side, "made": made, "place": place, "pad": pad}
+    taken = convolved(True, **sizes, channels=channels, filters=filters)
+    assert taken == pytest.approx(cycles, rel=0.08)
+
+
+@pytest.mark.parametrize(("images", "cycles"), [(16, 168105), (32, 377895)])
+def test_convolutions_of_few_images_hold_the_filter(images: int, cycles: int) -> None:
+    """On v3, which has two matrix units a core; the compiler is not as regular as this."""
+    taken = convolved(False, images=images, side=56, made=56, place=3, pad=1, channels=64, filters=64)
+    assert taken / 2 == pytest.approx(cycles, rel=0.21)
 
 
 def test_what_has_no_rows_and_columns_is_a_sum() -> None:

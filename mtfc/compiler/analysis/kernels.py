@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mtfc.compiler.analysis.tiles import LANES, is_product, is_sum, pixels_of, stored_bytes
+from mtfc.compiler.analysis.tiles import LANES, Windows, is_product, is_sum, pixels_of, stored_bytes
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import ROLES, carried
@@ -210,6 +210,19 @@ class Memory:
             return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
         return "pool" if is_windowed and storage(eqn) == "reduced" else eqn.op
 
+    def windows(self, eqn: Equation) -> Windows | None:
+        """The windows that a product reads, or makes for `fold`, on a TPU."""
+        if eqn.op != "einsum" or not self.pixels:
+            return None
+        value, folds = eqn.result, []
+        while value in self.folded:
+            (reader,) = self.readers[value]
+            folds += [reader] if reader.op == "fold" else []
+            value = reader.result
+        seen = (each for operand in eqn.operands for each in self.seen(operand)[:-1])
+        read = [maker for each in seen if (maker := self.makers[each]).op == "window"]
+        return Windows.of(folds or read, bool(folds)) if folds or read else None
+
     def _is_window(self, value: Value) -> bool:
         """Whether it is a view of windows."""
         while (maker := self.makers.get(value)) is not None and storage(maker) == "view":
@@ -270,14 +283,14 @@ class Memory:
         inputs = (value for value, first in self.images.items() if first is eqn)
         return sum(rounding_bytes(value.type, self, device) for value in inputs)
 
-    def copied(self, eqn: Equation, placed: Equation, device: Device) -> Iterator[int]:
-        """Bytes that are read and written for each array that a product, as it is placed, has copied."""
+    def copied(self, eqn: Equation, device: Device) -> Iterator[Value]:
+        """What a product has copied."""
         if device.matrix is not None or not is_product(eqn):
             return
-        for value, like in zip((*eqn.operands, eqn.result), (*placed.operands, placed.result), strict=True):
+        for value in (*eqn.operands, eqn.result):
             is_slice = self.seen(value)[-1] in self.slices and not self._is_window(value)
             if is_slice or value in self.kept:
-                yield 2 * self.bytes(like.type, device)
+                yield value
 
     def merged(self, eqn: Equation, placed: Equation, device: Device) -> int:
         """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""

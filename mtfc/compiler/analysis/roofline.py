@@ -53,9 +53,10 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
     if storage(eqn) in ("view", "made"):
         return Work(flops, 0, 0.0)
-    size, computed = memory.moved(eqn, device), flops * filled(eqn, memory.mesh, device)
-    copied = sum(memory.copied(eqn, eqn, device))
-    return Work(flops, size + copied, kernel_seconds(eqn, eqn, computed, size, memory, device))
+    size, computed = memory.moved(eqn, device), flops * filled(eqn, memory.mesh, device, memory.windows(eqn))
+    copied = [memory.bytes(value.type, device) for value in memory.copied(eqn, device)]
+    seconds = kernel_seconds(eqn, eqn, computed, size, memory, device)
+    return Work(flops, size + 2 * sum(copied), seconds + sum(copy_seconds(each, device) for each in copied))
 
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
@@ -66,10 +67,15 @@ def largest(eqn: Equation, mesh: Mesh) -> int:
     return max(value.type.local_size(mesh) for value in values)
 
 
+def copy_seconds(size: int, device: Device) -> float:
+    """Of an array of so many bytes that is copied: it is read and written."""
+    return 2 * size / device.bandwidth.at(2 * size) + device.overhead
+
+
 def kernel_seconds(
     eqn: Equation, placed: Equation, flops: float, size: int, memory: Memory, device: Device
 ) -> float:
-    """Seconds of so many FLOPs on so many bytes, for an equation that the memory knows, as it is placed; and of what is copied
+    """Seconds of so many FLOPs on so many bytes, for an equation that the memory knows, as it is placed; without what is copied
     for it.
     """
     dtype = (eqn.operands or eqn.results)[0].type.dtype
@@ -80,7 +86,4 @@ def kernel_seconds(
         seconds = max(seconds, largest(placed, memory.mesh) / rate * memory.copies(eqn, device))
     if kernel == "einsum" and (rate := device.ops.get("transposed")):
         seconds += transposed(placed, memory.mesh) / rate
-    copying = (
-        size / device.bandwidth.at(size) + device.overhead for size in memory.copied(eqn, placed, device)
-    )
-    return seconds + (device.overhead if eqn in memory.firsts else 0.0) + sum(copying)
+    return seconds + (device.overhead if eqn in memory.firsts else 0.0)

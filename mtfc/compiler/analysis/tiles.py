@@ -8,6 +8,12 @@ A matrix unit (`Device.matrix`) holds a square of one factor, of as many summand
 it in tiles of 8. To load it takes a row's time for each row of what it holds, summands or columns, whichever are fewer. Which
 factor is held is chosen, too.
 
+XLA's compiler for TPUs (libtpu 0.0.42) lets the pixels of a convolution go through the unit, or holds them, so many of one place
+in as many images as the unit has columns. In the first case only those places of a window are summed together that lie in a row,
+in the second all. The gradient of images is a convolution as well, with the filter turned around: each pixel takes all places
+that can lie on it, one by one. Where pixels are held for it, the unit is loaded for each place anew while rows go through it, and
+what takes longer counts. The gradient of a filter is a product like others.
+
 `least_bytes` is for bounds. However a dimension is split, the tiles of all parts together have no fewer lanes than those of the
 whole. That does not hold for rows, of which a tile may have fewer. Of products it holds: `filled` times the FLOPs.
 """
@@ -22,6 +28,7 @@ import attrs
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.ops.windows import geometry
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 
 ROWS, LANES = 8, 128
@@ -60,9 +67,51 @@ def least_bytes(type: TensorType, device: Device) -> int:
     return min(type.size // dim.size * _up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
 
 
-def filled(eqn: Equation, mesh: Mesh, device: Device) -> float:
-    """How many times the FLOPs of an equation are what the device computes for it."""
-    return min(map(sum, ways(eqn, mesh, device)))
+@attrs.frozen
+class Windows:
+    """Those that a convolution reads, or makes where it is the gradient of images. places: the dimensions within windows. pixels:
+    those that windows lie along. growth: of a gradient, pixels that windows lie on, if only in part, for each window; of 5 pixels
+    without padding, 14 x 14 for 10 x 10.
+    """
+
+    is_made: bool
+    places: frozenset[Dim]
+    pixels: frozenset[Dim]
+    growth: float
+
+    @classmethod
+    def of(cls, equations: Iterable[Equation], is_made: bool) -> Windows:
+        """What `window` equations make, or `fold` equations add up."""
+        found = [geometry(eqn.attrs) for eqn in equations]
+        places, pixels = frozenset(g.kernel for g in found), frozenset(g.out for g in found)
+        growth = prod(max(1.0, g.source.size / (g.out.size * g.stride)) for g in found)
+        return cls(is_made, places, pixels, growth if is_made else 1.0)
+
+
+def filled(eqn: Equation, mesh: Mesh, device: Device, windows: Windows | None = None) -> float:
+    """How many times the FLOPs of an equation are what the device computes for it. windows: those that it reads or makes."""
+    least = min(map(sum, ways(eqn, mesh, device)))
+    if windows is None or device.matrix is None or not is_product(eqn):
+        return least
+    return max(least, _convolved(eqn, mesh, device.matrix, device.loading, windows))
+
+
+def _convolved(eqn: Equation, mesh: Mesh, side: int, loading: float, windows: Windows) -> float:
+    """The same of a convolution, or of the gradient of its images: see the top. 0 of others, as the gradient of a filter."""
+    (one, other, summed), big = _roles(eqn), {dim for dim in windows.places if dim.size > 1}
+    images, filter = (one, other) if windows.pixels.intersection(one) else (other, one)
+    if not big.issubset(filter if windows.is_made else summed):
+        return 0.0
+    sizes = (images, set(images) - windows.pixels, set(filter) - big, set(summed) - big, big)
+    pixels, batch, made, added, places = (_size(dims, eqn, mesh) for dims in sizes)
+    if windows.is_made:
+        rows, together = max(_up(made, ROWS), min(added, side) / loading) * _up(added, side) * places, 1
+    else:
+        rows = _up(made, ROWS) * _up(added * places, side) + added * places * side / loading
+        together = max((dim.size for dim in big), default=1)
+    images_held = pixels // batch * _up(batch, side) * rows
+    images_through = _up(pixels, ROWS) * _up(made, side) * _up(added * together, side) * places / together
+    return min(images_held, images_through) * windows.growth / (pixels * made * added * places)
 
 
 def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]:
@@ -105,7 +154,7 @@ def _roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:
     return one, other, summed
 
 
-def _size(dims: list[Dim], eqn: Equation, mesh: Mesh) -> int:
+def _size(dims: Iterable[Dim], eqn: Equation, mesh: Mesh) -> int:
     """Of the dimensions together, on one processor."""
     axes = {
         dim: each
