@@ -79,7 +79,13 @@ def timed_network(
     conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication), until)
     work = Roofline(function, topology.mesh, device)
     builder = NetworkBuilder(
-        topology.mesh, conversions, splittable, work.seconds, gradients=weights.gradients, until=until
+        topology.mesh,
+        conversions,
+        splittable,
+        work.seconds,
+        work.copying,
+        gradients=weights.gradients,
+        until=until,
     )
     return builder.network(function)
 

@@ -29,9 +29,20 @@ Work = Callable[[Equation, Choices], Numbers]
 """What an equation costs, once, by each of its strategies."""
 
 
+Copying = Callable[[Equation, Value, Sequence[TensorType]], Numbers]
+"""What it costs an equation once that it has an operand or a result copied, placed in each of these ways, if it is not what was
+sent or what will be.
+"""
+
+
 def no_work(eqn: Equation, choices: Choices) -> Numbers:
     """Where only what is sent counts."""
     return np.zeros(len(choices.strategies))
+
+
+def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Numbers:
+    """Where nothing is copied, or that does not count."""
+    return np.zeros(len(types))
 
 
 KEPT_FOREVER = 1 << 40
@@ -40,19 +51,30 @@ KEPT_FOREVER = 1 << 40
 
 @attrs.frozen(eq=False)
 class _Source:
-    """Where a value comes from: a node, and how each of its options leaves the value."""
+    """Where a value comes from: a node, and how each of its options leaves the value; the last ones may have been sent."""
 
     node: int
     placements: Placements
     made: Indices
+    sent: int = 0
+
+    def seconds(self, use: _Use) -> Numbers:
+        """What it costs to use the value once, by how it is left and needed."""
+        same = self.made[:, None] == use.needed
+        same[len(self.made) - self.sent :] = False
+        found: Numbers = self.placements.costs[np.ix_(self.made, use.needed)] + np.where(
+            same, use.copied, 0.0
+        )
+        return found
 
 
 @attrs.frozen(eq=False)
 class _Use:
-    """A node that needs a value, and how each of its options needs it."""
+    """A node that needs a value, how each of its options needs it, and what it costs if that is copied."""
 
     node: int
     needed: Indices
+    copied: Numbers
 
 
 def is_free(eqn: Equation) -> bool:
@@ -81,6 +103,7 @@ class NetworkBuilder:
     conversions: Conversions
     splittable: Collection[str]
     work: Work
+    copying: Copying = no_copying
     published: bool = False
     gradients: float = 1.0
     until: float = inf
@@ -203,7 +226,7 @@ class NetworkBuilder:
         needed = self.sources[value].placements.indices(types)
         known = self.uses.setdefault(value, [])
         if not any(use.node == node and np.array_equal(use.needed, needed) for use in known):
-            known.append(_Use(node, needed))
+            known.append(_Use(node, needed, self.copying(eqn, value, types)))
         over = any(takes_over(eqn, value, result, self.mesh) for result in eqn.results)
         self._kept(value, self.clock + (not over))
 
@@ -234,15 +257,17 @@ class NetworkBuilder:
         self._connect(region, inner)
 
     def _carried(self, operand: Value, port: int, times: int) -> None:
-        """What is complete can be seen as pending for nothing: one processor has it, and the others zeros."""
+        """What is complete can be seen as pending for nothing: one processor has it, and the others zeros. For what a maximum is
+        pending, no sum can be.
+        """
         types = self._types(port)
         if self._is_free(operand, port, types):
             return
         source = self.sources[operand]
-        whole = source.placements.indices(attrs.evolve(type, pending=()) for type in types)
-        ways = [whole, source.placements.indices(types)]
-        costs = np.minimum(*(source.placements.costs[np.ix_(source.made, way)] for way in ways))
-        self._edge(source.node, port, costs * times)
+        places, whole = source.placements, [attrs.evolve(type, pending=()) for type in types]
+        ways = [each for each in (whole, types) if places.numbers.keys() >= set(each)]
+        costs = [places.costs[np.ix_(source.made, places.indices(each))] for each in ways]
+        self._edge(source.node, port, np.min(costs, axis=0) * times)
 
     def _invariant(self, operand: Value, port: int, times: int) -> None:
         """It is the operand itself, or a copy that is placed otherwise, and is held beside it."""
@@ -291,9 +316,17 @@ class NetworkBuilder:
             self.nodes[port].birth = begin
         if source is not None:
             self._kept(output.value, self.clock)
-            needed = source.placements.indices(self._types(port))
-            self._edge(source.node, port, source.placements.costs[np.ix_(source.made, needed)] * times)
+            use = self._given_away(source, output, port)
+            self._edge(source.node, port, source.seconds(use) * times)
         self._comes_from(result, port, types)
+
+    def _given_away(self, source: _Source, output: Output, port: int) -> _Use:
+        """What a loop keeps of an iteration may have to be copied."""
+        types, maker = self._types(port), self.nodes[source.node].owner
+        copied = np.zeros(len(types))
+        if output.updates is None and isinstance(maker, Equation):
+            copied = self.copying(maker, output.value, types)
+        return _Use(port, source.placements.indices(types), copied)
 
     def _given(self, output: Output, ports: Mapping[str, int]) -> None:
         """What leaves the function: like what it replaces, or completed where it is."""
@@ -325,8 +358,7 @@ class NetworkBuilder:
                 self._needs(self.sources[value], uses[0], times)
 
     def _needs(self, source: _Source, use: _Use, times: int) -> None:
-        costs = source.placements.costs[np.ix_(source.made, use.needed)]
-        self._edge(source.node, use.node, costs * times)
+        self._edge(source.node, use.node, source.seconds(use) * times)
 
     def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> None:
         """The value as it is made, or a copy as its first use needs it: that is there when the compiler comes to the others."""
@@ -343,10 +375,10 @@ class NetworkBuilder:
         kept = np.where(source.made[:, None] == same, 0.0, np.inf)
         moved = places.costs[np.ix_(source.made, copies)] * times
         self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = places.costs[np.ix_(same, first.needed)] * times
+        given = _Source(number, places, same).seconds(first) * times
         taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
         self._edge(number, first.node, np.concatenate([given, taken]))
-        version = _Source(number, places, np.concatenate([same, copies]))
+        version = _Source(number, places, np.concatenate([same, copies]), len(copies))
         for use in others:
             self._needs(version, use, times)
 

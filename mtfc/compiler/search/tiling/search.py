@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import inf
+from functools import cache, partial
+from math import inf, isclose
 from time import monotonic
 
 import attrs
 
 from mtfc.compiler.analysis.ruling import without_unit_axes
 from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.hardware import Hardware, Rate
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
@@ -21,6 +22,7 @@ from mtfc.compiler.search.solver.solve import NotFound
 from mtfc.compiler.search.tiling.best import Tiling, Weights, best_tiling, fix, timed_network
 from mtfc.compiler.search.tiling.network import Network
 from mtfc.compiler.search.tiling.problem import to_problem, unit_of
+from mtfc.compiler.search.tiling.work import least_seconds
 
 AXES = 2
 """Axes of a mesh at most, where there is a choice: with three the network is ten times as large."""
@@ -33,6 +35,22 @@ WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
 """How communication counts in what the solver is asked. Where it overlaps no weights are right, and what they all lead to is
 compared.
 """
+
+SMALL = 0.005
+"""The share in which what the solver says and what is compiled may differ and be taken for the same."""
+TIGHTENED = 3
+"""How often the solver is given less memory, where what it finds needs more than it thinks."""
+ROUNDING = 1e-10
+"""Seconds in which they may differ in any case: the solver counts in picoseconds."""
+
+
+@attrs.frozen
+class _Answer:
+    """What the solver says of a machine: tilings, a bound for all meshes, and whether it was interrupted."""
+
+    tilings: Sequence[tuple[Tiling, Mesh]]
+    bound: float
+    is_interrupted: bool
 
 
 def search(
@@ -52,11 +70,70 @@ def search(
     `splittable` are the dimensions that a layout can name. Each mesh gets an equal part of the time that is left. A `known`
     layout is given back if it takes less time, compiled, than what was found does. `fixed` are layouts that equations, by name,
     must have. Raises `NothingFits`. `KeyboardInterrupt` ends it with the best so far, and is raised where there is none.
+
+    What is compiled may need more memory than the solver thinks, which is then given less. Where it takes less time than the
+    bound, as small collectives travel together, the solver is asked again for a machine on which that would gain nothing.
     """
     tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
-    turns = [(Topology.of(mesh, hardware), weights) for mesh in tried for weights in WEIGHTS[objective]]
+    ask = partial(_ask, step, splittable, tried, until, objective, progress, fixed)
+    pricing = cache(pricing)
+    answers = [ask(hardware)]
+    if answers[0].is_interrupted and not answers[0].tilings and not known:
+        raise KeyboardInterrupt
+    smaller = hardware
+    for _ in range(TIGHTENED):
+        excess = _excess(answers[-1], objective, hardware, pricing)
+        if not excess or answers[-1].is_interrupted or monotonic() > until:
+            break
+        smaller = _with_memory(smaller, smaller.device.memory - excess)
+        answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
+    best = _best(answers, objective, hardware, pricing, known)
+    if best.refuted and not best.is_interrupted:
+        answers.append(ask(_unhurried(hardware)))
+        best = _best(answers, objective, hardware, pricing, known)
+    if best.refuted and best.is_interrupted:
+        return attrs.evolve(best, refuted=None, lower_bound=0.0)
+    return best
+
+
+def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:
+    """How many bytes more than there are the tilings need at least when they are compiled; 0 where one fits, or there is none."""
+    held = [pricing(mesh, tiling.layout).tiled for tiling, mesh in _promising(answer, objective)]
+    return max(0.0, min(held, default=0) - hardware.device.memory)
+
+
+def _with_memory(hardware: Hardware, memory: float) -> Hardware:
+    return attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=max(memory, 0.0)))
+
+
+def _unhurried(hardware: Hardware) -> Hardware:
+    """The machine with links that are as fast for what is small as for what is large: no collective gains by joining others."""
+    links = (
+        attrs.evolve(
+            link,
+            latency=0.0,
+            bandwidth=Rate.constant(link.bandwidth.peak),
+            collectives={kind: Rate.constant(rate.peak) for kind, rate in link.collectives.items()},
+        )
+        for link in hardware.links
+    )
+    return attrs.evolve(hardware, links=tuple(links))
+
+
+def _ask(
+    step: Function,
+    splittable: Collection[str],
+    meshes: Sequence[Mesh],
+    until: float,
+    objective: Objective,
+    progress: Progress,
+    fixed: Mapping[str, Rules],
+    hardware: Hardware,
+) -> _Answer:
+    turns = [(Topology.of(mesh, hardware), weights) for mesh in meshes for weights in WEIGHTS[objective]]
     found: list[tuple[Tiling, Mesh]] = []
-    bounds, is_interrupted = dict.fromkeys(tried, 0.0), False
+    bounds = {mesh: least_seconds(step, mesh, hardware.device) for mesh in meshes}
+    is_interrupted = False
     for number, (topology, weights) in enumerate(turns):
         mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
         try:
@@ -69,8 +146,6 @@ def search(
         except NotFound:
             continue
         except KeyboardInterrupt:
-            if not found and not known:
-                raise
             is_interrupted = True
             break
         else:
@@ -80,8 +155,7 @@ def search(
             if tiling.is_interrupted:
                 is_interrupted = True
                 break
-    best = _best(found, min(bounds.values()), objective, hardware, pricing, known)
-    return attrs.evolve(best, is_interrupted=is_interrupted)
+    return _Answer(found, min(bounds.values()), is_interrupted)
 
 
 def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress) -> Tiling:
@@ -95,24 +169,25 @@ def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progr
 
 
 def _best(
-    tilings: Sequence[tuple[Tiling, Mesh]],
-    bound: float,
+    answers: Sequence[_Answer],
     objective: Objective,
     hardware: Hardware,
     pricing: Pricing,
     known: Iterable[tuple[Mesh, Layout]],
 ) -> Found:
-    """The best tiling, or the known layout that takes less time when both are compiled. Without overlap the solver's cost says
-    which tiling is best, and what it takes.
+    """The best tiling that fits, or the known layout that takes less time when both are compiled. Without overlap the solver's
+    cost says which tiling of an answer is best, and what it takes, if that is what it takes when it is compiled. The last answer
+    has the bound.
     """
+    bound, is_interrupted = answers[-1].bound, any(each.is_interrupted for each in answers)
     evaluated, least, found = 0, inf, None
-    if objective == "time":
-        tilings = sorted(tilings, key=lambda each: each[0].cost)[:1]
-    for tiling, mesh in tilings:
-        value = value_of(pricing(mesh, tiling.layout), objective)
+    for tiling, mesh in (each for answer in answers for each in _promising(answer, objective)):
+        price = pricing(mesh, tiling.layout)
+        value = value_of(price, objective)
         evaluated += 1
-        if value < least:
-            cost, least = tiling.cost if objective == "time" else value, value
+        if price.tiled <= hardware.device.memory and value < least:
+            agrees = objective == "time" and isclose(value, tiling.cost, rel_tol=SMALL, abs_tol=ROUNDING)
+            cost, least = tiling.cost if agrees else value, value
             found = Found(mesh, attrs.evolve(tiling.layout, name="found"), cost, min(bound, cost), 1)
     for mesh, layout in known:
         price = pricing(mesh, layout)
@@ -127,7 +202,15 @@ def _best(
         raise NothingFits(
             f"no tiling was found whose memory suffices: {room}; a larger --budget may find one"
         )
-    return attrs.evolve(found, evaluated=evaluated)
+    refuted = found.layout if least < (1 - SMALL) * bound - ROUNDING else None
+    return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted, refuted=refuted)
+
+
+def _promising(answer: _Answer, objective: Objective) -> Sequence[tuple[Tiling, Mesh]]:
+    """The tilings that are worth compiling."""
+    if objective == "overlap":
+        return answer.tilings
+    return sorted(answer.tilings, key=lambda each: each[0].cost)[:1]
 
 
 def exported(step: Function, splittable: Collection[str], mesh: Mesh, hardware: Hardware) -> Problem:

@@ -6,7 +6,7 @@ so is what loops take besides their iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.kernels import HELD, Memory
-from mtfc.compiler.analysis.roofline import kernel_seconds
+from mtfc.compiler.analysis.roofline import copy_seconds, kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.tiles import filled
+from mtfc.compiler.analysis.tiles import Windows, filled
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import operand_type
 from mtfc.compiler.ir.printer import shown_layout
@@ -30,13 +31,27 @@ Sizes: TypeAlias = NDArray[np.int64]
 Seconds: TypeAlias = NDArray[np.float64]
 
 
+def least_seconds(function: Function, mesh: Mesh, device: Device) -> float:
+    """What every tiling takes of a function that is not placed: all processors together compute all products, each at most at the
+    peak rate. So the one that computes the most has an equal share at least.
+    """
+    total = 0.0
+    for eqn in function.body:
+        if eqn.regions:
+            total += dim_of(eqn).size * least_seconds(region_of(eqn), mesh, device)
+        elif eqn.op == "einsum":
+            flops = OPS[eqn.op].flops(eqn, Numbers(mesh)) / mesh.devices
+            total += flops / device.rate(eqn.operands[0].type.dtype).peak
+    return total
+
+
 class Roofline:
     """The seconds of one function's equations, those in loops too."""
 
     def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
         self.mesh, self.device = mesh, device
         self.memories: dict[Value, Memory] = {}
-        self.flops: dict[Choices, list[float]] = {}
+        self.flops: dict[tuple[Choices, Windows | None], list[float]] = {}
         self._add(function)
 
     def _add(self, function: Function) -> None:
@@ -52,22 +67,32 @@ class Roofline:
         if OPS[eqn.op].storage in ("view", "made"):
             return np.zeros(len(choices.placed))
         memory = self.memories[eqn.results[0]]
-        each = zip(choices.placed, self._flops(choices), self._moved(eqn, choices).tolist(), strict=True)
+        flops = self._flops(choices, memory.windows(eqn))
+        each = zip(choices.placed, flops, self._moved(eqn, choices).tolist(), strict=True)
         found = []
-        for placed, flops, moved in each:
+        for placed, computed, moved in each:
             size = moved + memory.merged(eqn, placed, self.device)
-            found.append(kernel_seconds(eqn, placed, flops, size, memory, self.device))
+            found.append(kernel_seconds(eqn, placed, computed, size, memory, self.device))
         return np.array(found, np.float64)
 
-    def _flops(self, choices: Choices) -> list[float]:
+    def copying(self, eqn: Equation, value: Value, types: Sequence[TensorType]) -> Seconds:
+        """Of what a product has copied of an operand or its result, if it is the loop's slice, or what the loop keeps, itself:
+        of a view of these it is not known here whether something is sent between.
+        """
+        memory = self.memories[eqn.results[0]]
+        if value not in memory.copied(eqn, self.device) or value not in {*memory.slices, *eqn.results}:
+            return np.zeros(len(types))
+        return np.array([copy_seconds(memory.bytes(type, self.device), self.device) for type in types])
+
+    def _flops(self, choices: Choices, windows: Windows | None) -> list[float]:
         """FLOP rules look at the types of operands and results."""
-        if choices not in self.flops:
-            numbers = Numbers(self.mesh)
-            self.flops[choices] = [
-                OPS[placed.op].flops(placed, numbers) * filled(placed, self.mesh, self.device)
+        key, numbers = (choices, windows), Numbers(self.mesh)
+        if key not in self.flops:
+            self.flops[key] = [
+                OPS[placed.op].flops(placed, numbers) * filled(placed, self.mesh, self.device, windows)
                 for placed in choices.placed
             ]
-        return self.flops[choices]
+        return self.flops[key]
 
     def _moved(self, eqn: Equation, choices: Choices) -> Sizes:
         """Bytes that it reads and writes."""
