@@ -180,7 +180,7 @@ class _Run:
             _evaluate(local, local.backward, known)
             found.append({value: known[gradient] for value, gradient in local.gradients.items()})
         for value in step.inputs:
-            if value in self.flow.gradients[step]:
+            if self.flow.returns(value, step):
                 self._returned(value, step, found)
         for value in step.arguments:
             if value in self.flow.gradients[step]:

@@ -13,9 +13,9 @@ SHORT = 2.0
 Result = TypeVar("Result")
 
 
-def compiling(action: Callable[[], Result], option: str) -> tuple[Result, float]:
-    """What an action gives, and for how many seconds loops were compiled in it: where these are many, says that the time of
-    this option is without them.
+def compiling(action: Callable[[], Result], option: str | None) -> tuple[Result, float]:
+    """What an action gives, and for how many seconds loops were compiled in it: where these are many, says so, and that the time
+    of the option, if one gives a time, is without them.
     """
     try:
         from numba.core.event import install_timer
@@ -26,5 +26,6 @@ def compiling(action: Callable[[], Result], option: str) -> tuple[Result, float]
         result = action()
     seconds = sum(spent)
     if seconds > SHORT:
-        say(f"loops were compiled in {seconds:.0f} s, and are kept; this is not in the {option}")
+        apart = f"; this is not in the {option}" if option else ""
+        say(f"loops were compiled in {seconds:.0f} s, and are kept{apart}")
     return result, seconds

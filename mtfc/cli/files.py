@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from mtfc.cli.errors import UsageError
 
@@ -44,6 +44,11 @@ def check_writable(path: str) -> None:
         raise UsageError(f"cannot write {path}: no such directory")
     if not os.access(target if in_place else target.parent, os.W_OK):
         raise UsageError(f"cannot write {path}: permission denied")
+
+
+def report_to(*paths: str | None) -> TextIO:
+    """Where a report goes beside these files: to standard error where one of them has the standard output for itself."""
+    return sys.stderr if STANDARD in paths else sys.stdout
 
 
 def write_text(path: str, text: str) -> None:

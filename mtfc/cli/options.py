@@ -78,15 +78,20 @@ def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_selection(
-    parser: argparse.ArgumentParser, default_layout: str, several_layouts: bool = False
+    parser: argparse.ArgumentParser,
+    default_layout: str,
+    several_layouts: bool = False,
+    or_placement: bool = False,
 ) -> None:
-    """What of a file is compiled, and for which processors. `several_layouts`: the option collects a list."""
+    """What of a file is compiled, and for which processors. `several_layouts`: the option collects a list. `or_placement`: it may
+    name a placement.
+    """
     group = add_model(parser)
     collected: dict[str, Any] = {"action": "append", "default": []} if several_layouts else {}
     group.add_argument(
         "--layout",
         metavar="NAME|RULES",
-        help=f"a declared layout, or rules (default: {default_layout})",
+        help=f"a declared layout{' or placement' if or_placement else ''}, or rules (default: {default_layout})",
         **collected,
     )
     group.add_argument(

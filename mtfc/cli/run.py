@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         steps, outputs = _train(session, program, batches, evaluation, options)
     else:
         steps, outputs = _evaluate(session, program, batches, options.steps or batches.count)
-    if options.save:
+    if options.save is not None:
         losses = {"loss": _losses(steps)}
         write_npz(options.save, {**losses, **session.parameters()} if options.train else outputs)
     _report(options, case, steps, outputs)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.cli.compiling import compiling
-from mtfc.cli.errors import ERRORS, OK, UsageError, say
-from mtfc.cli.files import check_writable, write_text
+from mtfc.cli.errors import ERRORS, INTERRUPTED, OK, UsageError, say
+from mtfc.cli.files import check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
@@ -190,9 +190,15 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
-    for path in filter(None, (options.output, options.export)):
-        check_writable(path)
-    found = find(options, sources, reporter(".4g", monotonic() + options.budget))
+    for path in (options.output, options.export):
+        if path is not None:
+            check_writable(path)
+    try:
+        found = find(options, sources, reporter(".4g", monotonic() + options.budget))
+    except KeyboardInterrupt:
+        clear()
+        say(f"{options.file}: interrupted before anything was found")
+        return INTERRUPTED
     clear()
     return (_placed if options.space == "soap" else _shown)(options, found, sources)
 
@@ -226,7 +232,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
         return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress)
     request = _request(options, selection, hardware, meshes, until, progress)
     found = SPACES[options.space].search(request)
-    if options.export:
+    if options.export is not None:
         _export(options.export, request, found.mesh)
     return _result(options, request, found, started)
 
@@ -237,10 +243,14 @@ def _check(options: argparse.Namespace) -> None:
 
     if options.axes > len(AXES) or (options.devices or 0) > MOST_DEVICES:
         raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
-    if options.export and options.space != "tiling":
+    if options.export is not None and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     if options.exhaustive and options.space != "soap":
         raise UsageError("--exhaustive takes --space soap: the other spaces are searched so anyway")
+    if options.storage and options.space != "rules":
+        raise UsageError(
+            "--storage takes --space rules: tilings say how everything is stored, and placements hold copies"
+        )
     if options.space == "soap" and options.objective != "time":
         raise UsageError("the space `soap` has no --objective but time")
 
@@ -307,17 +317,20 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
     file, choice = known_as(options.file), _choice(options)
-    if options.output:
+    if options.output is not None:
         write_text(options.output, inserted(resized(sources.texts[file], options.dims), result))
     until = monotonic() + options.budget
-    asked = forced(options.why_not, file, choice, sources, result, until) if options.why_not else None
+    asked = (
+        forced(options.why_not, file, choice, sources, result, until) if options.why_not is not None else None
+    )
+    to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": why_not_json(asked, result)} if asked else {}
-        print(json.dumps({**record(result), **extra}, indent=2))
+        print(json.dumps({**record(result), **extra}, indent=2), file=to)
         return OK
-    print(report(result))
+    print(report(result), file=to)
     if asked:
-        print(f"\n{why_not_report(asked, result, sources)}", end="")
+        print(f"\n{why_not_report(asked, result, sources)}", end="", file=to)
     return OK
 
 
@@ -327,18 +340,19 @@ def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int
     from mtfc.cli.search_soap import inserted, record, report
     from mtfc.cli.why_not_soap import forced, why_not_json, why_not_report
 
-    if options.output:
+    if options.output is not None:
         text = resized(sources.texts[known_as(options.file)], options.dims)
         write_text(options.output, inserted(text, found))
     budget = options.budget, options.exhaustive
-    asked = forced(options.why_not, sources, found, *budget) if options.why_not else None
+    asked = forced(options.why_not, sources, found, *budget) if options.why_not is not None else None
+    to = report_to(options.output)
     if options.format == "json":
         extra = {"why_not": why_not_json(asked)} if asked else {}
-        print(json.dumps({**record(found), **extra}, indent=2))
+        print(json.dumps({**record(found), **extra}, indent=2), file=to)
         return OK
-    print(report(found))
+    print(report(found), file=to)
     if asked:
-        print(f"\n{why_not_report(asked, sources)}", end="")
+        print(f"\n{why_not_report(asked, sources)}", end="", file=to)
     return OK
 
 

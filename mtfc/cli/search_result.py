@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -65,14 +65,14 @@ class Result:
 def record(result: Result) -> dict[str, Any]:
     """The record that language.md has, and the parts of the price. With memory as the objective its bound is in bytes."""
     found, price = result.found, result.price
-    in_seconds = result.objective != "memory"
+    in_seconds, seconds = result.objective != "memory", result.seconds_of(result.price)
     return {
         "space": result.space,
         "target": result.pricer.hardware.name,
         "devices": found.mesh.devices,
         "objective": result.objective,
-        "objective_seconds": result.seconds_of(price),
-        "lower_bound_seconds": found.lower_bound if in_seconds else None,
+        "objective_seconds": seconds,
+        "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
         "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
         "optimal": found.is_optimal,
         "evaluated": found.evaluated,
@@ -100,10 +100,11 @@ def report(result: Result) -> str:
     found, hardware = result.found, result.pricer.hardware
     shape = "x".join(str(size) for _, size in found.mesh.axes)
     heading = f"{result.program.name}, on {devices_of(hardware, found.mesh.devices)}, mesh {shape}"
-    shown, left_out = _shown(found.layout)
+    name = free_name(found.layout.name, result.others)
+    shown, left_out = _shown(attrs.evolve(found.layout, name=name))
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
     rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
-    rows.append(_row("found", found.mesh, result.price, result))
+    rows.append(_row(name, found.mesh, result.price, result))
     for name, each in result.compared.items():
         rows.append(_row(name, result.others[name][0], each, result))
     room = bytes_text(int(hardware.device.memory))
@@ -145,13 +146,15 @@ def _proof(result: Result) -> str:
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if found.refuted:
-        wrong = f"the layout {{ {rules_text(found.refuted)} }} is below its bound"
+        layout = "a tiling" if found.refuted.values else f"the layout {{ {rules_text(found.refuted)} }}"
+        wrong = f"{layout} is below its bound"
         return f"Nothing is proven: {wrong}, which is a fault in mtfc; please report it. {tried}"
     if not found.lower_bound:
         if found.is_interrupted:
             return f"Interrupted before anything was proven. {tried}"
         return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
-    bound = f"No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
+    ended = "Interrupted. " if found.is_interrupted else ""
+    bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
 
 
@@ -229,7 +232,7 @@ def _declarations(mesh: Mesh, layout: Layout) -> str:
     return mesh_text(mesh) + layout_text(layout, mesh)
 
 
-def free_name(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: Container[str]) -> str:
     """The name, with a number where it is taken."""
     number, wanted = 2, name
     while name in taken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from mtfc.backends import allocator
 from mtfc.cli.compiling import compiling
 from mtfc.cli.search_result import devices_of, free_name, over
 from mtfc.cli.selection import Selection
+from mtfc.cli.summary import finite
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.table import aligned, wrapped
 from mtfc.compiler.diagnostics import Diagnostics
@@ -21,11 +23,8 @@ from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, proven, soap_search, soap_space
-from mtfc.frontend import ast
-from mtfc.frontend.parser import parse
 from mtfc.frontend.placements import DeclaredPlacement, placement_text, strategy
 
 BEFORE_PROOF = 0.1
@@ -40,16 +39,20 @@ MOST_SHOWN = 20
 
 @attrs.frozen(eq=False)
 class Placed:
-    """What was found in which space, the placements that the file declares for as many devices, and the seconds that it took."""
+    """What was found in which space, and the seconds that it took."""
 
     selection: Selection
     space: SoapSpace
     result: SoapResult
-    declared: dict[str, Evaluated]
     seconds: float
 
-    def text(self, name: str = "found") -> str:
-        return placement_text(name, self.space.devices, self.space.graph, self.result.best.strategy)
+    @property
+    def name(self) -> str:
+        """Of what was found, as no placement of the file is called."""
+        return free_name("found", {each.name for each in self.selection.placements})
+
+    def text(self) -> str:
+        return placement_text(self.name, self.space.devices, self.space.graph, self.result.best.strategy)
 
 
 def search(
@@ -69,10 +72,11 @@ def search(
     program = run(selection.program, simplification())
     space, spent = compiling(lambda: soap_space(program, hardware, devices), "--budget")
     until += spent
-    declared = {each.name: _declared(each, space) for each in selection.placements if _fits(each, devices)}
-    find = partial(soap_search, space, progress=progress)
+    declared = [each for each in selection.placements if _fits(each, devices)]
+    given = {each.name: strategy(each, space.graph, Diagnostics()) for each in declared}
+    find = partial(soap_search, space, progress=progress, given=given)
     result = searched(find, space, until, exhaustive, progress)
-    return Placed(selection, space, result, declared, monotonic() - started)
+    return Placed(selection, space, result, monotonic() - started)
 
 
 def searched(
@@ -87,7 +91,7 @@ def searched(
     exhaustive |= few is not None
     seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
     result = find(Budget(seconds, proposals=few, descent=few))
-    if exhaustive and not result.is_interrupted:
+    if exhaustive and not result.is_interrupted and not result.is_optimal:
         result = proven(space, result, until - monotonic(), progress)
     return result
 
@@ -97,13 +101,9 @@ def _fits(placement: DeclaredPlacement, devices: int) -> bool:
     return placement.devices == devices and all(len(each.devices) <= devices for each in placement.operators)
 
 
-def _declared(placement: DeclaredPlacement, space: SoapSpace) -> Evaluated:
-    return space.evaluator.full(strategy(placement, space.graph, Diagnostics()))
-
-
 def record(placed: Placed) -> dict[str, Any]:
     """The record that language.md has; the layout is a placement."""
-    best, others = placed.result.best, {**placed.result.baselines, **placed.declared}
+    best = placed.result.best
     return {
         "space": "soap",
         "target": placed.space.hardware.name,
@@ -119,7 +119,7 @@ def record(placed: Placed) -> dict[str, Any]:
         "layout": placed.text(),
         "bytes_sent": best.sent,
         "memory_per_device": int(best.held.max()),
-        "baselines": {name: each.seconds for name, each in others.items()},
+        "baselines": {name: finite(each.seconds) for name, each in placed.result.baselines.items()},
     }
 
 
@@ -127,9 +127,11 @@ def report(placed: Placed) -> str:
     best, space = placed.result.best, placed.space
     heading = f"{placed.selection.program.name}, on {devices_of(space.hardware, space.devices)}"
     rows = [["placement", "a step", "sends", "memory", "of the best"]]
-    for name, each in {"found": best, **placed.result.baselines, **placed.declared}.items():
+    for name, each in {placed.name: best, **placed.result.baselines}.items():
         size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
-        rows.append([name, seconds_text(each.seconds), *size, f"{over(each.seconds, best.seconds):.2f}"])
+        fits = each.seconds < inf
+        step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
+        rows.append([name, step if fits else "does not fit", *size, share if fits else ""])
     shown = placed.text() if len(space.graph.operators) <= MOST_SHOWN else ""
     lines = [f"  {line}" for line in shown.splitlines()]
     found = wrapped(_proof(placed).split(), 2)
@@ -139,13 +141,15 @@ def report(placed: Placed) -> str:
 def _proof(placed: Placed) -> str:
     """How good it is known to be."""
     result, operators = placed.result, len(placed.space.graph.operators)
-    tried = f"{result.evaluated} were simulated."
+    tried = f"{result.evaluated} {'was' if result.evaluated == 1 else 'were'} simulated."
     if result.is_optimal:
         return f"Proven the best of {about(placed.space.strategies)} strategies of {operators} operators: {tried}"
-    local = "No other configuration of a single operator is better."
+    ended = "No other configuration of a single operator is better."
     at_most = f"{over(result.best.seconds, result.lower_bound):.2f} times the best of all"
     bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
-    ended = local if result.locally_optimal else "The time was up before that was a local optimum."
+    if not result.locally_optimal:
+        why = "Interrupted" if result.is_interrupted else "The time was up"
+        ended = f"{why} before that was a local optimum."
     return f"{ended} {bound}. Of {about(placed.space.strategies)} strategies of {operators} operators {tried}"
 
 
@@ -155,7 +159,5 @@ def about(number: int) -> str:
 
 
 def inserted(text: str, placed: Placed) -> str:
-    """The file's text with the placement that was found at its end, under a name that is free."""
-    file = parse(text, "", Diagnostics())
-    taken = {each.name.text for each in file.declarations if isinstance(each, ast.PlacementDecl)}
-    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{placed.text(free_name('found', taken))}"
+    """The file's text with the placement that was found at its end."""
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{placed.text()}"

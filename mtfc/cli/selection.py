@@ -17,7 +17,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
 from mtfc.compiler.placeable import placeable
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts import chosen_layouts, fitting, parse_mesh
+from mtfc.frontend.layouts import chosen_layouts, fitting, parse_mesh, placement_named
 from mtfc.frontend.legality import check_layout
 from mtfc.frontend.modules import Neighbour
 from mtfc.frontend.parser import parse
@@ -56,7 +56,9 @@ class Case:
 
 @attrs.frozen
 class Selection:
-    """A global program, at least one case, the hardware and placements that its file declares, and its names."""
+    """A global program, at least one case, the hardware and placements that its file declares, and its names. No case, and the
+    one placement, where a placement was chosen.
+    """
 
     program: Program
     cases: tuple[Case, ...]
@@ -75,11 +77,17 @@ class Choice:
     dims: Mapping[str, int]
 
 
-def select(options: argparse.Namespace, sources: Sources, every_layout: bool = False) -> Selection:
-    """What the options choose of a file: its model, and the first layout or all. Raises `CompileError` and `UsageError`."""
+def select(
+    options: argparse.Namespace, sources: Sources, every_layout: bool = False, or_placement: bool = False
+) -> Selection:
+    """What the options choose of a file: its model, and the first layout or all; or a placement where that may be.
+
+    Raises `CompileError` and `UsageError`.
+    """
     file = sources.read(options.file)
     choice = Choice(options.model, options.layout, options.mesh, options.dims)
-    return choose(sources.texts[file], file, choice, every_layout, sources.neighbour)
+    text = sources.texts[file]
+    return choose(text, file, choice, every_layout, sources.neighbour, or_placement=or_placement)
 
 
 def choose(
@@ -89,10 +97,12 @@ def choose(
     every_layout: bool = False,
     neighbour: Neighbour = read_neighbour,
     skip_illegal: bool = False,
+    or_placement: bool = False,
 ) -> Selection:
     """What is chosen of a file's text. What it imports is looked for beside it.
 
-    Raises `CompileError`, for a layout that is illegal or a mesh that has none unless these are to be skipped, and `UsageError`.
+    or_placement: a placement may be chosen, as if it were a layout. Raises `CompileError`, for a layout that is illegal or a mesh
+    that has none unless these are to be skipped, and `UsageError`.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model, neighbour)
@@ -100,6 +110,11 @@ def choose(
     if not module.programs:
         raise UsageError(f"{file} declares no model")
     program = module.programs[0]
+    placement = placement_named(choice.layout, module) if or_placement else None
+    if placement is not None:
+        if choice.mesh is not None:
+            raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
+        return Selection(program, (), module.hardware, (placement,), module.scope)
     if skip_illegal and choice.layout is None and choice.mesh is not None:
         declared = fitting(parse_mesh(choice.mesh, module), module)
     else:

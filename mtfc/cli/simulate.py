@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import write_text
+from mtfc.cli.files import report_to, write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources, known_as
+from mtfc.cli.sources import Sources
 from mtfc.cli.target import check_room, target_of
 
 if TYPE_CHECKING:
+    from mtfc.cli.selection import Selection
     from mtfc.compiler.hardware import Hardware
     from mtfc.compiler.ir.types import Mesh
 
@@ -22,6 +23,7 @@ EXAMPLES = """\
 examples:
   mtfc simulate model.mtf --target h100                 a step on as many H100 as the first layout's mesh has processors
   mtfc simulate model.mtf --target tpu_v4 --layout hybrid --trace step.json
+  mtfc simulate found.mtf --target p100_cluster --layout found          a placement, as mtfc search --space soap writes it
   mtfc simulate model.mtf --target mine.mtf             a machine of one's own, for example as mtfc calibrate wrote it
   mtfc simulate model.mtf --target list                 the machines that there are
 """
@@ -43,30 +45,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AXES",
         help="the mesh axes from the innermost link outwards, such as cols,rows (default: the last axis first)",
     )
-    add_selection(parser, "the first")
+    add_selection(parser, "the first", or_placement=True)
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    import attrs
-
-    from mtfc.compiler.analysis.cost import layout_cost
-    from mtfc.compiler.analysis.memory import memory_on
-    from mtfc.compiler.analysis.step_json import step_json, trace
-    from mtfc.compiler.analysis.step_report import step_report
-    from mtfc.compiler.analysis.step_time import step_time
-    from mtfc.compiler.diagnostics import CompileError
-    from mtfc.frontend import library
-
-    try:
-        selection = select(options, sources)
-    except CompileError:
-        _check_layout(options.layout, sources.texts.get(known_as(options.file), ""))
-        raise
+    selection = select(options, sources, or_placement=True)
     if options.target == LIST:
         print(_machines(selection.hardware), end="")
         return OK
     hardware = target_of(options.target, selection.hardware, sources)
+    (_layout if selection.cases else _placement)(options, selection, hardware, sources)
+    return OK
+
+
+def _layout(options: argparse.Namespace, selection: Selection, hardware: Hardware, sources: Sources) -> None:
+    import attrs
+
+    from mtfc.compiler.analysis.cost import layout_cost
+    from mtfc.compiler.analysis.memory import memory_on
+    from mtfc.compiler.analysis.step_json import step_json, step_trace
+    from mtfc.compiler.analysis.step_report import step_report
+    from mtfc.compiler.analysis.step_time import step_time
+    from mtfc.frontend import library
+
     (case,) = selection.cases
     check_room(hardware, case.mesh, options.target)
     order = _order(options.place, case.mesh)
@@ -75,29 +77,33 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     function = program.function("step" if cost.trains else "forward")
     cost = attrs.evolve(cost, memory=memory_on(function, case.mesh, hardware.device))
     step = step_time(function, case.mesh, hardware, order)
-    if options.trace:
+    if options.trace is not None:
         title = f"{cost.model}, layout {cost.layout.name} on {hardware.name}"
-        write_text(options.trace, json.dumps(trace(step, title)) + "\n")
+        write_text(options.trace, json.dumps(step_trace(step, title)) + "\n")
     if options.format == "json":
-        print(json.dumps(step_json(cost, step, hardware), indent=2))
-        return OK
-    texts = sources.texts | library.texts({span.file for span in step.lines if span})
-    print(step_report(cost, step, hardware, texts), end="")
-    return OK
+        print(json.dumps(step_json(cost, step, hardware), indent=2), file=report_to(options.trace))
+    else:
+        texts = sources.texts | library.texts({span.file for span in step.lines if span})
+        print(step_report(cost, step, hardware, texts), end="", file=report_to(options.trace))
 
 
-def _check_layout(layout: str | None, text: str) -> None:
-    """Raise `UsageError` where the layout that is asked for is a placement, whose step is not simulated here."""
-    from mtfc.compiler.diagnostics import Diagnostics
-    from mtfc.frontend import ast
-    from mtfc.frontend.parser import parse
+def _placement(
+    options: argparse.Namespace, selection: Selection, hardware: Hardware, sources: Sources
+) -> None:
+    from mtfc.cli.simulate_soap import record, report, simulated
+    from mtfc.frontend import library
 
-    declared = parse(text, "", Diagnostics()).declarations
-    if any(isinstance(each, ast.PlacementDecl) and each.name.text == layout for each in declared):
-        raise UsageError(
-            f"`{layout}` is a placement, and simulate takes layouts: `mtfc search --space soap` shows what a step takes "
-            "under the placements that a file declares"
-        )
+    (placement,) = selection.placements
+    if options.place is not None:
+        raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
+    found = simulated(placement, selection.program, hardware, options.target)
+    if options.trace is not None:
+        write_text(options.trace, json.dumps(found.trace()) + "\n")
+    if options.format == "json":
+        print(json.dumps(record(found), indent=2), file=report_to(options.trace))
+    else:
+        texts = sources.texts | library.texts({span.file for span in found.step.lines if span})
+        print(report(found, texts), end="", file=report_to(options.trace))
 
 
 def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
-from mtfc.cli.errors import ERRORS, OK
+from mtfc.cli.errors import ERRORS, OK, UsageError
 from mtfc.cli.execution import BACKENDS, Session, load
 from mtfc.cli.inputs import draw_batch, read_batches, read_parameters
 from mtfc.cli.npz import Arrays
 from mtfc.cli.options import add_format, add_selection, add_source, seed
-from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, select
+from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Selection, select
 from mtfc.cli.sources import Sources
 from mtfc.cli.summary import difference, finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
@@ -77,20 +77,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--params", metavar="FILE.npz", help="values of parameters, by full name (default: drawn)"
     )
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
-    add_selection(parser, "all")
+    add_selection(parser, "all", or_placement=True)
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    selection = select(options, sources, every_layout=True)
-    backends = (options.backend,) if options.backend else BACKENDS
+    selection = select(options, sources, every_layout=True, or_placement=True)
+    backends = _backends(options, selection)
     if "jax" in backends:
         _start_jax(selection.cases)
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
     reference = Reference.of(program, options)
     results = []
     compared = chain.from_iterable(reference.compared(case, backends) for case in selection.cases)
-    placements = selection.placements if options.layout is None and "numpy" in backends else ()
+    are_asked = options.layout is None or not selection.cases
+    placements = selection.placements if are_asked and "numpy" in backends else ()
     placed = (reference.placed(placement) for placement in placements)
     for result in chain(compared, placed):
         results.append(result)
@@ -103,6 +104,15 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         else _verdict(results)
     )
     return OK if ok else ERRORS
+
+
+def _backends(options: argparse.Namespace, selection: Selection) -> Sequence[str]:
+    """Raises `UsageError` where a placement was chosen, and JAX."""
+    if selection.cases:
+        return (options.backend,) if options.backend else BACKENDS
+    if options.backend == "jax":
+        raise UsageError("placements run on NumPy: no --backend jax")
+    return ("numpy",)
 
 
 def _start_jax(cases: Sequence[Case]) -> None:

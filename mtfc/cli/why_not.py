@@ -13,7 +13,7 @@ from mtfc.cli.selection import Choice, choose
 from mtfc.cli.sources import Sources
 from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
 from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.pipelines import lower
@@ -21,6 +21,9 @@ from mtfc.compiler.placeable import prepared
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend import library
 from mtfc.frontend.layout_text import rules_text
+
+ASKED = "<--why-not>"
+"""The file that diagnostics about the rules are in."""
 
 
 @attrs.frozen
@@ -36,15 +39,26 @@ def forced(text: str, file: str, choice: Choice, sources: Sources, best: Result,
     rules of that kind.
     """
     shape = ";".join(f"{axis}:{size}" for axis, size in best.found.mesh.axes)
-    sources.texts.update({"<--layout>": text, "<--mesh>": shape})
+    sources.texts.update({ASKED: text, "<--mesh>": shape})
     choice = attrs.evolve(choice, layout=text, mesh=shape)
     try:
         asked = choose(sources.texts[file], file, choice, neighbour=sources.neighbour)
     except CompileError as error:  # what these few rules leave undone is not what was asked for
-        raise CompileError(each for each in error.diagnostics if each.severity == "error") from None
+        errors = (each for each in error.diagnostics if each.severity == "error")
+        raise CompileError(map(_asked, errors)) from None
     layout = attrs.evolve(asked.cases[0].layout, name="")
     found = WITH_RULES[best.space](layout, best, until)
     return Forced(layout, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+
+
+def _asked(error: Diagnostic) -> Diagnostic:
+    """The error, whose place is in the option that was given: the rules were read as those of `--layout` are."""
+    labels = (attrs.evolve(each, span=_in_option(each.span)) for each in error.labels)
+    return attrs.evolve(error, span=_in_option(error.span), labels=tuple(labels))
+
+
+def _in_option(span: Span) -> Span:
+    return attrs.evolve(span, file=ASKED) if span.file == "<--layout>" else span
 
 
 def _with_rules(asked: Layout, best: Result, until: float) -> Found:

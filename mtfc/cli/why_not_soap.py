@@ -22,7 +22,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.operators.graph import Operator
 from mtfc.compiler.operators.strategy import Configuration
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.soap.blame import Blame, blames
+from mtfc.compiler.search.soap.blame import Blame, blames, span_of
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.search import SoapResult, forced_search
 from mtfc.frontend import library
@@ -77,8 +77,8 @@ class Forced:
 
 
 def _line(operator: Operator, file: str | None) -> Line:
-    spans = [eqn.span for step in operator.steps for eqn in step.equations if eqn.span is not None]
-    return line_of(spans[-1].inside(file) if spans else None)
+    span = span_of(operator)
+    return line_of(span.inside(file) if span else None)
 
 
 def forced(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Label, Span
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend import ast
 from mtfc.frontend.declarations import mesh as declared_mesh
@@ -20,10 +20,15 @@ from mtfc.frontend.rules import DeclaredLayout, resolve
 
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
+    from mtfc.frontend.placements import DeclaredPlacement
     from mtfc.frontend.scope import Scope
 
 GIVEN = "given"
 """The name of a layout or mesh that the command line spells out."""
+
+PLACEMENTS = (
+    "`mtfc simulate` shows a step under it, `mtfc verify` runs it, `mtfc search --space soap` compares it"
+)
 
 N = TypeVar("N", bound=ast.Node)
 
@@ -60,12 +65,24 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
     scope = module.scope.for_text()
     if text.strip().isidentifier():
         name = _whole(text, "<--layout>")
+        if placement := placement_named(text, module):
+            message = f"`{placement.name}` is a placement, and not a layout"
+            place = [Label(placement.span, "declared here")]
+            scope.error("E311", message, name.span, place, PLACEMENTS)
+            raise CompileError(scope.diagnostics)
         scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
         raise CompileError(scope.diagnostics)
     decl = given(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
     found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
     scope.diagnostics.raise_if_errors()
     return found
+
+
+def placement_named(name: str | None, module: Module) -> DeclaredPlacement | None:
+    """The placement that `--layout` names, where no layout is called so."""
+    if name is None or any(each.name == name.strip() for each in module.layouts):
+        return None
+    return next((each for each in module.placements if each.name == name.strip()), None)
 
 
 def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:

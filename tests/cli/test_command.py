@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -208,6 +209,53 @@ def test_an_interrupt_ends_quietly(folder: Path) -> None:
         assert process.stdout.readline().startswith("step")
         process.send_signal(signal.SIGINT)
         assert (process.stderr.read(), process.wait()) == ("mtfc: interrupted\n", 130)
+
+
+INTERRUPTED_IN = """
+import os, signal, sys
+from mtfc.cli import main
+from mtfc.compiler.search.soap.search import SoapSpace
+signal.signal(signal.SIGINT, signal.default_int_handler)
+simulated = getattr(SoapSpace, sys.argv[1])
+def interrupted(space):
+    os.kill(os.getpid(), signal.SIGINT)
+    return simulated(space)
+setattr(SoapSpace, sys.argv[1], interrupted)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def search_interrupted_in(which: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A search for a placement in a process of its own, which has an interrupt when it is to simulate a known strategy."""
+    search = (
+        "search",
+        "model.mtf",
+        "--space",
+        "soap",
+        "--target",
+        "p100_cluster",
+        "--devices",
+        "2",
+        *options,
+    )
+    arguments = [sys.executable, "-c", INTERRUPTED_IN, which, *search]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(arguments, text=True, capture_output=True, env=environment, check=False)
+
+
+def test_an_interrupt_before_a_search_for_placements_has_begun_leaves_data_parallelism(folder: Path) -> None:
+    done = search_interrupted_in("expert")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Interrupted before that was a local optimum." in done.stdout and " 1 was simulated" in done.stdout
+    assert "data_parallel" in done.stdout and "expert" not in done.stdout
+    found = json.loads(search_interrupted_in("expert", "--format", "json").stdout)
+    assert found["baselines"] == {"data_parallel": found["objective_seconds"]}
+
+
+def test_an_interrupt_before_anything_is_found_says_so(folder: Path) -> None:
+    done = search_interrupted_in("data_parallel")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "mtfc: model.mtf: interrupted before anything was found\n"
 
 
 def test_standard_input(folder: Path) -> None:

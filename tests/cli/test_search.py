@@ -18,6 +18,7 @@ from mtfc.compiler.search.solver import ready
 from mtfc.compiler.search.tiling import search as tiling_search
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
+from tests.search.soap_programs import PROGRAMS
 
 
 def test_json(mtfc: Mtfc) -> None:
@@ -147,8 +148,8 @@ def test_why_not_what_was_found(mtfc: Mtfc) -> None:
 def test_why_not_what_is_illegal(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--mesh", "line", "--why-not", "batch: all; io: all")
     assert run.status == 1
-    assert "E301" in run.err
-    assert "warning" not in run.err
+    assert "E301" in run.err and "--> <--why-not>:1:13" in run.err
+    assert "warning" not in run.err and "<--layout>" not in run.err
 
 
 TILING = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--space", "tiling")
@@ -205,10 +206,54 @@ def test_a_tiling_is_written_and_exported(mtfc: Mtfc, tmp_path: Path) -> None:
     assert solved["cost"] == solved["lower_bound"]
 
 
+@pytest.mark.parametrize("space", ["rules", "soap"])
+def test_a_file_that_is_written_to_standard_output_stands_there_alone(mtfc: Mtfc, space: str) -> None:
+    asked = ("search", "model.mtf", *PLACED, "--space", space, "-o", "-")
+    run = mtfc(*asked)
+    assert run.out.startswith("dim batch = 4") and "found" in run.out
+    assert run.out.rstrip().endswith("}") and "a step" not in run.out and "a step" in run.err
+    assert '"optimal"' in mtfc(*asked, "--format", "json").err
+
+
+def test_the_bound_of_a_tiling_is_not_rounded_above_it(mtfc: Mtfc, folder: Path) -> None:
+    """The solver counts in picoseconds, and rounds these 10.92896 ns up."""
+    (folder / "few.mtf").write_text("dim a = 1000\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
+    machine = ("--target", "p100_cluster", "--devices", "1")
+    found = mtfc("search", "few.mtf", *machine, "--space", "tiling", "--format", "json").json
+    assert found["optimal"]
+    assert found["lower_bound_seconds"] == found["objective_seconds"] == pytest.approx(8000 / 732e9)
+
+
+@pytest.mark.parametrize("space", ["rules", "soap"])
+def test_what_was_found_before_is_compared_under_its_own_name(mtfc: Mtfc, folder: Path, space: str) -> None:
+    asked = (*PLACED, "--space", space)
+    mtfc("search", "model.mtf", *asked, "-o", "once.mtf")
+    run = mtfc("search", "once.mtf", *asked, "-o", "twice.mtf")
+    rows = [line.split()[0] for line in run.out.splitlines() if re.match(r"  found", line)]
+    assert rows == ["found_2", "found"]
+    assert re.search(r"(layout|placement) found_2 on", run.out)
+    assert re.search(r"(layout|placement) found_2 on", (folder / "twice.mtf").read_text())
+
+
 def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--devices", "4", "--export", "instance.json")
     assert run.status == 2
     assert "--export takes --space tiling" in run.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", ""), "cannot write"),
+        (("--space", "tiling", "--export", ""), "cannot write"),
+        (("--space", "tiling", "--storage"), "--storage takes --space rules"),
+        (("--space", "soap", "--storage"), "--storage takes --space rules"),
+    ],
+)
+def test_no_option_is_passed_over(mtfc: Mtfc, options: tuple[str, ...], message: str) -> None:
+    run = mtfc("search", "model.mtf", "--mesh", "line", *options)
+    assert run.status == 2 and not run.out
+    assert message in run.err
 
 
 PLACED = ("--space", "soap", "--target", "p100_cluster", "--devices", "2", "--budget", "1")
@@ -224,6 +269,22 @@ def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
     again = mtfc("search", out, *PLACED, "-o", out)
     assert "placement found_2" in Path(out).read_text("utf-8")
     assert "  found " in again.out and "data_parallel" in again.out
+
+
+def test_a_search_goes_on_from_the_placements_of_the_file(mtfc: Mtfc, tmp_path: Path) -> None:
+    """Which are better than what is found in no time."""
+    out, asked = (
+        str(tmp_path / "placed.mtf"),
+        ("--space", "soap", "--target", "p100_cluster", "--devices", "4"),
+    )
+    (tmp_path / "small.mtf").write_text(PROGRAMS["recurrent"])
+    found = mtfc("search", "small.mtf", *asked, "--budget", "2", "-o", out, "--format", "json").json
+    assert found["objective_seconds"] < 0.9 * min(found["baselines"].values())
+    again = mtfc("search", out, *asked, "--budget", "1e-9", "--format", "json").json
+    assert again["objective_seconds"] == again["baselines"]["found"] == found["objective_seconds"]
+    assert again["layout"] == found["layout"].replace("placement found", "placement found_2")
+    shown = mtfc("search", out, *asked, "--budget", "1e-9").out
+    assert re.search("^  found_2 .* 1.00\n(.*\n)*  found .* 1.00$", shown, re.MULTILINE)
 
 
 def test_placements_are_proven_to_be_the_best(mtfc: Mtfc) -> None:
@@ -486,4 +547,4 @@ def test_an_interrupted_search_for_tilings_says_so(mtfc: Mtfc, monkeypatch: pyte
 
     monkeypatch.setattr(tiling_search, "timed_network", interrupted)
     out = mtfc(*TILING).out
-    assert "Interrupted before anything was proven" in out and "--budget" not in out
+    assert "Interrupted. No layout in the space `tiling` is below" in out and "--budget" not in out

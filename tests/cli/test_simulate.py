@@ -131,9 +131,6 @@ def test_no_target(mtfc: Mtfc) -> None:
     assert mtfc("simulate", "model.mtf").status == 2
 
 
-def test_a_placement_is_no_layout(mtfc: Mtfc, folder: Path) -> None:
-    placed = "dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\nplacement apart on 2 = {\n  y: { a: 2 }\n}\n"
-    (folder / "placed.mtf").write_text(placed)
-    run = mtfc("simulate", "placed.mtf", "--target", "p100_cluster", "--layout", "apart")
-    assert run.status == 2
-    assert "`apart` is a placement" in run.err and "--space soap" in run.err
+def test_a_timeline_on_standard_output_stands_there_alone(mtfc: Mtfc) -> None:
+    run = mtfc("simulate", "model.mtf", "--target", "p100_cluster", "--layout", "data", "--trace", "-")
+    assert run.json["traceEvents"] and "computation" in run.err

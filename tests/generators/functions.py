@@ -171,7 +171,7 @@ def _called(draw: Any, scope: Scope, known: Known) -> Term:
     made = attrs.evolve(made, given=_by_keyword(draw, given), explicit=explicit, alias=alias)
     name = f"call{len(scope.calls)}_"
     scope.calls[name] = made
-    scope.facts.owned.update(made.dims(tuple(function.facts.owned)))
+    scope.facts.owned.update((*scope.stacked, *made.dims(tuple(function.facts.owned))))
     results = [attrs.evolve(term, dims=made.dims(term.dims), text=name) for term in known.results]
     if len(results) == 1 and alias is None:
         return scope.seen(results[0])

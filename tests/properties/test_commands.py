@@ -22,6 +22,7 @@ solve {0}/problem.json --time-limit 5
 explain {0}/model.mtf
 explain {0}/tiling.mtf
 simulate {0}/model.mtf --target h100 --trace {0}/trace.json
+simulate {0}/soap.mtf --target p100_cluster --layout found --trace {0}/trace.json
 diff {0}/tiling.mtf --layout found --layout main --target h100
 verify {0}/rules.mtf --backend numpy --layout found
 verify {0}/tiling.mtf --backend numpy --layout found

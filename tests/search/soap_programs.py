@@ -31,6 +31,23 @@ train dense { minimize loss; optimizer = momentum(learning_rate = 0.1) }
 
 CLIPPED = DENSE.replace("minimize loss;", "minimize loss; clip = 1.0;")
 
+DETACHED = DENSE.replace("loss = ", "t = stop_gradient(w)\n  loss = 0.1 * sum(square(t)) + ")
+"""What gives a gradient to a sum of something that has none: exhaustive search looked for where that is sent."""
+
+SWAPPED = """
+dim rows = 8
+dim cols = 8
+model swapped(x: [rows, cols]) {
+  param w: [rows, cols] = normal(stddev = 0.3)
+  h = tanh(x * w)
+  y = einsum(rename(h, rows -> cols, cols -> rows), w -> [rows])
+  loss = mean(square(y)) + mean(square(h))
+  return y, loss
+}
+train swapped { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+"""Two dimensions take each other's name: a part of one that is split had the length of the other."""
+
 CONVOLUTIONS = """
 import conv
 dim batch = 4
@@ -107,6 +124,8 @@ train attend { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 PROGRAMS = {
     "dense": "import nn\nimport losses\n" + DENSE,
     "clipped": "import nn\nimport losses\n" + CLIPPED,
+    "detached": "import nn\nimport losses\n" + DETACHED,
+    "swapped": SWAPPED,
     "convolutions": "import nn\nimport losses\n" + CONVOLUTIONS,
     "recurrent": "import nn\nimport losses\n" + RECURRENT,
     "attention": "import nn\n" + ATTENTION,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mtfc.compiler.analysis.cost import LayoutCost
 from mtfc.compiler.analysis.report import whole
-from mtfc.compiler.analysis.step_report import fits, lines_of
+from mtfc.compiler.analysis.source_lines import nested
+from mtfc.compiler.analysis.step_report import fits
 from mtfc.compiler.analysis.step_time import COMPUTE, Event, Seconds, StepTime
 from mtfc.compiler.hardware import Hardware
 
@@ -29,7 +31,7 @@ def step_json(cost: LayoutCost, step: StepTime, hardware: Hardware) -> dict[str,
         "fits": fits(cost, hardware),
         "lines": [
             {"file": file, "line": number, **_seconds(sum(inside.values(), start=Seconds()))}
-            for (file, number), inside in sorted(lines_of(step, cost.file).items())
+            for (file, number), inside in nested(step.lines.items(), cost.file).items()
         ],
     }
 
@@ -42,15 +44,20 @@ def _seconds(found: Seconds) -> dict[str, float]:
     }
 
 
-def trace(step: StepTime, title: str) -> dict[str, Any]:
-    """A timeline in Chrome's trace event format, which Perfetto opens too: a thread for computation and one for each lane."""
-    devices = list(dict.fromkeys((COMPUTE, *step.busy, *(event.device for event in step.events))))
+def step_trace(step: StepTime, title: str) -> dict[str, Any]:
+    """The timeline of a step: a thread for computation and one for each lane."""
+    return trace((COMPUTE, *step.busy, *(event.device for event in step.events)), step.events, title)
+
+
+def trace(devices: Iterable[str], events: Iterable[Event], title: str) -> dict[str, Any]:
+    """A timeline in Chrome's trace event format, which Perfetto opens too: a thread for each device."""
+    threads = {device: i for i, device in enumerate(dict.fromkeys(devices))}
     named = [
         _name("process_name", 0, title),
-        *(_name("thread_name", i, each) for i, each in enumerate(devices)),
+        *(_name("thread_name", i, each) for each, i in threads.items()),
     ]
-    events = [_event(event, devices.index(event.device)) for event in step.events if event.end > event.start]
-    return {"traceEvents": [*named, *events], "displayTimeUnit": "ms"}
+    shown = [_event(event, threads[event.device]) for event in events if event.end > event.start]
+    return {"traceEvents": [*named, *shown], "displayTimeUnit": "ms"}
 
 
 def _name(what: str, thread: int, name: str) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from mtfc.compiler.analysis.cost import LayoutCost
 from mtfc.compiler.analysis.report import heading, whole
-from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.compiler.analysis.source_lines import fitted, line_rows
 from mtfc.compiler.analysis.step_time import Seconds, StepTime
 from mtfc.compiler.analysis.table import aligned
 from mtfc.compiler.hardware import Hardware
@@ -33,7 +34,7 @@ def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
     held, room = bytes_text(whole(cost.memory.total)), bytes_text(int(hardware.device.memory))
     rows = [
         ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
-        ["computation", seconds_text(total.compute), ", ".join(_replaced(step.dtypes, hardware))],
+        ["computation", seconds_text(total.compute), ", ".join(replaced(step.dtypes, hardware))],
         ["communication", seconds_text(total.communication), f"links in use: {links}" if links else ""],
         ["  exposed", seconds_text(total.exposed), "computation waits for it"],
         ["memory", held, f"of {room}" if fits(cost, hardware) else f"does NOT fit in {room}"],
@@ -41,7 +42,7 @@ def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
     return aligned(rows, right={1})
 
 
-def _replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
+def replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
     """The dtypes that the machine has no rate for."""
     for dtype in sorted(dtypes):
         if (rated := hardware.device.rated(dtype)) != dtype:
@@ -49,34 +50,15 @@ def _replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
 
 
 def _by_line(cost: LayoutCost, step: StepTime, sources: Mapping[str, str]) -> list[str]:
-    """A row for each line that takes time, and below one that calls functions of other files, rows for their lines."""
-    texts = {file: text.splitlines() for file, text in sources.items()}
-    rows = [["line", "source", "compute", "communicate", "waits", "step"]]
-    for line, inside in sorted(lines_of(step, cost.file).items()):
-        whole = sum(inside.values(), start=Seconds())
-        rows.append(_row(place_text(line, cost.file), source_text(line, texts), whole, step.seconds))
-        if set(inside) == {line}:
-            continue
-        for place, each in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
-            rows.append(
-                _row(place_text(place, cost.file), f"  {source_text(place, texts)}", each, step.seconds)
-            )
-    return fitted(rows)
+    heads = ["line", "source", "compute", "communicate", "waits", "step"]
+    cells = partial(_cells, step=step.seconds)
+    return fitted([heads, *line_rows(step.lines.items(), cost.file, sources, cells)])
 
 
-def lines_of(step: StepTime, own: str | None) -> dict[Line, dict[Line, Seconds]]:
-    """What takes time by the user's line, and in it by the line in the function that was called."""
-    found: dict[Line, dict[Line, Seconds]] = {}
-    for span, seconds in step.lines.items():
-        inside = found.setdefault(line_of(span.inside(own) if span else None), {})
-        inside[line_of(span)] = inside.get(line_of(span), Seconds()) + seconds
-    return found
-
-
-def _row(place: str, source: str, found: Seconds, step: float) -> list[str]:
-    parts = (found.compute, found.communication, found.exposed)
-    share = (found.compute + found.exposed) / step if step else 0.0
-    return [place, source, *(seconds_text(each) if each else "" for each in parts), f"{share:.1%}"]
+def _cells(found: Seconds, step: float) -> Iterator[str]:
+    for each in (found.compute, found.communication, found.exposed):
+        yield seconds_text(each) if each else ""
+    yield f"{(found.compute + found.exposed) / step if step else 0.0:.1%}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -129,7 +129,7 @@ def layout_summary(layout: Layout) -> str:
     if len(layout.values) <= FEW:
         return program_layout_text(layout)
     shown = program_layout_text(attrs.evolve(layout, values=()))[1:-1]
-    return f"{{{shown}{', ' if shown else ''}and {len(layout.values)} rules for single values}}"
+    return f"{{{shown}{', and ' if shown else ''}{len(layout.values)} rules for single values}}"
 
 
 def program_layout_text(layout: Layout) -> str:

@@ -29,6 +29,10 @@ class Flow:
     gradients: Mapping[Step, frozenset[Value]]
     signatures: Mapping[Step, int]
 
+    def returns(self, value: Value, step: Step) -> bool:
+        """Whether a step sends an input's cotangent to its maker, which passes it on."""
+        return value in self.gradients[step] and bool(self.gradients[self.graph.makers[value]])
+
     def local(self, step: Step, parts: Parts, place: Mapping[str, int]) -> Local:
         """One part of a step with its gradient."""
         return _local(self.graph, self.seeds, step, parts, place)

@@ -14,6 +14,7 @@ from mtfc.compiler.ir.autodiff import active_values, backward
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.operators.graph import Step
@@ -213,6 +214,8 @@ def _attributes(eqn: Equation, region: Box, operands: Sequence[Box]) -> dict[str
     for value in eqn.results:
         known |= {dim: _short(dim, region) for dim in value.type.dims}
     found = {key: _renewed(value, known) for key, value in eqn.attrs.items()}
+    if eqn.op == "rename":
+        return {"mapping": _mapping(eqn, region, operands[0])}
     if eqn.op == "slice":
         return _slice(eqn, found, region, operands[0])
     return _window(eqn, found, region, operands[0]) if eqn.op == "window" else found
@@ -224,6 +227,11 @@ def _renewed(value: Attr, known: Mapping[Dim, Dim]) -> Attr:
     if isinstance(value, tuple):
         return tuple(_renewed(each, known) for each in value)  # type: ignore[return-value]
     return value
+
+
+def _mapping(eqn: Equation, region: Box, source: Box) -> Attr:
+    """Two dimensions may take each other's name, and be of other lengths before than after."""
+    return tuple((_short(old, source), _short(new, region)) for old, new in renaming(eqn.attrs).items())
 
 
 def _slice(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:

@@ -1,9 +1,10 @@
 """Which operators a step's time, bytes and memory come from, so that they add up to those of the whole.
 
 Time is that of one longest path through the timeline: each task on it begins when the one before it ends, which it needs or which
-runs before it on its device. So the path takes as long as the step, and every task of it belongs to an operator. What is sent
-counts for the operator that takes it, or that gives it back in the backward pass; gradients of shared parameters for the first of
-their users. Memory is that of the device that holds the most.
+runs before it on its device. So the path takes as long as the step, and every task of it belongs to an operator: it computes
+there, or on a port it communicates, and that is waited for. What is sent counts for the operator that takes it, or that gives it
+back in the backward pass; gradients of shared parameters for the first of their users. Memory is that of the device that holds
+the most.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.operators.graph import Operator
 from mtfc.compiler.search.soap.evaluation import Base, Evaluated
 from mtfc.compiler.search.soap.names import Bundle, Name, Use
 from mtfc.compiler.search.soap.tasks import Tasks
@@ -22,29 +25,48 @@ from mtfc.compiler.search.soap.tasks import Tasks
 class Blame:
     """Of one operator: seconds on the path, bytes that are sent among devices, and bytes held on one."""
 
-    time: float = 0.0
+    compute: float = 0.0
+    exposed: float = 0.0
     sent: int = 0
     memory: int = 0
 
+    @property
+    def time(self) -> float:
+        return self.compute + self.exposed
+
     def __add__(self, other: Blame) -> Blame:
-        return Blame(self.time + other.time, self.sent + other.sent, self.memory + other.memory)
+        return Blame(
+            self.compute + other.compute,
+            self.exposed + other.exposed,
+            self.sent + other.sent,
+            self.memory + other.memory,
+        )
 
 
 def blames(tasks: Tasks, found: Evaluated) -> dict[int | None, Blame]:
     """By number of the operator; None for the norm of all gradients. Only where the timeline is known."""
     graph, total = found.base.graph, dict[int | None, Blame]()
     device = int(np.argmax(found.held))
-    seconds = np.zeros(len(tasks.names))
+    seconds = np.zeros((len(tasks.names), 2))
     for task in longest_path(found.base):
-        seconds[np.searchsorted(graph.offsets, task, side="right") - 1] += graph.seconds[task]
+        block = np.searchsorted(graph.offsets, task, side="right") - 1
+        seconds[block, int(graph.device[task] >= tasks.links.count)] += graph.seconds[task]
     for number, name in enumerate(tasks.names):
-        own = Blame(float(seconds[number]), int(graph.sent[number]), int(graph.held[number, device]))
-        operator = _operator(name, tasks)
-        total[operator] = total.get(operator, Blame()) + own
+        compute, exposed = map(float, seconds[number])
+        size = int(graph.sent[number]), int(graph.held[number, device])
+        operator = operator_of(name, tasks)
+        total[operator] = total.get(operator, Blame()) + Blame(compute, exposed, *size)
     return total
 
 
-def _operator(name: Name, tasks: Tasks) -> int | None:
+def span_of(operator: Operator) -> Span | None:
+    """The place that what an operator does counts for: that of its last equation."""
+    spans = [eqn.span for step in operator.steps for eqn in step.equations if eqn.span is not None]
+    return spans[-1] if spans else None
+
+
+def operator_of(name: Name, tasks: Tasks) -> int | None:
+    """The number of the operator that a block counts for."""
     if name.kind in ("read", "norm", "known"):
         return None
     if isinstance(name.of, Use):

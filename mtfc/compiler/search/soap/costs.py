@@ -48,6 +48,16 @@ def cost(flow: Flow, device: Device, step: Step, parts: Parts) -> Cost:
     return Cost(seconds["forward"], seconds["backward"], kept)
 
 
+def ideal(flow: Flow, device: Device, step: Step, parts: Parts) -> float:
+    """Seconds that the FLOPs of both passes of that part take at the device's peak rates."""
+    function = flow.local(step, parts, middle(parts.degrees)).function()
+    done = works(function, Memory(function, ONE, device), device)
+    return sum(
+        each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+        for eqn, each in zip(function.body, done, strict=True)
+    )
+
+
 def states(training: Training | None) -> int:
     """How many numbers an optimizer keeps for each parameter between steps, at most."""
     updates = training.updates if training is not None else ()

@@ -68,7 +68,7 @@ class Evaluator:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self.count = 0
-        self.devices = tasks.links.ports + 1
+        self.devices = tasks.links.idle + 1
         self._compile()
 
     def full(self, strategy: Strategy, limit: float = inf) -> Evaluated:

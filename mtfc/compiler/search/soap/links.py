@@ -20,15 +20,46 @@ Table = Any
 """A NumPy array indexed by the sending and the receiving device."""
 
 
+@attrs.frozen
+class Port:
+    """What the `sender`-th device, or group of `link.shared` devices, sends through into a direction: see `_hops`."""
+
+    link: Link
+    sender: int
+    direction: int
+
+    @property
+    def lane(self) -> str:
+        """The link, of a torus with the side, as `analysis/topology.py` calls it."""
+        sides = len(self.link.sizes)
+        is_side = self.direction and sides > 1
+        return f"{self.link.name}.{sides - 1 - (self.direction - 1) // 2}" if is_side else self.link.name
+
+    @property
+    def name(self) -> str:
+        """For people: `ici.1 from 3, down`."""
+        first, last = (i * max(self.link.shared, 1) for i in (self.sender, self.sender + 1))
+        senders = str(first) if last - first == 1 else f"{first}-{last - 1}"
+        way = ("", ", up", ", down")[2 - self.direction % 2 if self.direction else 0]
+        return f"{self.lane} from {senders}{way}"
+
+
 @attrs.frozen(eq=False)
 class Links:
-    """Latencies, bandwidths and numbers of ports; these begin at `count`, as devices have those below, and end before `ports`."""
+    """Latencies, bandwidths and numbers of ports; these begin at `count`, as devices have those below. ports: by number, from
+    `count` on.
+    """
 
     count: int
     port: Table
     latency: Table
     bandwidth: Table
-    ports: int
+    ports: tuple[Port, ...]
+
+    @property
+    def idle(self) -> int:
+        """A device for tasks that take no time, after all ports."""
+        return self.count + len(self.ports)
 
     def seconds(self, source: Any, target: Any, size: Any) -> Any:
         """What transfers of `size` bytes take."""
@@ -41,7 +72,7 @@ def links(hardware: Hardware, count: int) -> Links:
     """
     port = np.zeros((count, count), np.int64)
     latency, bandwidth = np.zeros((count, count)), np.full((count, count), np.inf)
-    numbers: dict[tuple[str, int, int], int] = {}
+    ports: dict[tuple[str, int, int], tuple[int, Port]] = {}
     for a in range(count):
         for b in range(count):
             if a != b:
@@ -49,10 +80,10 @@ def links(hardware: Hardware, count: int) -> Links:
                 hops, direction = _hops(link, a // inner, b // inner)
                 sender = a // max(link.shared, 1) if link.shared > 1 else a
                 key = (link.name, sender, direction)
-                port[a, b] = numbers.setdefault(key, count + len(numbers))
+                port[a, b], _ = ports.setdefault(key, (count + len(ports), Port(link, sender, direction)))
                 latency[a, b] = hops * link.latency
                 bandwidth[a, b] = link.rate("permute").peak
-    return Links(count, port, latency, bandwidth, count + len(numbers))
+    return Links(count, port, latency, bandwidth, tuple(each for _, each in ports.values()))
 
 
 def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:

@@ -20,6 +20,8 @@ from mtfc.compiler.search.soap.waits import Waits
 
 def lower_bound(tasks: Tasks, choices: Sequence[Choices]) -> float:
     """Seconds that a step takes under each strategy at least."""
+    if not choices:
+        return 0.0
     waits = _least(tasks, choices)
     return float(Bounds(waits).of(waits.parts > 0).max())
 

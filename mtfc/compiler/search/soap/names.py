@@ -79,7 +79,7 @@ def block_names(flow: Flow, clips: bool) -> Iterator[Name]:
         if not flow.gradients[step]:
             continue
         for use in uses[step]:
-            if use.value in flow.gradients[use.user]:
+            if flow.returns(use.value, use.user):
                 yield Name("returned", use)
         for value in step.outputs:
             if value in step.pending and value in flow.seeds:
@@ -116,7 +116,7 @@ def _all(bundles: Sequence[Bundle]) -> Bundle:
 
 def touching(names: Sequence[Name], number: dict[Step, int]) -> list[list[int]]:
     """For each operator the blocks that its configuration decides."""
-    found: list[list[int]] = [[] for _ in range(max(number.values()) + 1)]
+    found: list[list[int]] = [[] for _ in range(max(number.values(), default=-1) + 1)]
     for i, name in enumerate(names):
         if isinstance(name.of, Use):
             steps: tuple[Step, ...] = (name.of.maker, name.of.user)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from random import Random
 
 import attrs
@@ -21,7 +21,7 @@ from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
 from mtfc.compiler.search.soap.exhaustive import best_strategy
 from mtfc.compiler.search.soap.known import data_parallel, expert, random_strategy
 from mtfc.compiler.search.soap.lower_bound import lower_bound
-from mtfc.compiler.search.soap.mcmc import Budget, Search
+from mtfc.compiler.search.soap.mcmc import Budget, Found, Search
 from mtfc.compiler.search.soap.space import Choices, space
 from mtfc.compiler.search.soap.tasks import Tasks
 
@@ -86,30 +86,63 @@ def operators_of(program: Program) -> OperatorGraph:
     return operator_graph(unroll(program.function("forward")), minimize)
 
 
-def soap_space(program: Program, hardware: Hardware, devices: int) -> SoapSpace:
-    """The space of a program on some devices of a machine: its training step, or where there is none its forward pass."""
+def soap_space(program: Program, hardware: Hardware, devices: int, parts: int = 1) -> SoapSpace:
+    """The space of a program on some devices of a machine: its training step, or where there is none its forward pass. parts:
+    how many a strategy may have of an operator, if more than there are devices; its search has no meaning then.
+    """
     graph = operators_of(program)
     found = flow(graph)
-    choices = space(found, hardware, devices)
+    choices = space(found, hardware, max(devices, parts))
     tasks = Tasks(found, hardware, devices, program.training, choices)
     return SoapSpace(graph, hardware, devices, choices, Evaluator(tasks))
 
 
-def soap_search(within: SoapSpace, budget: Budget, seed: int = 0, progress: Progress = silent) -> SoapResult:
-    """The best strategy that chains from data parallelism, the expert's, the better one first, and a random strategy find; from
-    this where there is more than thrice the time that the others took to be evaluated.
+def soap_search(
+    within: SoapSpace,
+    budget: Budget,
+    seed: int = 0,
+    progress: Progress = silent,
+    given: Mapping[str, Strategy] = {},
+) -> SoapResult:
+    """The best strategy that chains from data parallelism, the expert's and those `given` by name, the best one first, and from a
+    random strategy find; from this where there is more than thrice the time that the others took to be evaluated.
 
-    Raises `NothingFits` where memory suffices for none.
+    Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised
+    where there is none.
     """
+    known: dict[str, Evaluated] = {}
+    try:
+        found = _chains(within, budget, seed, progress, given, known)
+    except KeyboardInterrupt:
+        best = min(known.values(), key=lambda each: each.seconds, default=None)
+        if best is None or best.seconds == inf:
+            raise
+        found = Found(best, len(known), locally_optimal=False, is_interrupted=True)
+    return SoapResult(within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted)
+
+
+def _chains(
+    within: SoapSpace,
+    budget: Budget,
+    seed: int,
+    progress: Progress,
+    given: Mapping[str, Strategy],
+    known: dict[str, Evaluated],
+) -> Found:
+    """See `soap_search`. What chains start from, and is not random, is put into `known` as soon as it is evaluated."""
     begin = time.perf_counter()
-    known = {"data_parallel": within.data_parallel(), "expert": within.expert()}
+    known["data_parallel"] = within.data_parallel()
+    known["expert"] = within.expert()
+    for name, strategy in given.items():
+        known[name] = within.evaluator.full(strategy)
     starts = sorted(known.values(), key=lambda each: each.seconds)
+    if not within.choices:  # a model that gives back what it is given
+        return Found(starts[0], len(known), locally_optimal=True)
     if budget.seconds > 4 * (time.perf_counter() - begin):
         starts.append(within.evaluator.full(random_strategy(within.choices, Random(seed))))
     search = Search(within.evaluator, within.choices, seed, progress)
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
-    found = search.run(starts, left)
-    return SoapResult(within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted)
+    return search.run(starts, left)
 
 
 def forced_search(

@@ -63,9 +63,8 @@ class Tasks:
 
     def placed(self, strategy: Sequence[Configuration]) -> Placed:
         """A strategy as the compiled loops know it."""
-        found = Placed(
-            np.empty(len(self.graph.steps), np.int64), np.zeros((len(strategy), self.links.count), np.int64)
-        )
+        most = max([self.links.count, *(len(each.devices) for each in strategy)])
+        found = Placed(np.empty(len(self.graph.steps), np.int64), np.zeros((len(strategy), most), np.int64))
         return self._set(found, enumerate(strategy))
 
     def changed(self, placed: Placed, changes: Mapping[int, Configuration]) -> Placed:
@@ -102,7 +101,7 @@ class Tasks:
             ends.append((steps, steps + len(bundle.steps), first, len(parameters)))
         return Plan(
             rows,
-            np.array([self.number[step] for step in self.graph.steps]),
+            np.array([self.number[step] for step in self.graph.steps], np.int64),
             np.array(ends, np.int64).reshape(-1, 4),
             np.array(users, np.int64).reshape(-1, 2),
             np.array(parameters, np.int64).reshape(-1, 3),
@@ -110,7 +109,7 @@ class Tasks:
             self.links.port,
             self.links.latency,
             self.links.bandwidth,
-            self.links.ports,
+            self.links.idle,
             self.bandwidth,
             self.states,
             self.clips,

@@ -161,7 +161,7 @@ class _Tables:
         return self._between(Name("step", use.maker), *sums, Name("taken", use), Name("step", use.user))[0]
 
     def _returned(self, use: Use) -> Array:
-        if use.value not in self.tasks.flow.gradients[use.user]:
+        if not self.tasks.flow.returns(use.value, use.user):
             return np.full((1, 1), -inf)
         sums = [Name("collected", use.maker, use.value)] if use.value in use.maker.pending else []
         return self._between(Name("back", use.user), Name("returned", use), *sums, Name("back", use.maker))[
