@@ -203,7 +203,7 @@ def _chain(b: Blocks, eqn: Equation) -> list[Equation]:
     return chain
 
 
-def _padding(eqn: Equation) -> float | int | bool | None:
+def _padding(eqn: Equation) -> Any:
     """The value that windows are padded with; None where they are not."""
     g = geometry(eqn.attrs)
     return eqn.attrs["value"] if eqn.op == "window" and (g.before or g.after) else None
