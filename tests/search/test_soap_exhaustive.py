@@ -109,5 +109,5 @@ def test_an_interrupt_leaves_a_bound() -> None:
 
     best = best_strategy(space.evaluator, space.choices, space.data_parallel())
     found = best_strategy(space.evaluator, space.choices, space.data_parallel(), progress=interrupt)
-    assert found.sets < best.sets
+    assert found.sets < best.sets and found.is_interrupted and not best.is_interrupted
     assert 0 < found.lower_bound <= best.best.seconds <= found.best.seconds

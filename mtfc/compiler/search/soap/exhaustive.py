@@ -29,8 +29,8 @@ ROUNDING = 1e-9
 
 @attrs.frozen
 class Best:
-    """The best strategy, and what no strategy is below; how many there are, how many sets of them were looked at, and how many
-    were simulated.
+    """The best strategy, and what no strategy is below; how many there are, how many sets of them were looked at, how many were
+    simulated, and whether `KeyboardInterrupt` ended the search.
     """
 
     best: Evaluated
@@ -38,6 +38,7 @@ class Best:
     strategies: int
     sets: int
     simulated: int
+    is_interrupted: bool = False
 
     @property
     def is_optimal(self) -> bool:
@@ -57,11 +58,16 @@ def best_strategy(
     count = prod(each.count for each in choices)
     try:
         tables = waits(evaluator.tasks, [list(each) for each in choices], deadline)
-    except (OutOfReach, KeyboardInterrupt):
-        return Best(known, 0.0, count, 0, 0)
+    except (OutOfReach, KeyboardInterrupt) as ended:
+        return Best(known, 0.0, count, 0, 0, isinstance(ended, KeyboardInterrupt))
     search = _Search(evaluator, choices, tables, known)
-    least = search.run(deadline, progress)
-    return Best(search.best, min(least, search.best.seconds), count, search.sets, search.simulated)
+    is_interrupted = False
+    try:
+        search.run(deadline, progress)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    least = min(search.least, search.best.seconds)
+    return Best(search.best, least, count, search.sets, search.simulated, is_interrupted)
 
 
 class _Search:
@@ -73,25 +79,19 @@ class _Search:
         self.sets = self.simulated = 0
         self.least = 0.0
 
-    def run(self, deadline: float, progress: Progress) -> float:
-        """What no strategy but the best is below."""
-        try:
-            return self._run(deadline, progress)
-        except KeyboardInterrupt:
-            return self.least
-
-    def _run(self, deadline: float, progress: Progress) -> float:
+    def run(self, deadline: float, progress: Progress) -> None:
+        """Until `least`, which no strategy but the best is below, is the best, or the time is up."""
         open: list[tuple[float, int, Array]] = [(0.0, 0, self.everything)]
         pushed = 0
         while open and open[0][0] < self._limit:
             self.least = open[0][0]
             if time.perf_counter() > deadline:
-                return self.least
+                return
             progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, self.least)
             for bound, allowed in self._look(heappop(open)[2]):
                 pushed += 1
                 heappush(open, (bound, -pushed, allowed))
-        return inf
+        self.least = inf
 
     @property
     def _limit(self) -> float:

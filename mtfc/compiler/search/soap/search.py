@@ -173,5 +173,6 @@ def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Prog
         result.baselines,
         result.evaluated + found.simulated,
         found.is_optimal or (result.locally_optimal and found.best is result.best),
+        found.is_interrupted,
         proven=found.lower_bound,
     )
