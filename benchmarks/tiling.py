@@ -103,6 +103,7 @@ def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
     """SoyBean's Figure 10: throughput on 8 GPUs over the largest on one, memory aside; and the two steps at batch 256."""
     hardware, one = named("p2_8xlarge", {}), Mesh("one", ())
     throughput: dict[str, dict[int, float]] = {kind: {} for kind in ("one", *KINDS)}
+    apart: dict[int, float] = {}
     for batch in BATCHES:
         program = example(name, batch=batch)
         tiling = found(program, LINE, hardware, None)
@@ -112,13 +113,18 @@ def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
             "tiling": (LINE, tiling.layout),
             "overlap": (LINE, overlapped(program, LINE, hardware).layout),
         }
+        alone = {}
         for kind, (mesh, layout) in layouts.items():
-            throughput[kind][batch] = batch / step_time(step(program, mesh, layout), mesh, hardware).seconds
+            compiled = step(program, mesh, layout)
+            throughput[kind][batch] = batch / step_time(compiled, mesh, hardware).seconds
+            alone[kind] = sum(seconds_of(compiled, Topology.of(mesh, hardware), hardware.device))
+        apart[batch] = alone["data"] / alone["tiling"]
     single = max(throughput["one"].values())
     for batch in BATCHES:
         for kind, what in KINDS.items():
             value = throughput[kind][batch] / single
             yield Figure(f"{name}, batch {batch}, 8 GPUs of p2.8xlarge: {what} over one GPU", value, "x")
+        yield Figure("  tiling over data parallelism, nothing overlapping", apart[batch], "x")
     program = example(name, batch=256)
     for mesh in (LINE, GRID):
         best = found(program, mesh, hardware, None)
