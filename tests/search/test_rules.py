@@ -170,6 +170,16 @@ def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
     assert found.lower_bound <= found.objective == pricer(*known[0]).seconds
 
 
+def test_without_time_nothing_is_split() -> None:
+    """Where nothing is known: a layout all the same, and no complaint about memory."""
+    program = example("digits")
+    pricer = Pricer.of(program, TORUS)
+    step, forward = pricer.undistributed(), program.function("forward")
+    found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic())
+    assert found.evaluated == 1 and not found.is_optimal
+    assert found.objective == pricer(Mesh("line", (("all", 8),)), Layout("none")).seconds
+
+
 @pytest.mark.parametrize("compiled", range(1, 12))
 def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
     """Wherever it is interrupted, no layout is below its bound."""

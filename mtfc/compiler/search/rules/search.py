@@ -278,6 +278,8 @@ class Search:
             for on in sorted(branchings, key=lambda on: not self._has_best(on)):
                 self._descend(on, until)
         self._branch(self.until)
+        if self.best is None and self.bound < self.limit:
+            self._split_nothing(branchings[0])
 
     def _branch(self, until: float) -> None:
         while self.bound < self.limit and monotonic() < until:
@@ -291,6 +293,10 @@ class Search:
         block = on.dive(until)
         if len(block.rows) and block.depth == len(on.order):
             self.try_row(on, block.rows[0], float(block.bounds[0]))
+
+    def _split_nothing(self, on: Branching) -> None:
+        """For want of time to find anything: nothing split but what must be."""
+        self.try_row(on, on.row(Rules()), 0.0)
 
     def _has_best(self, on: Branching) -> bool:
         return self.best is not None and self.best[1] == on.bound.mesh
