@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from os import environ, pathsep
 from pathlib import Path
 from time import monotonic
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mtfc.compiler.search.solver import exact as exact_solver
-from mtfc.compiler.search.solver import reductions
+from mtfc.compiler.search.solver import kernels, reductions
 from mtfc.compiler.search.solver.arrays import pack
 from mtfc.compiler.search.solver.core import allowance, core, region
 from mtfc.compiler.search.solver.exact import solve_exactly
@@ -271,3 +272,40 @@ def test_no_search_compiles_loops_once_they_are_ready() -> None:
     """In a process of its own, where no test before has had them compiled."""
     pytest.importorskip("numba")
     subprocess.run([sys.executable, "-c", READY], check=True, cwd=Path(__file__).parents[2])
+
+
+INNER = """\
+from mtfc.compiler.search.solver import kernels
+kernels._stamp = lambda: STAMP
+
+@kernels.compiled
+def number():
+    return STAMP
+"""
+
+OUTER = """\
+from within import number
+from mtfc.compiler.search.solver.kernels import compiled
+
+@compiled
+def twice():
+    return 2 * number()
+
+print(twice())
+"""
+
+
+def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
+    """Numba looks at the file of a function alone, whose compiled code holds those that it calls."""
+    pytest.importorskip("numba")
+    (tmp_path / "outer.py").write_text(OUTER, "utf-8")
+    printed = []
+    for stamp in ("1", "2"):
+        (tmp_path / "within.py").write_text(INNER.replace("STAMP", stamp), "utf-8")
+        within = {**environ, "PYTHONPATH": f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"}
+        command = [sys.executable, "outer.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=within, capture_output=True, check=True)
+        printed.append(done.stdout.strip())
+    assert printed == [b"2", b"4"]
+    names = {name for name, *_ in kernels._stamp()}
+    assert {"building.py", "proposing.py", "kernels.py", "tree_moves.py"} <= names

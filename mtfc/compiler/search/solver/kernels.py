@@ -1,12 +1,14 @@
 """The loops that take the time, compiled by Numba where it is installed; without it the same code runs as it is, slowly.
 
 Everything here takes `Arrays`. The compiled code is kept beside this file, or where Numba finds another place for it, so
-that only the first run compiles.
+that only the first run compiles, and the first after a change to any of the loops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -50,9 +52,20 @@ def _compiled(function: Function, **options: Any) -> Function:
     except ImportError:
         return function
     try:
-        return cast(Function, njit(cache=True, nogil=True, **options)(function))
+        found = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # no folder that can be written to
         return cast(Function, njit(nogil=True, **options)(function))
+    if kept := getattr(found._cache, "_cache_file", None):
+        kept._source_stamp = _stamp()
+    return cast(Function, found)
+
+
+@cache
+def _stamp() -> tuple[tuple[str, int, int], ...]:
+    """The state of all files with loops. Numba alone would look at that of a function, whose compiled code holds others'."""
+    folders = (Path(__file__).parent, Path(__file__).parent.parent / "soap")
+    files = {file: file.stat() for folder in folders for file in sorted(folder.glob("*.py"))}
+    return tuple((file.name, state.st_mtime_ns, state.st_size) for file, state in files.items())
 
 
 @compiled
