@@ -34,6 +34,8 @@ CLIPPED = DENSE.replace("minimize loss;", "minimize loss; clip = 1.0;")
 DETACHED = DENSE.replace("loss = ", "t = stop_gradient(w)\n  loss = 0.1 * sum(square(t)) + ")
 """What gives a gradient to a sum of something that has none: exhaustive search looked for where that is sent."""
 
+UNTRAINED = DENSE[: DENSE.index("train dense")]
+
 SWAPPED = """
 dim rows = 8
 dim cols = 8
@@ -125,6 +127,7 @@ PROGRAMS = {
     "dense": "import nn\nimport losses\n" + DENSE,
     "clipped": "import nn\nimport losses\n" + CLIPPED,
     "detached": "import nn\nimport losses\n" + DETACHED,
+    "untrained": "import nn\nimport losses\n" + UNTRAINED,
     "swapped": SWAPPED,
     "convolutions": "import nn\nimport losses\n" + CONVOLUTIONS,
     "recurrent": "import nn\nimport losses\n" + RECURRENT,

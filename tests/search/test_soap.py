@@ -33,6 +33,7 @@ from mtfc.compiler.search.soap.lower_bound import lower_bound
 from mtfc.compiler.search.soap.mcmc import Budget
 from mtfc.compiler.search.soap.names import Bundle, Use
 from mtfc.compiler.search.soap.search import SoapSpace, forced_search, proven, soap_search, soap_space
+from mtfc.compiler.search.soap.step import placed_step
 from mtfc.frontend.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 
@@ -182,6 +183,16 @@ def test_data_parallelism_sends_gradients_and_the_loss() -> None:
     parameters = 4 * (12 * 16 + 16 + 16 * 4)
     loss = 4  # and its cotangent, which all have that made it
     assert space.data_parallel().sent == 2 * 3 * (parameters + 2 * loss)
+
+
+def test_parameters_that_are_not_trained_take_memory() -> None:
+    """What each device uses of them: half of two, and all of the third."""
+    space = space_of("untrained", devices=2)
+    split, whole = (Configuration(degrees, (0, 1)) for degrees in ((("hidden", 2),), (("batch", 2),)))
+    found = space.evaluator.full((split, *[whole] * (len(space.choices) - 1)))
+    is_stored = [name.kind == "stored" for name in space.evaluator.tasks.names]
+    assert found.base.graph.held[is_stored].sum(axis=0).tolist() == [4 * (12 * 8 + 8 + 16 * 4)] * 2
+    assert placed_step(space.evaluator.tasks, found).memory["parameters"] == 4 * (12 * 8 + 8 + 16 * 4)
 
 
 def test_links_of_the_k80_cluster() -> None:

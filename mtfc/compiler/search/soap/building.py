@@ -31,6 +31,7 @@ from mtfc.compiler.search.soap.plan import (
     ROWS,
     SIZE,
     STEP,
+    STORED,
     SUMMED,
     TAKEN,
     Known,
@@ -122,6 +123,8 @@ def _build(numbers: Array, plan: Plan, known: Known, placed: Placed, shares: Sha
             _norm(own, i, plan, known, placed, made)
         elif kind in (READ, KNOWN):
             _task(made, plan.idle, 0.0)
+        elif kind == STORED:
+            _stored(own, i, plan, shares, made)
         else:
             _updated(own, i, plan, shares, made)
         made.offsets[i + 1], made.edge_offsets[i + 1] = made.used[0], made.used[1]
@@ -346,8 +349,8 @@ def _norm(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made
     """The norm of all gradients, added up among all devices that have some."""
     members = np.zeros(len(plan.port), np.bool_)
     for user in range(len(plan.users)):
-        step = plan.users[user, 0]
-        for part in range(known.forms[placed.form[step], PARTS]):
+        step, back = plan.users[user]
+        for part in range(known.forms[placed.form[step], PARTS] if back >= 0 else 0):
             members[placed.devices[plan.operator[step], part]] = True
     start, end = _reduced(own, i, members, plan.blocks[own, 3], plan, made)
     _edge(made, plan.blocks[own, 1], 0, own, start)
@@ -366,6 +369,16 @@ def _updated(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
                 task = _task(made, device, size * (3 + 2 * plan.states) / plan.memory)
                 _edge(made, before, 0 if plan.clips else end, own, task)
                 made.held[i, device] += size * (2 + plan.states)
+
+
+@inner
+def _stored(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
+    """Each device's copy of the parameters of a bundle that are not trained."""
+    bundle = plan.blocks[own, 1]
+    for number in range(shares.at[bundle], shares.at[bundle + 1]):
+        for device in range(len(plan.port)):
+            if shares.members[number, device]:
+                made.held[i, device] += shares.sizes[number]
 
 
 @inner

@@ -8,6 +8,7 @@
 - read, norm, known: where gradients are clipped, all have been read; their norm, added up among all devices that have some;
   nothing is updated before it is known
 - updated: the updates on each device
+- stored: parameters that are not trained, on each device that uses them; no tasks, only bytes
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from mtfc.compiler.operators.graph import OperatorGraph, Step
 from mtfc.compiler.operators.strategy import users
 
 Kind = Literal[
-    "taken", "step", "summed", "returned", "collected", "back", "added", "read", "norm", "known", "updated"
-]
+    "taken", "step", "summed", "returned", "collected", "back", "added", "read", "norm", "known", "updated",
+    "stored",
+]  # fmt: skip
 
 
 @attrs.frozen
@@ -92,14 +94,19 @@ def block_names(flow: Flow, clips: bool) -> Iterator[Name]:
         yield Name("norm", _all(bundles))
         yield KNOWN
     yield from (Name("updated", bundle) for bundle in bundles)
+    yield from (Name("stored", bundle) for bundle in _bundles(flow, trained=False))
 
 
-def _bundles(flow: Flow) -> Iterator[Bundle]:
+def _bundles(flow: Flow, trained: bool = True) -> Iterator[Bundle]:
+    """Of the parameters that some step gives a gradient to, or of the others."""
     graph: OperatorGraph = flow.graph
     together: dict[tuple[int, ...], tuple[list[Value], dict[Step, None]]] = {}
     number = {step: i for i, operator in enumerate(graph.operators) for step in operator.steps}
     for parameter, steps in users(graph).items():
         own = [step for step in steps if parameter in flow.gradients[step]]
+        if trained != bool(own):
+            continue
+        own = own or steps
         key = tuple(sorted({number[step] for step in own}))
         parameters, all = together.setdefault(key, ([], {}))
         parameters.append(parameter)

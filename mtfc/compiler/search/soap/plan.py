@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mtfc.compiler.search.soap.blocks import Array
 
-TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED = range(11)
+TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED, STORED = range(12)
 """The kinds of blocks, in the order of `names.Kind`."""
 
 
@@ -20,11 +20,12 @@ class Plan(NamedTuple):
     - step, back: the step, and the block of its first pass
     - summed, collected: the step, which of its outputs, and the block of its pass
     - added, updated: the bundle, and the block after or before
+    - stored: the bundle
     - norm: the blocks before and after, and bytes of the norm
 
     operator [step]. bundles [bundle, 4]: its first user and the one after its last, and the same of parameters. users [user, 2]:
-    a step, and the block of its backward pass. parameters [parameter, 3]: dimensions, bytes of an item, and where in `places` it
-    begins: for each user of the bundle the number of its table, or -1.
+    a step, and the block of its backward pass, -1 where parameters are not trained. parameters [parameter, 3]: dimensions, bytes
+    of an item, and where in `places` it begins: for each user of the bundle the number of its table, or -1.
     port, latency, bandwidth [sender, receiver]. idle: the number of a device for tasks that take no time. memory: bytes/s of a
     device's memory. states: numbers that the optimizer keeps for each parameter. clips: whether gradients are clipped by their
     norm.

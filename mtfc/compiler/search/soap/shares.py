@@ -17,6 +17,7 @@ from mtfc.compiler.search.soap.plan import (
     PARTS,
     PIECES,
     ROWS,
+    STORED,
     UPDATED,
     Known,
     Placed,
@@ -31,7 +32,7 @@ def share(numbers: Array, plan: Plan, known: Known, placed: Placed, found: Share
     """Find the shares of the bundles that some blocks belong to; whether there was room for them."""
     wanted = np.zeros(len(plan.bundles), np.bool_)
     for block in numbers:
-        if plan.blocks[block, 0] in (ADDED, UPDATED):
+        if plan.blocks[block, 0] in (ADDED, UPDATED, STORED):
             wanted[plan.blocks[block, 1]] = True
     found.at[0] = 0
     for bundle in range(len(wanted)):

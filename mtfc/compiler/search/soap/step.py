@@ -29,6 +29,7 @@ STAGES: Mapping[Kind, Stage] = {
     "read": "update",
     "norm": "update",
     "known": "update",
+    "stored": "forward",
     "updated": "update",
 }
 
@@ -92,14 +93,14 @@ def _lines(tasks: Tasks, found: Evaluated) -> dict[Span | None, Blame]:
 def _memory(tasks: Tasks, found: Evaluated) -> dict[str, int]:
     """As `analysis/memory.py` names its parts. Of each parameter there is a copy, its gradient, and the optimizer's state."""
     device = int(np.argmax(found.held))
-    is_updated = np.array([name.kind == "updated" for name in tasks.names], np.bool_)
-    copies = int(found.base.graph.held[is_updated, device].sum())
+    kinds, own = np.array([name.kind for name in tasks.names]), found.base.graph.held[:, device]
+    copies, stored = int(own[kinds == "updated"].sum()), int(own[kinds == "stored"].sum())
     size, total = copies // (2 + tasks.states), int(found.held[device])
     return {
-        "parameters": size,
+        "parameters": size + stored,
         "gradients": size,
         "optimizer": tasks.states * size,
-        "activations_peak": total - copies,
+        "activations_peak": total - copies - stored,
         "total": total,
     }
 

@@ -83,13 +83,13 @@ class Tasks:
         return built(numbers, self.plan, self.forms.known, placed, self.room)
 
     def _plan(self, place: Mapping[Step, int]) -> Plan:
-        bundles: list[Bundle] = [name.of for name in self.names if name.kind == "updated"]
+        bundles: list[Bundle] = [name.of for name in self.names if name.kind in ("updated", "stored")]
         rows = np.full((len(self.names), 10), -1)
         numbers, kinds = {bundle: i for i, bundle in enumerate(bundles)}, get_args(Kind)
         for row, name in zip(rows, self.names, strict=True):
             columns = [kinds.index(name.kind), *self._columns(name, place, numbers)]
             row[: len(columns)] = columns
-        users = [(place[step], self.index[Name("back", step)]) for b in bundles for step in b.steps]
+        users = [(place[step], self.index.get(Name("back", step), -1)) for b in bundles for step in b.steps]
         ends: list[tuple[int, ...]] = []
         parameters: list[tuple[int, ...]] = []
         places: list[int] = []
@@ -135,6 +135,8 @@ class Tasks:
             return [bundles[name.of], self.index.get(READ, -1)]
         if name.kind == "updated":
             return [bundles[name.of], self.index[KNOWN if self.clips else Name("added", name.of)]]
+        if name.kind == "stored":
+            return [bundles[name.of]]
         return [self.index[READ], self.index[KNOWN], ITEM_BYTES["f32"]] if name.kind == "norm" else []
 
     def _maker(self, use: Use, summed: Kind, plain: Kind) -> int:
