@@ -271,3 +271,12 @@ def test_an_interrupted_search_says_so() -> None:
     found = search(*asked, known=[(mesh, Layout("known"))], progress=interrupt)
     assert found.is_interrupted and found.layout == Layout("found")
     assert not search(*asked, known=[(mesh, Layout("known"))]).is_interrupted
+
+
+def test_without_time_nothing_is_split() -> None:
+    """Where nothing is known: a layout all the same, and no complaint about memory."""
+    program, hardware = example("two_layer"), machine("k80_cluster")
+    pricing = Pricer.of(program, hardware).pricing("time")
+    found = search(prepared(program), set(program.dims), [SQUARE], hardware, pricing, monotonic())
+    assert found.layout == Layout("found") and not found.is_optimal
+    assert found.objective == pricing(SQUARE, Layout("none")).seconds

@@ -87,10 +87,11 @@ def search(
             break
         smaller = _with_memory(smaller, smaller.device.memory - excess)
         answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
-    best = _best(answers, objective, hardware, pricing, known)
+    unsplit = None if fixed else (tried[0], Layout("none"))
+    best = _best(answers, objective, hardware, pricing, known, unsplit)
     if best.refuted and not best.is_interrupted:
         answers.append(ask(_unhurried(hardware)))
-        best = _best(answers, objective, hardware, pricing, known)
+        best = _best(answers, objective, hardware, pricing, known, unsplit)
     if best.refuted and best.is_interrupted:
         return attrs.evolve(best, refuted=None, lower_bound=0.0)
     return best
@@ -174,10 +175,11 @@ def _best(
     hardware: Hardware,
     pricing: Pricing,
     known: Iterable[tuple[Mesh, Layout]],
+    unsplit: tuple[Mesh, Layout] | None,
 ) -> Found:
     """The best tiling that fits, or the known layout that takes less time when both are compiled. Without overlap the solver's
     cost says which tiling of an answer is best, and what it takes, if that is what it takes when it is compiled. The last answer
-    has the bound.
+    has the bound. `unsplit` counts as known where the time was up before there was any tiling.
     """
     bound, is_interrupted = answers[-1].bound, any(each.is_interrupted for each in answers)
     evaluated, least, found = 0, inf, None
@@ -189,7 +191,8 @@ def _best(
             agrees = objective == "time" and isclose(value, tiling.cost, rel_tol=SMALL, abs_tol=ROUNDING)
             cost, least = tiling.cost if agrees else value, value
             found = Found(mesh, attrs.evolve(tiling.layout, name="found"), cost, min(bound, cost), 1)
-    for mesh, layout in known:
+    others = [*known] if found or unsplit is None or bound == inf else [*known, unsplit]
+    for mesh, layout in others:
         price = pricing(mesh, layout)
         evaluated += 1
         if price.tiled <= hardware.device.memory and value_of(price, objective) < least:
