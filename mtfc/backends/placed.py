@@ -67,7 +67,7 @@ def execute(flow: Flow, strategy: Strategy, arrays: Mapping[str, Array]) -> Exec
 def of_slice(array: Array, at: Slices) -> Array:
     """A view of slices of an array, one after the other."""
     for axis, index in at:
-        array = array[(slice(None),) * axis + (index,)]
+        array = array[(*(slice(None),) * axis, index, ...)]
     return array
 
 

@@ -50,6 +50,21 @@ train swapped { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
 """Two dimensions take each other's name: a part of one that is split had the length of the other."""
 
+SCALARS = """
+dim batch = 8
+dim io = 12
+dim steps = 3
+model scalars(x: [batch, io]) {
+  param gain: [steps] = normal(stddev = 0.3)
+  h = x
+  repeat steps with s = gain { h = tanh(s * (h + sum(h, over = [io]))) }
+  loss = mean(square(h))
+  return h, loss
+}
+train scalars { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+"""Slices of a parameter are single numbers, of which NumPy makes copies if it is not told otherwise."""
+
 CONVOLUTIONS = """
 import conv
 dim batch = 4
@@ -129,6 +144,7 @@ PROGRAMS = {
     "detached": "import nn\nimport losses\n" + DETACHED,
     "untrained": "import nn\nimport losses\n" + UNTRAINED,
     "swapped": SWAPPED,
+    "scalars": SCALARS,
     "convolutions": "import nn\nimport losses\n" + CONVOLUTIONS,
     "recurrent": "import nn\nimport losses\n" + RECURRENT,
     "attention": "import nn\n" + ATTENTION,

@@ -69,7 +69,9 @@ def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> No
     space, random = space_of(name, 8), Random(2)
     current = space.evaluator.full(random_strategy(space.choices, random))
     for _ in range(25):
-        operators = random.sample(range(len(space.choices)), random.choice([1, 1, 2]))
+        operators = random.sample(
+            range(len(space.choices)), min(len(space.choices), random.choice([1, 1, 2]))
+        )
         current = space.evaluator.delta(current, {i: space.choices[i].draw(random) for i in operators})
         full = space.evaluator.full(current.strategy)
         assert (full.seconds, full.sent, full.held.tolist()) == (
