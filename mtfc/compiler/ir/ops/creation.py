@@ -87,12 +87,14 @@ def _indices(code: Code, module: str, dim: str) -> str:
 
 
 def _range_text(module: str) -> Callable[[Code], str]:
-    def text(code: Code) -> str:
-        indices = _indices(code, module, code.eqn.result.type.names[0])
-        alone = code.shape == str(code.sizes)
-        return indices if alone else f"{module}.broadcast_to({indices}, {code.shape})"
+    return lambda code: _everywhere(code, module)
 
-    return text
+
+def _everywhere(code: Code, module: str) -> str:
+    """The indices of the result's only dimension, with all axes that the backend puts in front."""
+    indices = _indices(code, module, code.eqn.result.type.names[0])
+    alone = code.shape == str(code.sizes)
+    return indices if alone else f"{module}.broadcast_to({indices}, {code.shape})"
 
 
 def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
@@ -111,7 +113,10 @@ def _one_hot(shard: Shard, ids: Any) -> Any:
 
 def _one_hot_text(module: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
-        indices = _indices(code, module, code.eqn.result.type.names[-1])
+        is_one = len(code.sizes) == 1  # of which the index need not have the axes in front
+        indices = (
+            _everywhere(code, module) if is_one else _indices(code, module, code.eqn.result.type.names[-1])
+        )
         return f"({code.aligned[0]} == {indices}).astype({code.dtype})"
 
     return text
