@@ -15,8 +15,9 @@ expects of single kernels, the same on v2 to v6e:
 - So does what is computed and stored in 16 bits: component-wise, or by a product.
 - What is component-wise and cheap is computed again by each kernel that uses it. Random numbers are: adding, shifting and xor.
 
-- A kernel takes some time even where it has next to nothing to do (`Device.overhead`), but a product. A reduction has a kernel of
-  its own there, though it reads nothing, and what is component-wise is one kernel with what it is joined to.
+- A kernel takes some time even where it has next to nothing to do (`Device.overhead`): a product once where it reads memory, and
+  once where it writes. A reduction has a kernel of its own there, though it reads nothing, and what is component-wise is one
+  kernel with what it is joined to.
 
 And it makes kernels of several equations:
 
@@ -186,6 +187,12 @@ class Memory:
             is_sum_of_products = len(sums) == 1 and any(map(self._is_accumulated, sums[0].operands))
             if is_sum_of_products and sums[0].results == (output.value,) and output.value not in self.stacked:
                 yield from (argument.value, output.value)
+
+    def waits(self, eqn: Equation, device: Device) -> int:
+        """How often the device's overhead counts: on a TPU, for what a product reads and for what it writes."""
+        if device.matrix is None or not is_product(eqn):
+            return int(eqn in self.firsts)
+        return any(map(self.views, eqn.operands)) + self.is_stored(eqn)
 
     def users(self, value: Value) -> Iterator[Equation]:
         return users(value, self.readers)
