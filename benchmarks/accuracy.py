@@ -199,8 +199,8 @@ LATER = (
     ("v3:2x2", Case("lenet", "hybrid", "rows:2;cols:4", (("batch", 4096),))),
     ("v4:2x2x2", Case("llama", "fsdp", "data:4;model:2", SHORTER)),
 )
-"""Chosen when the model knew what products wait for, before any of these was compiled, and compared once. Then v6e's bandwidth was
-measured for arrays that stay in its own memory."""
+"""Chosen when the model knew what products wait for, before any of these was compiled, and compared once. Then
+products in loops that fit into the processor's own memory were said not to wait, for what single ones take."""
 
 SMALL_ON_V6E = (
     ("v6e:2x4", Case("two_layer", "tiled_3d", None, (("batch", 8192), ("io", 2048)))),

@@ -128,7 +128,8 @@ def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _
     rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
     held = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
-    waits = any(operands.values()) + bool(stored) if device.matrix is not None and is_product(eqn) else 0
+    is_waiting = device.matrix is not None and is_product(eqn) and not memory.is_near
+    waits = any(operands.values()) + bool(stored) if is_waiting else 0
     return Work(
         seconds=max(computed * min(rows), elements / _fastest(eqn, device)),
         dims=_split(eqn, reads.naming),
