@@ -208,7 +208,7 @@ SMALL_ON_V6E = (
     ("v6e:2x4", Case("digits", "tiled", None, (("batch", 4096), ("hidden", 2048)))),
     ("v6e:2x4", Case("rnnlm", "data", "nodes:2;gpus:4", (("batch", 256),))),
 )
-"""Chosen after that, and compared once."""
+"""Chosen after those, and compared once."""
 
 
 def figures() -> Iterator[Figure]:
