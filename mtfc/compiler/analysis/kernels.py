@@ -15,8 +15,9 @@ expects of single kernels, the same on v2 to v6e:
 - So does what is computed and stored in 16 bits: component-wise, or by a product.
 - What is component-wise and cheap is computed again by each kernel that uses it. Random numbers are: adding, shifting and xor.
 
-- A kernel takes some time even where it has next to nothing to do (`Device.overhead`), but a product. A reduction has a kernel of
-  its own there, though it reads nothing, and what is component-wise is one kernel with what it is joined to.
+- A kernel takes some time even where it has next to nothing to do (`Device.overhead`): a product once where it reads memory, and
+  once where it writes. A reduction has a kernel of its own there, though it reads nothing, and what is component-wise is one
+  kernel with what it is joined to.
 
 And it makes kernels of several equations:
 
@@ -29,7 +30,7 @@ And it makes kernels of several equations:
   that is stored, and nothing before it.
 - What a loop keeps of each iteration is written twice where the iteration itself uses it.
 - A loop whose iteration altogether fits into the processor's own memory (`Device.scratchpad`) keeps there what all iterations
-  multiply with, such as weights, and what they add products to, such as gradients of weights.
+  multiply with, such as weights, and what they add products to, such as gradients of weights. Its products do not wait.
 - Features of a convolution that are several dimensions are copied to be one, unless whole tiles lie side by side.
 - An input of the program that a convolution sees as windows is rounded to 16 bits before, in a copy.
 """
@@ -41,12 +42,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mtfc.compiler.analysis.tiles import LANES, Windows, is_product, is_sum, pixels_of, stored_bytes
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import ROLES, carried
+from mtfc.compiler.ir.loops import carried, is_loop
 from mtfc.compiler.ir.opdef import Storage
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
-from mtfc.compiler.ir.views import folded
+from mtfc.compiler.ir.views import folded, readers_of
 
 HELD = "f32"
 """What is added up, or computed, is held as: see above."""
@@ -79,15 +80,6 @@ def held_bytes(types: Iterable[TensorType], memory: Memory, device: Device) -> i
 def rounding_bytes(type: TensorType, memory: Memory, device: Device) -> int:
     """Read, written and held where an array in f32 is rounded to 16 bits; nothing where it has 16."""
     return memory.bytes(type, device) * 5 // 2 if type.dtype == HELD else 0
-
-
-def readers_of(function: Function) -> dict[Value, list[Equation]]:
-    """The equations that have a value as an operand."""
-    found: dict[Value, list[Equation]] = {}
-    for eqn in function.body:
-        for value in dict.fromkeys(eqn.operands):
-            found.setdefault(value, []).append(eqn)
-    return found
 
 
 def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator[Equation]:
@@ -123,10 +115,12 @@ class Memory:
         self.images: dict[Value, Equation] = {}
         self.ends: set[Value] = set()
         self.staying: set[Value] = set()
+        self.is_near = False
         if is_tpu:
             self._know_tpu(whole or function)
-        if is_tpu and device is not None and device.scratchpad:
-            self.staying = set(_able_to_stay(function) if whole else self._staying(function, device))
+        if is_tpu and device is not None and device.scratchpad and is_loop(function):
+            self.is_near = whole is not None or self._fits(function, device)
+            self.staying = set(_able_to_stay(function) if whole else self._staying(function))
             self.stored -= self.staying
         self.firsts = set(_firsts(function.body, self, device)) if device else set[Equation]()
 
@@ -172,11 +166,15 @@ class Memory:
             return value
         return self._end(found[0].result)
 
-    def _staying(self, region: Function, device: Device) -> Iterator[Value]:
-        """What an iteration of a loop finds and leaves in the processor's own memory: see the top."""
+    def _fits(self, region: Function, device: Device) -> bool:
+        """Whether an iteration of a loop lies in the processor's own memory altogether."""
         values = self.stored | {argument.value for argument in region.arguments}
         size = sum(self.bytes(value.type, device) for value in values)
-        if size > device.scratchpad or any(eqn.regions for eqn in region.body):
+        return size <= device.scratchpad and not any(eqn.regions for eqn in region.body)
+
+    def _staying(self, region: Function) -> Iterator[Value]:
+        """What an iteration of a loop finds and leaves in the processor's own memory: see the top."""
+        if not self.is_near:
             return
         for argument in region.arguments:
             if argument.role == "invariant" and all(map(is_product, self.users(argument.value))):
@@ -186,6 +184,12 @@ class Memory:
             is_sum_of_products = len(sums) == 1 and any(map(self._is_accumulated, sums[0].operands))
             if is_sum_of_products and sums[0].results == (output.value,) and output.value not in self.stacked:
                 yield from (argument.value, output.value)
+
+    def waits(self, eqn: Equation, device: Device) -> int:
+        """How often the device's overhead counts: on a TPU, for what a product reads and for what it writes."""
+        if device.matrix is None or not is_product(eqn):
+            return int(eqn in self.firsts)
+        return 0 if self.is_near else any(map(self.views, eqn.operands)) + self.is_stored(eqn)
 
     def users(self, value: Value) -> Iterator[Equation]:
         return users(value, self.readers)
@@ -359,7 +363,7 @@ def _stored(function: Function, makers: Mapping[Value, Equation], is_tpu: bool) 
 
 def _kept(region: Function) -> Iterator[Value]:
     """What a loop keeps of each iteration; nothing of what is no loop's."""
-    if any(argument.role in ROLES for argument in region.arguments):
+    if is_loop(region):
         yield from (output.value for output in region.outputs if output.updates is None)
 
 

@@ -21,13 +21,14 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.kernels import HELD, Memory, is_short, readers_of, rounding_bytes, storage, users
+from mtfc.compiler.analysis.kernels import HELD, Memory, is_short, rounding_bytes, storage, users
 from mtfc.compiler.analysis.tiles import is_product
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.ir.views import readers_of
 
 Looks = tuple[str, tuple[int, ...]]
 """Dtype and sizes of one processor's array."""

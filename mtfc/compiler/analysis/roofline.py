@@ -86,4 +86,4 @@ def kernel_seconds(
         seconds = max(seconds, largest(placed, memory.mesh) / rate * memory.copies(eqn, device))
     if kernel == "einsum" and (rate := device.ops.get("transposed")):
         seconds += transposed(placed, memory.mesh) / rate
-    return seconds + (device.overhead if eqn in memory.firsts else 0.0)
+    return seconds + device.overhead * memory.waits(eqn, device)

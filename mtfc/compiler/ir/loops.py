@@ -49,6 +49,11 @@ def region_of(eqn: Equation) -> Function:
     return region
 
 
+def is_loop(function: Function) -> bool:
+    """Whether it is the body of one."""
+    return any(argument.role in ROLES for argument in function.arguments)
+
+
 def carried(region: Function) -> tuple[Argument, ...]:
     return tuple(argument for argument in region.arguments if argument.role == "carried")
 

@@ -12,6 +12,15 @@ def is_view(eqn: Equation) -> bool:
     return not eqn.regions and OPS[eqn.op].storage == "view"
 
 
+def readers_of(function: Function) -> dict[Value, list[Equation]]:
+    """The equations that have a value as an operand."""
+    found: dict[Value, list[Equation]] = {}
+    for eqn in function.body:
+        for value in dict.fromkeys(eqn.operands):
+            found.setdefault(value, []).append(eqn)
+    return found
+
+
 def enlarged(body: Iterable[Equation]) -> dict[Value, Value]:
     """Views that show more elements than what they are views of has, such as windows, and what that is."""
     sources: dict[Value, Value] = {}
@@ -27,15 +36,12 @@ def folded(function: Function) -> set[Value]:
 
     The two are one kernel, the transpose of a convolution, and only what is added up is stored.
     """
-    users: dict[Value, list[Equation]] = {}
-    for eqn in function.body:
-        for value in eqn.operands:
-            users.setdefault(value, []).append(eqn)
+    readers = readers_of(function)
     given = {output.value for output in function.outputs}
     leading: set[Value] = set()
     for eqn in reversed(function.body):
         if eqn.op == "fold" or (is_view(eqn) and eqn.result in leading):
-            leading.update(value for value in {*eqn.operands} - given if users[value] == [eqn])
+            leading.update(value for value in {*eqn.operands} - given if readers[value] == [eqn])
     found: set[Value] = set()
     for eqn in function.body:
         if leading.intersection(eqn.results) and (eqn.op == "einsum" or found.intersection(eqn.operands)):

@@ -128,13 +128,15 @@ def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _
     rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
     held = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
+    is_waiting = device.matrix is not None and is_product(eqn) and not memory.is_near
+    waits = any(operands.values()) + bool(stored) if is_waiting else 0
     return Work(
         seconds=max(computed * min(rows), elements / _fastest(eqn, device)),
         dims=_split(eqn, reads.naming),
         alike=pairs_of(bridge_of(eqn)),
         loads=tuple((computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in held),
         moved=(*written, *filter(None, (*operands.values(), reads.held(eqn)))),
-        overhead=_overhead(eqn, device) if memory.is_stored(eqn) else 0.0,
+        overhead=waits * device.overhead + (_overhead(eqn, device) if memory.is_stored(eqn) else 0.0),
         trips=trips,
         copied=tuple(reads.copied(eqn)),
     )
@@ -158,7 +160,7 @@ def _completing(
 
 
 def _overhead(eqn: Equation, device: Device) -> float:
-    """Of what is stored: on a TPU products have none, and what is component-wise may join the kernel of an operand."""
+    """Of what is stored: on a TPU products only wait, and what is component-wise may join the kernel of an operand."""
     is_sure = device.matrix is None or (not is_component_wise(eqn) and (eqn.op != "einsum" or is_sum(eqn)))
     return device.overhead if is_sure else 0.0
 
