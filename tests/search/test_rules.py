@@ -86,6 +86,29 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
     assert bound.seconds(known)[0] == pytest.approx(price, rel=1e-3)
 
 
+def test_a_sum_that_ends_over_one_axis_counts_over_another_too() -> None:
+    """`h` is completed over `rows`, which split `hidden`, and over `cols` later, with the smaller `y`."""
+    text = """\
+dim batch = 64
+dim io = 8
+dim hidden = 8
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: (rows, cols), hidden: rows }
+model m(x: [io], w: [batch, io], v: [batch, hidden]) {
+  h = einsum(x, w -> [batch])
+  y = einsum(h, v -> [hidden])
+  return y
+}
+"""
+    module = load(text)
+    program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
+    pricer, space = Pricer.of(program, SLOW_LINKS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), SLOW_LINKS.device), mesh, SLOW_LINKS)
+    row = np.array([[{"io": 3, "hidden": 1}.get(each.name, 0) for each in space.columns]], np.uint8)
+    price = pricer(mesh, layout).seconds
+    assert 0.95 * price < bound.seconds(Known(row, row))[0] <= price
+
+
 COPYING = attrs.evolve(
     SLOW_CORES, device=Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), 1e-3)
 )
