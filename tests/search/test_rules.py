@@ -306,6 +306,33 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
 
 
+def test_whole_layouts_wait_for_their_full_bounds() -> None:
+    """What is sure under a few of them is found out only when these are the next: until then others may rule them out."""
+    text = """\
+dim batch = 8
+dim io = 8
+dim hidden = 8
+mesh line = [rows: 2]
+layout main on line = { batch: rows }
+model m(x: [batch, io], y: [batch, hidden]) {
+  z = einsum(shift(x, io, by = 1), shift(y, hidden, by = 1) -> [io, hidden])
+  return z
+}
+"""
+    module = load(text)
+    program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + 60
+    step = Step.of(Pricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
+    on = Branching.on(Bound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time")
+    block = on.start()
+    while block.depth < len(on.order):
+        block = on.children(block, np.inf, until)
+    blocks = list(on.parts(block))
+    assert len(step.found) == 1 < len(blocks)
+    full = on.full(blocks[0], np.inf, until)
+    assert len(step.found) == 2
+    assert full.is_full and full.bounds.min() >= blocks[0].bounds.min()
+
+
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
     """4.9 B parameters on 512 cores: section 9 of the Mesh-TensorFlow paper chose it by hand, and nothing takes less."""
     module = load((ROOT / "examples" / "transformer_lm.mtf").read_text("utf-8"))

@@ -58,12 +58,16 @@ ROUNDING = 1e-9
 
 @attrs.frozen(eq=False)
 class Block:
-    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend."""
+    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend.
+
+    is_full: whether all columns are decided, and bounds are as large as can be told.
+    """
 
     on: Branching
     depth: int
     rows: Rows
     bounds: Seconds
+    is_full: bool = False
 
     def where(self, kept: Booleans | Integers | slice) -> Block:
         """Some of its rows."""
@@ -126,6 +130,23 @@ class Branching:
             child = child.where(child.bounds < limit)
         return child
 
+    def parts(self, block: Block) -> Iterator[Block]:
+        """Not too many rows each; of whole rows those whose full bounds are found together."""
+        groups = np.zeros(len(block.rows), np.int64)
+        if block.depth == len(self.order):
+            groups = self.bound.alike(Known(block.rows, block.rows))
+        for group in np.unique(groups):
+            part = block.where(groups == group)
+            yield from (part.where(slice(i, i + BLOCK)) for i in range(0, len(part.rows), BLOCK))
+
+    def full(self, block: Block, limit: float, until: float) -> Block:
+        """Whole rows that are below the limit, with all that is known of them `until` then, and in this order."""
+        bounds = block.bounds
+        if self.objective != "memory":
+            bounds = np.maximum(bounds, self.bound.seconds(Known(block.rows, block.rows), until=until))
+        found = attrs.evolve(block, bounds=bounds, is_full=True).where(np.argsort(bounds, kind="stable"))
+        return found.where(found.bounds < limit)
+
     def _bounds(self, block: Block, until: float) -> Iterator[Callable[[Known], Seconds]]:
         """What may rule rows out, the cheapest first."""
         if self.objective == "memory":
@@ -136,7 +157,13 @@ class Branching:
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
             yield lambda known: self.bound.sure_seconds(known, is_open, until)
-            yield lambda known: self.bound.seconds(known, is_open, until)
+            if block.depth < len(self.order):
+                yield lambda known: self._seconds(known, block.depth, is_open, until)
+
+    def _seconds(self, known: Known, depth: int, is_open: bool, until: float) -> Seconds:
+        """Full bounds, of rows that are still so many, or where storage begins: whole ones wait for theirs."""
+        is_due = len(known.low) >= MANY or depth == self.storage
+        return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
 
     def _too_large(self, known: Known) -> Seconds:
         return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
@@ -159,7 +186,7 @@ class Branching:
         while block.depth < len(self.order) and monotonic() < until:
             block = self.children(block, np.inf, until)
             block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
-        return block
+        return self.full(block, np.inf, until) if block.depth == len(self.order) else block
 
     def neighbours(self, row: Rows) -> Rows:
         """The row, and all rows in which one dimension is split otherwise; what is stored follows."""
@@ -314,12 +341,13 @@ class Search:
                 self.try_row(on, row, score if score < NEVER else 0.0)
 
     def _work_out(self, block: Block) -> None:
-        """One more column, in blocks in the order of their bounds; or, where all are decided, the first row."""
+        """One more column; or, where all are decided, full bounds; or, where these are known, the first row."""
         if block.depth < len(block.on.order):
             children = block.on.children(block, self.limit, self.until)
-            children = children.where(np.argsort(children.bounds, kind="stable"))
-            for start in range(0, len(children.rows), BLOCK):
-                self._push(children.where(slice(start, start + BLOCK)))
+            for part in block.on.parts(children.where(np.argsort(children.bounds, kind="stable"))):
+                self._push(part)
+        elif not block.is_full:
+            self._push(block.on.full(block, self.limit, self.until))
         else:
             self.try_row(block.on, block.rows[0], float(block.bounds[0]))
             self._push(block.where(slice(1, None)))
