@@ -18,10 +18,11 @@ from mtfc.compiler.pipelines import lower
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.rules.bound import Bound
+from mtfc.compiler.search.rules.branching import Branching
 from mtfc.compiler.search.rules.collectives import COMBINED
 from mtfc.compiler.search.rules.lookup import Known
 from mtfc.compiler.search.rules.parts import Step
-from mtfc.compiler.search.rules.search import Branching, search
+from mtfc.compiler.search.rules.search import search
 from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
 from mtfc.frontend.targets import named
 from tests.documents import ROOT
