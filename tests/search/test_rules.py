@@ -18,10 +18,11 @@ from mtfc.compiler.pipelines import lower
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.rules.bound import Bound
+from mtfc.compiler.search.rules.branching import Branching
 from mtfc.compiler.search.rules.collectives import COMBINED
 from mtfc.compiler.search.rules.lookup import Known
 from mtfc.compiler.search.rules.parts import Step
-from mtfc.compiler.search.rules.search import Branching, search
+from mtfc.compiler.search.rules.search import search
 from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
 from mtfc.frontend.targets import named
 from tests.documents import ROOT
@@ -84,6 +85,29 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
     known = bound.known(rows, frozenset(range(len(space.columns))))
     price = pricer(mesh, layout).seconds
     assert bound.seconds(known)[0] == pytest.approx(price, rel=1e-3)
+
+
+def test_a_sum_that_ends_over_one_axis_counts_over_another_too() -> None:
+    """`h` is completed over `rows`, which split `hidden`, and over `cols` later, with the smaller `y`."""
+    text = """\
+dim batch = 64
+dim io = 8
+dim hidden = 8
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: (rows, cols), hidden: rows }
+model m(x: [io], w: [batch, io], v: [batch, hidden]) {
+  h = einsum(x, w -> [batch])
+  y = einsum(h, v -> [hidden])
+  return y
+}
+"""
+    module = load(text)
+    program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
+    pricer, space = Pricer.of(program, SLOW_LINKS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), SLOW_LINKS.device), mesh, SLOW_LINKS)
+    row = np.array([[{"io": 3, "hidden": 1}.get(each.name, 0) for each in space.columns]], np.uint8)
+    price = pricer(mesh, layout).seconds
+    assert 0.95 * price < bound.seconds(Known(row, row))[0] <= price
 
 
 COPYING = attrs.evolve(
@@ -291,6 +315,33 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     on = Branching.on(bound, False, "time")
     rows = on.dive(monotonic() + 60).rows
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
+
+
+def test_whole_layouts_wait_for_their_full_bounds() -> None:
+    """What is sure under a few of them is found out only when these are the next: until then others may rule them out."""
+    text = """\
+dim batch = 8
+dim io = 8
+dim hidden = 8
+mesh line = [rows: 2]
+layout main on line = { batch: rows }
+model m(x: [batch, io], y: [batch, hidden]) {
+  z = einsum(shift(x, io, by = 1), shift(y, hidden, by = 1) -> [io, hidden])
+  return z
+}
+"""
+    module = load(text)
+    program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + 60
+    step = Step.of(Pricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
+    on = Branching.on(Bound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time")
+    block = on.start()
+    while block.depth < len(on.order):
+        block = on.children(block, np.inf, until)
+    blocks = list(on.parts(block))
+    assert len(step.found) == 1 < len(blocks)
+    full = on.full(blocks[0], np.inf, until)
+    assert len(step.found) == 2
+    assert full.is_full and full.bounds.min() >= blocks[0].bounds.min()
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:

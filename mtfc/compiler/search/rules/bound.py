@@ -22,7 +22,7 @@ import numpy as np
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.search.rules.collectives import Seconds
 from mtfc.compiler.search.rules.flow import Flow
-from mtfc.compiler.search.rules.lookup import Known, Lookup, Setting
+from mtfc.compiler.search.rules.lookup import Booleans, Known, Lookup, Setting
 from mtfc.compiler.search.rules.naming import Dims
 from mtfc.compiler.search.rules.parts import Parts
 from mtfc.compiler.search.rules.space import Columns, Integers, Rows, union
@@ -99,15 +99,24 @@ class Bound(Setting):
         names = [
             frozenset(name for name in self.step.mixed if self.space.number.get(name) == i) for i in columns
         ]
-        splits, groups = np.unique(known.high[:, columns] != 0, axis=0, return_inverse=True)
+        splits, groups = self._splits(known)
         total = np.zeros(len(known.low))
         for i, split in enumerate(splits):
-            rows = np.flatnonzero(groups.reshape(-1) == i)
+            rows = np.flatnonzero(groups == i)
             if monotonic() > until:
                 break
             parts = self.step.parts(frozenset[str]().union(*compress(names, split)))
             self._bound(total, rows, parts, known, storage_is_open, until)
         return total
+
+    def alike(self, known: Known) -> Integers:
+        """Which layouts have the same parts: for each the number of its."""
+        return self._splits(known)[1]
+
+    def _splits(self, known: Known) -> tuple[Booleans, Integers]:
+        """The sets of mixed columns that may be split, [set, column], and the number of each layout's."""
+        splits, groups = np.unique(known.high[:, self._mixed] != 0, axis=0, return_inverse=True)
+        return splits, groups.reshape(-1)
 
     def sure_seconds(self, known: Known, storage_is_open: bool = False, until: float = inf) -> Seconds:
         """The same of what is sure however the dimensions are split whose positions some op mixes: found sooner, and less."""

@@ -1,9 +1,13 @@
 """What completing sums costs at least under some layouts.
 
-Sums share what completes them: where several arrive at one place together, each answers for a part. What a sum costs is then the
-least on its route, and since the parts at each place add up to what completing it there costs, all of them together cost no more
-than what any choice of places does (a flow is no larger than a cut). The parts are as large as what each would cost by itself, so
-that the cheap ones leave room for those that cost much everywhere.
+Over each axis a sum ends at one place of its route: before the first equation that this axis splits. Over several axes it may end
+at several places, in some order: at one over some axes, while it is pending over the others still; further on over some of
+these. What that costs is at least the least of all such orders, of which each step may be where it costs least.
+
+Sums share what completes them: where several end at one place together, each answers for a part, the same part whatever axes it
+ends over there. No sum ends twice at one place, and none costs more there by itself than all that end there. So, since the parts
+at each place add up to one, all sums together cost no more than any choice of places does (a flow is no larger than a cut). The
+parts are as large as what each would cost by itself, so that the cheap ones leave room for those that cost much everywhere.
 
 What is completed is sent, so it is stored for that, and read again: kernels that do so where all is in one place cost more.
 
@@ -12,7 +16,7 @@ Layouts are few where much is decided, and stops are many: so all stops of all r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TypeAlias
 
@@ -21,7 +25,7 @@ import numpy as np
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.search.rules.collectives import Seconds
-from mtfc.compiler.search.rules.lookup import Booleans, Lookup, Setting
+from mtfc.compiler.search.rules.lookup import ANY, Booleans, Lookup, Setting
 from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
 from mtfc.compiler.search.rules.parts import Parts
 from mtfc.compiler.search.rules.space import Integers, Rows
@@ -38,6 +42,49 @@ Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
 """Axes that split one of some dimensions: [dimensions, layout]."""
 
 
+@attrs.frozen(eq=False)
+class _Sums:
+    """The sums of some layouts. [route, layout] is the set of axes that one is `pending` over where it arises, and those of which
+    half an all-reduce completes it, `halved`, which takes `again` times as long. [stop, layout] are the axes that it may be
+    pending over until there, `left`; those that surely split what is made there, `made`, and all that can, `most`; and what
+    kernels take longer where it is completed there, `longer`.
+    """
+
+    pending: Rows
+    halved: Rows
+    again: Seconds
+    left: Rows
+    made: Rows
+    most: Rows
+    longer: Seconds
+
+
+@attrs.frozen(eq=False)
+class _Alike:
+    """Sums that are pending over the same axes where they arise; what they cost at each place, the stops of one after the other.
+
+    layouts: of each sum. first: its first place. sums, stops: of each place. comes: whether the sum may be pending there.
+    costs: by the axes that it is pending over, and those of them that it ends over: at each place.
+    """
+
+    axes: int
+    layouts: Integers
+    first: Integers
+    sums: Integers
+    stops: Integers
+    comes: Booleans
+    costs: Mapping[tuple[int, int], Seconds]
+
+    def least(self, parts: Seconds | float = 1.0) -> Seconds:
+        """What each sum costs at least if it answers for such parts of its places: the best of all orders."""
+        found: dict[int, Seconds] = {}
+        for (pending, over), costs in self.costs.items():
+            later = found.get(pending & ~over, 0.0)
+            seconds = np.minimum.reduceat(costs * parts, self.first) + later
+            found[pending] = np.minimum(found.get(pending, np.inf), seconds)
+        return found[self.axes]
+
+
 @attrs.frozen(slots=False, eq=False)
 class Flow:
     """The routes of a step on one mesh. Arrays of stops are of those that count, route by route."""
@@ -51,7 +98,7 @@ class Flow:
         number = max(1, AT_ONCE // max(1, len(self._stops)))
         for start in range(0, lookup.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            total[rows] = self._flow(self._costs(lookup, rows, storage_is_open))
+            total[rows] = self._flow(self._sums(lookup, rows, storage_is_open))
         return total
 
     @cached_property
@@ -67,23 +114,26 @@ class Flow:
         return route, depth
 
     @cached_property
-    def _first(self) -> Integers:
-        """The first stop of each route."""
-        return _changes(self._places[0])
+    def _runs(self) -> tuple[Integers, Integers]:
+        """The first stop of each route, and how many it has."""
+        first = np.flatnonzero(np.diff(self._places[0], prepend=-1))
+        return first, np.diff(first, append=len(self._stops))
 
     @cached_property
-    def _values(self) -> tuple[Integers, Integers, Integers]:
-        """The number of each stop's value; the stops in the order of these, and the first of each value among them."""
+    def _values(self) -> Integers:
+        """The number of each stop's value."""
         numbers: dict[Value, int] = {}
-        value = np.array([numbers.setdefault(stop.value, len(numbers)) for stop in self._stops])
-        order = np.argsort(value, kind="stable")
-        return value, order, _changes(value[order])
+        return np.array([numbers.setdefault(stop.value, len(numbers)) for stop in self._stops])
+
+    @cached_property
+    def _trips(self) -> Integers:
+        return np.array([stop.array.trips for stop in self._stops])
 
     @cached_property
     def _sizes(self) -> tuple[Integers, Seconds]:
         """Of each stop, by its number; and what completing sums of that size takes."""
         found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
-        return numbers.reshape(-1, 1), self.setting.collectives.completed(found.tolist())
+        return numbers.reshape(-1), self.setting.collectives.completed(found.tolist())
 
     @cached_property
     def _levels(self) -> list[tuple[list[int], list[Stop]]]:
@@ -95,20 +145,38 @@ class Flow:
             (some, [routes[i].stops[level] for i in some]) for level, some in zip(levels, found, strict=True)
         ]
 
-    def _flow(self, costs: Seconds) -> Seconds:
+    def _flow(self, sums: _Sums) -> Seconds:
         """What all routes cost together."""
-        value, order, first = self._values
-        alone = np.minimum.reduceat(costs, self._first)[self._places[0]]
-        arrives = costs < np.inf
-        together = np.add.reduceat(np.where(arrives, alone, 0)[order], first)[value] + LEAST
-        shares = np.full_like(costs, np.inf)
-        np.multiply(costs / together, alone, out=shares, where=arrives)
-        total: Seconds = np.minimum.reduceat(shares, self._first).sum(axis=0)
+        number = sums.pending.shape[1]
+        total, together = np.zeros(number), np.full((self._values.max() + 1) * number, LEAST)
+        groups = [self._alike(sums, axes) for axes in np.unique(sums.pending[sums.pending != 0]).tolist()]
+        alone = [each.least()[each.sums] + LEAST for each in groups]
+        places = [self._values[each.stops] * number + each.layouts[each.sums] for each in groups]
+        for group, seconds, at in zip(groups, alone, places, strict=True):
+            together += np.bincount(at, seconds * group.comes, len(together))
+        for group, seconds, at in zip(groups, alone, places, strict=True):
+            total += np.bincount(group.layouts, group.least(seconds / together[at]), number)
         return total
 
-    def _costs(self, lookup: Lookup, rows: slice, storage_is_open: bool) -> Seconds:
-        """What each route costs by itself at each stop, more than anything where it does not arrive: [stop, layout]."""
+    def _alike(self, sums: _Sums, axes: int) -> _Alike:
+        """Those that are pending over these axes."""
+        routes, layouts = np.nonzero(sums.pending == axes)
+        start, lengths = (each[routes] for each in self._runs)
+        first, which = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(routes)), lengths)
+        stops = np.repeat(start - first, lengths) + np.arange(len(which))
+        at = stops, layouts[which]
+        left, made, most = sums.left[at], sums.made[at], sums.most[at]
+        halved, again = sums.halved[routes, layouts][which], sums.again[routes, layouts][which]
+        collectives, (numbers, completed), costs = self.setting.collectives, self._sizes, {}
+        for pending in _subsets(axes):
+            split = collectives.splitting[made & (ANY & ~pending), most & (ANY & ~pending)]
+            for over in _subsets(pending):
+                codes = collectives.pending[over][halved & over] + split
+                seconds = completed[codes, numbers[stops]] * self._trips[stops] * again + sums.longer[at]
+                costs[pending, over] = np.where(left & over == over, seconds, np.inf)
+        return _Alike(axes, layouts, first, which, stops, left != 0, costs)
 
+    def _sums(self, lookup: Lookup, rows: slice, storage_is_open: bool) -> _Sums:
         def low(dims: Iterable[Dims]) -> Rows:
             return np.stack([lookup.low(each)[rows] for each in dims])
 
@@ -117,43 +185,33 @@ class Flow:
 
         routes, (route, depth) = self.parts.routes, self._places
         pending = low(each.reduced for each in routes) & ~high(each.stops[0].own for each in routes)
-        arrives, halved, ending = self._passing(pending, low, high)
-        size, completed = self._sizes
-        costs = completed[self._codes(pending[route], halved[route], ending[route], low, high), size]
-        costs *= np.array([stop.array.trips for stop in self._stops])[:, None]
-        if storage_is_open:
-            costs *= np.where(pending == halved, self._again, 1.0)[route]
+        left, halved = self._passing(pending, low, high)
+        longer = np.zeros((len(self._stops), pending.shape[1]))
         for i, stop in enumerate(self._stops):
             if stop.value in self.parts.completing:
-                costs[i] += (pending[route[i]] != 0) * self._longer(lookup, stop.value)[rows]
-        costs[~arrives[depth, route]] = np.inf
-        return costs
+                longer[i] = self._longer(lookup, stop.value)[rows]
+        return _Sums(
+            pending,
+            halved,
+            np.where(pending == halved, self._again if storage_is_open else 1.0, 1.0),
+            left[depth, route],
+            low(stop.made for stop in self._stops),
+            high(stop.own | stop.array.dims for stop in self._stops),
+            longer,
+        )
 
-    def _passing(self, pending: Rows, low: Find, high: Find) -> tuple[Booleans, Rows, Rows]:
-        """Where sums can be pending until a stop, [number of the stop, route, layout]; the axes that split the use of each along
-        dimensions that it has itself, so that half an all-reduce completes it over these; and those over which it surely ends
-        where it cannot go on: where others do not split the next equation, it may be pending over these further than the route
-        is followed, and what it costs there is not counted.
+    def _passing(self, pending: Rows, low: Find, high: Find) -> tuple[Rows, Rows]:
+        """The axes over which sums can be pending until a stop, [number of the stop, route, layout]; and those that split a use
+        that they may still have then along dimensions that it has itself, so that half an all-reduce completes it over these.
         """
-        arrives, halved, ending = [np.ones(pending.shape, np.bool_)], np.zeros_like(pending), pending.copy()
+        left, halved = [pending], np.zeros_like(pending)
         for some, stops in self._levels:
-            going, over = arrives[-1].copy(), pending[some]
-            blocked = low(stop.crossed for stop in stops) & over
-            ending[some] = np.where(going[some] & (blocked != 0), blocked, ending[some])
-            most = going[some] & (high(stop.crossed | stop.moved for stop in stops) & over != 0)
-            halved[some] |= np.where(most, high(stop.moved for stop in stops), np.uint8(0))
-            going[some] &= blocked == 0
-            arrives.append(going)
-        halved |= np.where(arrives[-1], high(route.moved for route in self.parts.routes), np.uint8(0))
-        return np.stack(arrives), halved & pending, ending
-
-    def _codes(self, pending: Rows, halved: Rows, ending: Rows, low: Find, high: Find) -> Integers:
-        """Of completing a sum over `ending`; over the other axes it is pending over it may have been scattered before."""
-        collectives = self.setting.collectives
-        own = low(stop.made for stop in self._stops) & ~pending
-        before = (high(stop.own | stop.array.dims for stop in self._stops) | pending) & ~ending
-        codes: Integers = collectives.pending[ending, halved & ending] + collectives.splitting[own, before]
-        return codes
+            going = left[-1].copy()
+            halved[some] |= high(stop.moved for stop in stops) & going[some]
+            going[some] &= ~low(stop.crossed for stop in stops)
+            left.append(going)
+        halved |= high(route.moved for route in self.parts.routes) & left[-1]
+        return np.stack(left), halved
 
     @cached_property
     def _again(self) -> Seconds:
@@ -170,9 +228,9 @@ class Flow:
         return found
 
 
-def _changes(numbers: Integers) -> Integers:
-    """Where each run of equal numbers begins."""
-    return np.flatnonzero(np.diff(numbers, prepend=-1))
+def _subsets(axes: int) -> list[int]:
+    """Those with some axes, each after its own."""
+    return [each for each in range(1, axes + 1) if each & axes == each]
 
 
 def _is_gradient(route: Route) -> bool:
