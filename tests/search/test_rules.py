@@ -317,6 +317,19 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
 
 
+def test_where_nothing_can_be_split_a_layout_has_no_neighbours() -> None:
+    program, mesh = (
+        load("model m(x: []) { param w: [] = ones(); y = x * w; return y }").programs[0],
+        Mesh("one", ()),
+    )
+    pricer = Pricer.of(program, SLOW_LINKS)
+    step = Step.of(pricer.undistributed(), SLOW_LINKS.device)
+    space = space_of(program.function("forward"), storage=True)
+    on = Branching.on(Bound(space, step, mesh, SLOW_LINKS), False, "time")
+    row = on.row(Rules())
+    assert on.neighbours(row).tolist() == [row.tolist()]
+
+
 def test_whole_layouts_wait_for_their_full_bounds() -> None:
     """What is sure under a few of them is found out only when these are the next: until then others may rule them out."""
     text = """\

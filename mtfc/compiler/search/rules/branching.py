@@ -168,7 +168,7 @@ class Branching:
             space.extended(row[None], column, columns - {column}, self.bound.mesh)[0]
             for column in columns - space.storing
         ]
-        rows = np.unique(np.concatenate(changed), axis=0)
+        rows = np.unique(np.concatenate([row[None], *changed]), axis=0)
         for column in sorted(space.storing):
             rows[:, column] = rows[:, space.columns[column].base]
         return rows
