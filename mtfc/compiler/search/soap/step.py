@@ -91,7 +91,9 @@ def _lines(tasks: Tasks, found: Evaluated) -> dict[Span | None, Blame]:
 
 
 def _memory(tasks: Tasks, found: Evaluated) -> dict[str, int]:
-    """As `analysis/memory.py` names its parts. Of each parameter there is a copy, its gradient, and the optimizer's state."""
+    """As `analysis/memory.py` names its parts. Of each parameter there is a copy; of one that is trained, its gradient and the
+    optimizer's state.
+    """
     device = int(np.argmax(found.held))
     kinds, own = np.array([name.kind for name in tasks.names]), found.base.graph.held[:, device]
     copies, stored = int(own[kinds == "updated"].sum()), int(own[kinds == "stored"].sum())
