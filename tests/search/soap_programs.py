@@ -65,6 +65,24 @@ train scalars { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
 """Slices of a parameter are single numbers, of which NumPy makes copies if it is not told otherwise."""
 
+PADDING = """
+dim batch = 4
+dim taps = 2
+dim one = 1
+dim out = 2
+model padding(x: [batch, taps], y: [batch, one]) {
+  param w: [taps, out] = normal(stddev = 0.5)
+  a = einsum(x, w -> [batch, out])
+  b = einsum(window(y, one -> [out, taps], stride = 3, padding = (3, 1)), w -> [batch, out])
+  loss = mean(a * a) + mean(b)
+  return a, b, loss
+}
+train padding { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+"""Two products share a parameter and have the same dimensions, but the second cannot be split in `out`: a part would see nothing
+but padding.
+"""
+
 CONVOLUTIONS = """
 import conv
 dim batch = 4
@@ -145,6 +163,7 @@ PROGRAMS = {
     "untrained": "import nn\nimport losses\n" + UNTRAINED,
     "swapped": SWAPPED,
     "scalars": SCALARS,
+    "padding": PADDING,
     "convolutions": "import nn\nimport losses\n" + CONVOLUTIONS,
     "recurrent": "import nn\nimport losses\n" + RECURRENT,
     "attention": "import nn\n" + ATTENTION,

@@ -78,7 +78,7 @@ class Search:
         self.progress = progress
         self.best: Evaluated | None = None
         self.held = held
-        self.layers = _layers(evaluator, held)
+        self.layers = _layers(evaluator, choices, held)
         self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
         self.lists = {
@@ -206,12 +206,12 @@ def _samples(operator: Operator, evaluator: Evaluator) -> Dim | None:
     return next((dim for dim in operator.dims if dim.name in evaluator.tasks.graph.samples), None)
 
 
-def _layers(evaluator: Evaluator, held: Collection[int]) -> list[list[int]]:
-    """Operators that share parameters and dimensions, by which they are; none that is held."""
+def _layers(evaluator: Evaluator, choices: Sequence[Choices], held: Collection[int]) -> list[list[int]]:
+    """Operators that share parameters and have the same legal degrees, by which they are; none that is held."""
     graph = evaluator.tasks.graph
     found: Mapping[object, list[int]] = {}
     for number, operator in enumerate(graph.operators):
         own = parameters_of(graph, operator)
         if own and number not in held:
-            found.setdefault((own, operator.dims), []).append(number)  # type: ignore[attr-defined]
+            found.setdefault((own, choices[number].degrees), []).append(number)  # type: ignore[attr-defined]
     return [operators for operators in found.values() if len(operators) > 1]
