@@ -35,7 +35,7 @@ from mtfc.frontend.targets import named
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0
 LAST = 0.0005
-RUNS = 15
+CHANGES, RUNS = 15, 5
 OPTIMUM, PROOF = 120.0, 30.0
 
 Result = TypeVar("Result")
@@ -124,17 +124,22 @@ def delta_over_full(space: SoapSpace) -> float:
     """Seconds of delta over those of full simulation: the median over random changes of one operator, one after the other."""
     random = Random(0)
     current, ratios = space.data_parallel(), []
-    for _ in range(RUNS):
+    for _ in range(CHANGES):
         operator = random.randrange(len(space.choices))
         changes = {operator: space.choices[operator].draw(random)}
-        space.evaluator.delta(current, changes)  # costs of new parts are found once
-        changed, delta = _timed(partial(space.evaluator.delta, current, changes))
-        space.evaluator.full(changed.strategy)  # room for the largest graph is made once
-        full, whole = _timed(partial(space.evaluator.full, changed.strategy))
+        changed, delta = _least(partial(space.evaluator.delta, current, changes))
+        full, whole = _least(partial(space.evaluator.full, changed.strategy))
         ratios.append(delta / whole)
         assert full.seconds == changed.seconds
         current = changed if changed.seconds < 2 * current.seconds else current
     return median(ratios)
+
+
+def _least(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What comes out, and the least seconds: costs of new parts, and room for the largest graph, are found once."""
+    least = min(_timed(work)[1] for _ in range(RUNS - 1))
+    found, seconds = _timed(work)
+    return found, min(least, seconds)
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from itertools import product
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -263,10 +266,32 @@ def test_results_are_locally_optimal(name: str) -> None:
             assert space.evaluator.full(strategy).seconds >= found.best.seconds
 
 
+def test_operators_that_share_parameters_need_not_have_the_same_degrees() -> None:
+    space = space_of("padding")
+    first, second = (choices.legal for choices in space.choices)
+    assert first - second
+    found = soap_search(space, Budget(60.0, 200))
+    assert all(
+        each.degrees in own.legal for each, own in zip(found.best.strategy, space.choices, strict=True)
+    )
+
+
 def test_a_seed_determines_the_result() -> None:
     results = [soap_search(space_of("recurrent"), Budget(60.0, 60, 200), seed=7) for _ in range(2)]
     assert results[0].best.strategy == results[1].best.strategy
     assert results[0].evaluated == results[1].evaluated
+
+
+def test_loops_that_are_not_compiled_find_the_same() -> None:
+    """Without Numba they run as they are, on numbers that warn where they overflow."""
+    code = "import sys; sys.modules['numba'] = None; from tests.search.test_soap import seconds_found as f; print(f().hex())"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert float.fromhex(done.stdout) == seconds_found()
+
+
+def seconds_found() -> float:
+    return soap_search(space_of("recurrent"), Budget(60.0, 60, 100)).best.seconds
 
 
 def test_memory_is_respected() -> None:

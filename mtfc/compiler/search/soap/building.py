@@ -40,7 +40,7 @@ from mtfc.compiler.search.soap.plan import (
     Shares,
 )
 from mtfc.compiler.search.soap.shares import share
-from mtfc.compiler.search.solver.kernels import compiled, inner
+from mtfc.compiler.search.solver.kernels import compiled, inner, lean, tight
 
 TICK = 2.0**-44
 """Seconds of which all times of tasks are multiples, so that sums of them are exact; they are rounded up."""
@@ -48,7 +48,7 @@ TICK = 2.0**-44
 
 class Made(NamedTuple):
     """Room for blocks, which are `blocks.Blocks` when they are made. used: tasks and edges that there are, and tasks that there
-    were when the present block was begun. Where room does not suffice they are counted only.
+    were when the present block was begun. Where room does not suffice they are counted only. members [device]: room for a set.
     """
 
     offsets: Array
@@ -59,6 +59,7 @@ class Made(NamedTuple):
     sent: Array
     held: Array
     used: Array
+    members: Array
 
 
 @compiled
@@ -100,10 +101,11 @@ def _empty(count: int, tasks: int, edges: int, devices: int) -> Made:
         np.zeros(count, np.int64),
         np.zeros((count, devices)),
         np.zeros(3, np.int64),
+        np.empty(devices, np.bool_),
     )
 
 
-@inner
+@lean
 def _build(numbers: Array, plan: Plan, known: Known, placed: Placed, shares: Shares, made: Made) -> None:
     """The blocks with some numbers, in ascending order."""
     made.offsets[0] = made.edge_offsets[0] = 0
@@ -130,7 +132,7 @@ def _build(numbers: Array, plan: Plan, known: Known, placed: Placed, shares: Sha
         made.offsets[i + 1], made.edge_offsets[i + 1] = made.used[0], made.used[1]
 
 
-@inner
+@tight
 def _task(made: Made, device: int, seconds: float) -> int:
     """Append a task to the present block; its number there."""
     at = made.used[0]
@@ -140,7 +142,7 @@ def _task(made: Made, device: int, seconds: float) -> int:
     return int(at - made.used[2])
 
 
-@inner
+@tight
 def _edge(made: Made, block: int, task: int, after: int, other: int) -> None:
     """The second task waits for the first."""
     at = made.used[1]
@@ -149,7 +151,7 @@ def _edge(made: Made, block: int, task: int, after: int, other: int) -> None:
     made.used[1] += 1
 
 
-@inner
+@tight
 def _computed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """A pass of a step."""
     step, before = plan.blocks[own, 1], plan.blocks[own, 2]
@@ -163,7 +165,7 @@ def _computed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: 
             _edge(made, before, part, own, part)
 
 
-@inner
+@tight
 def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """What parts of the user of a value take of it from its maker's, or return of its cotangent."""
     kind, maker, output, user, taken, is_pending, block, after, dims, item = plan.blocks[own]
@@ -175,7 +177,8 @@ def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made:
     for piece in range(known.tables[given, PIECES]):
         first = sums
         if is_pending:
-            sums += _tasks(_count(_holders(known, given, piece, parts, here, plan)))
+            _hold(known, given, piece, parts, here, made.members)
+            sums += _tasks(_count(made.members))
         for part in range(targets):
             size = item * _shared(known, given, piece, wanted, part, dims)
             if size == 0:
@@ -193,7 +196,7 @@ def _exchanged(own: int, i: int, plan: Plan, known: Known, placed: Placed, made:
                 _passed(own, block, part, after, task, ends, made)
 
 
-@inner
+@tight
 def _shared(known: Known, given: int, piece: int, wanted: int, part: int, dims: int) -> int:
     """How many elements a piece of one table and that of a part in another have in common."""
     a = known.tables[given, BOUNDS] + 2 * dims * piece
@@ -208,7 +211,7 @@ def _shared(known: Known, given: int, piece: int, wanted: int, part: int, dims: 
     return size
 
 
-@inner
+@tight
 def _giver(known: Known, table: int, piece: int, parts: int, devices: Array, target: int, turn: int) -> int:
     """Of the parts that have a piece the one on the target's device, if there is one; else they take turns."""
     if known.tables[table, PIECES] == parts:
@@ -228,7 +231,7 @@ def _giver(known: Known, table: int, piece: int, parts: int, devices: Array, tar
     return -1
 
 
-@inner
+@tight
 def _sent(i: int, source: int, target: int, size: int, plan: Plan, made: Made) -> int:
     """A transfer; the number of its task, or -1 on one device."""
     if source == target:
@@ -238,7 +241,7 @@ def _sent(i: int, source: int, target: int, size: int, plan: Plan, made: Made) -
     return _task(made, plan.port[source, target], seconds)
 
 
-@inner
+@tight
 def _passed(own: int, block: int, task: int, after: int, other: int, transfer: int, made: Made) -> None:
     """A task waits for another one, by a transfer if there is one."""
     if transfer < 0:
@@ -248,17 +251,22 @@ def _passed(own: int, block: int, task: int, after: int, other: int, transfer: i
         _edge(made, own, transfer, after, other)
 
 
-@inner
-def _holders(known: Known, table: int, piece: int, parts: int, devices: Array, plan: Plan) -> Array:
-    """Which devices have a part with a piece."""
-    found = np.zeros(len(plan.port), np.bool_)
+@tight
+def _hold(known: Known, table: int, piece: int, parts: int, devices: Array, members: Array) -> None:
+    """Find which devices have a part with a piece."""
+    _clear(members)
     for part in range(parts):
         if known.numbers[known.tables[table, ROWS] + part] == piece:
-            found[devices[part]] = True
-    return found
+            members[devices[part]] = True
 
 
-@inner
+@tight
+def _clear(members: Array) -> None:
+    for device in range(len(members)):
+        members[device] = False
+
+
+@tight
 def _reduced(own: int, i: int, members: Array, size: int, plan: Plan, made: Made) -> Any:
     """A sum of `size` bytes on each of some devices; the numbers of its start and its end."""
     start, count, seconds = _task(made, plan.idle, 0.0), _count(members), 0.0
@@ -275,7 +283,7 @@ def _reduced(own: int, i: int, members: Array, size: int, plan: Plan, made: Made
     return start, end
 
 
-@inner
+@tight
 def _around(members: Array, count: int, size: int, plan: Plan) -> float:
     """Seconds of an all-reduce."""
     latency, bandwidth, rounds = 0.0, np.inf, 0
@@ -291,7 +299,7 @@ def _around(members: Array, count: int, size: int, plan: Plan) -> float:
     return min(ring, tree)
 
 
-@inner
+@tight
 def _next(members: Array, device: int) -> int:
     """The next member."""
     other = (device + 1) % len(members)
@@ -300,7 +308,7 @@ def _next(members: Array, device: int) -> int:
     return other
 
 
-@inner
+@tight
 def _count(members: Array) -> int:
     found = 0
     for is_member in members:
@@ -308,15 +316,15 @@ def _count(members: Array) -> int:
     return found
 
 
-@inner
+@tight
 def _summed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """The terms of a pending value, or of its cotangent, added up among the parts that have them."""
     step, output, block = plan.blocks[own, 1], plan.blocks[own, 2], plan.blocks[own, 3]
     form, devices = placed.form[step], placed.devices[plan.operator[step]]
     parts, table = known.forms[form, PARTS], known.forms[form, FIRST] + output
     for piece in range(known.tables[table, PIECES]):
-        members = _holders(known, table, piece, parts, devices, plan)
-        start, end = _reduced(own, i, members, known.tables[table, SIZE], plan, made)
+        _hold(known, table, piece, parts, devices, made.members)
+        start, end = _reduced(own, i, made.members, known.tables[table, SIZE], plan, made)
         for part in range(parts):
             if known.numbers[known.tables[table, ROWS] + part] == piece:
                 if plan.blocks[own, 0] == SUMMED:
@@ -325,7 +333,7 @@ def _summed(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Ma
                     _edge(made, own, end, block, part)
 
 
-@inner
+@tight
 def _added(own: int, i: int, plan: Plan, known: Known, placed: Placed, shares: Shares, made: Made) -> None:
     """The gradients of a bundle; before they are clipped each device reads its own, for their norm."""
     bundle, after = plan.blocks[own, 1], plan.blocks[own, 2]
@@ -344,20 +352,20 @@ def _added(own: int, i: int, plan: Plan, known: Known, placed: Placed, shares: S
                 _edge(made, own, read, after, 0)
 
 
-@inner
+@tight
 def _norm(own: int, i: int, plan: Plan, known: Known, placed: Placed, made: Made) -> None:
     """The norm of all gradients, added up among all devices that have some."""
-    members = np.zeros(len(plan.port), np.bool_)
+    _clear(made.members)
     for user in range(len(plan.users)):
         step, back = plan.users[user]
         for part in range(known.forms[placed.form[step], PARTS] if back >= 0 else 0):
-            members[placed.devices[plan.operator[step], part]] = True
-    start, end = _reduced(own, i, members, plan.blocks[own, 3], plan, made)
+            made.members[placed.devices[plan.operator[step], part]] = True
+    start, end = _reduced(own, i, made.members, plan.blocks[own, 3], plan, made)
     _edge(made, plan.blocks[own, 1], 0, own, start)
     _edge(made, own, end, plan.blocks[own, 2], 0)
 
 
-@inner
+@tight
 def _updated(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
     """Each device's copy of the parameters of a bundle, once their gradients are added up, or the norm of all is known."""
     bundle, before, end = plan.blocks[own, 1], plan.blocks[own, 2], -1
@@ -371,7 +379,7 @@ def _updated(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
                 made.held[i, device] += size * (2 + plan.states)
 
 
-@inner
+@tight
 def _stored(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
     """Each device's copy of the parameters of a bundle that are not trained."""
     bundle = plan.blocks[own, 1]
@@ -381,7 +389,7 @@ def _stored(own: int, i: int, plan: Plan, shares: Shares, made: Made) -> None:
                 made.held[i, device] += shares.sizes[number]
 
 
-@inner
+@tight
 def _tasks(count: int) -> int:
     """How many tasks a sum among so many devices is."""
     return count + 2 if count > 1 else 2

@@ -10,27 +10,27 @@ from typing import NamedTuple
 import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.solver.kernels import compiled, inner
+from mtfc.compiler.search.solver.kernels import compiled, inner, lean
 
 
 class Links(NamedTuple):
-    """Edges by one of their ends: those of task i begin at `first[i]`. other: the task at the other end. owner: the block that an
-    edge belongs to.
-    """
+    """Edges by one of their ends: those of task i begin at `first[i]`. other: the task at the other end."""
 
     first: Array
     other: Array
-    owner: Array
 
 
 class Graph(NamedTuple):
-    """Blocks of tasks (see `blocks.Blocks`), and what waits for each task, and what it waits for."""
+    """Blocks of tasks (see `blocks.Blocks`), and what waits for each task, and what it waits for. owner: the blocks that edges
+    belong to, in the order of `before`.
+    """
 
     offsets: Array
     device: Array
     seconds: Array
     waiting: Links
     before: Links
+    owner: Array
     sent: Array
     held: Array
 
@@ -54,26 +54,31 @@ def indexed(blocks: Blocks) -> Graph:
     """The graph that some blocks are."""
     total, count = len(blocks.edges), blocks.offsets[-1]
     sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
-    owner = np.empty(total, np.uint32)
     for block in range(len(blocks.offsets) - 1):
         for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
             edge = blocks.edges[e]
-            owner[e] = block
             sources[e] = blocks.offsets[edge[0]] + edge[1]
             targets[e] = blocks.offsets[edge[2]] + edge[3]
+    before, owner = _links(targets, sources, count), np.empty(total, np.uint32)
+    at = before.first[:-1].copy()
+    for block in range(len(blocks.offsets) - 1):
+        for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
+            owner[at[targets[e]]] = block
+            at[targets[e]] += 1
     return Graph(
         blocks.offsets,
         blocks.device,
         blocks.seconds,
-        _links(sources, targets, owner, count),
-        _links(targets, sources, owner, count),
+        _links(sources, targets, count),
+        before,
+        owner,
         blocks.sent,
         blocks.held,
     )
 
 
 @inner
-def _links(here: Array, there: Array, owner: Array, count: int) -> Links:
+def _links(here: Array, there: Array, count: int) -> Links:
     """Edges sorted by one end."""
     first = np.zeros(count + 1, np.int32)
     for task in here:
@@ -81,29 +86,35 @@ def _links(here: Array, there: Array, owner: Array, count: int) -> Links:
     for task in range(count):
         first[task + 1] += first[task]
     at = first[:-1].copy()
-    found = Links(first, np.empty(len(here), np.uint32), np.empty(len(here), np.uint32))
+    other = np.empty(len(here), np.uint32)
     for e in range(len(here)):
-        found.other[at[here[e]]], found.owner[at[here[e]]] = there[e], owner[e]
+        other[at[here[e]]] = there[e]
         at[here[e]] += 1
-    return found
+    return Links(first, other)
 
 
 @compiled
 def timeline(ready: Array, end: Array, order: Array, device: Array, seconds: Array, devices: int) -> Timeline:
     """Of tasks with some times, in the order of the queue."""
     count = len(ready)
-    first = np.zeros(devices + 1, np.int32)
-    for task in range(count):
-        first[device[task] + 1] += 1
-    for each in range(devices):
-        first[each + 1] += first[each]
-    at, load = first[:-1].astype(np.uint32), np.zeros(devices)
-    place, queue, work = np.empty(count, np.int32), np.empty(count, np.uint32), np.empty(count)
-    for i in range(count):
-        task = order[i]
+    first, place = np.zeros(devices + 1, np.int32), np.empty(count, np.int32)
+    found = Timeline(ready, end, order, place, first, np.empty(count, np.uint32), np.empty(count))
+    _queue(found, device, seconds, np.empty(devices, np.uint32), np.zeros(devices))
+    return found
+
+
+@lean
+def _queue(found: Timeline, device: Array, seconds: Array, at: Array, load: Array) -> None:
+    """Find places, and the queues of devices. at, load [device]: room, and nothing."""
+    for own in device:
+        found.first[own + 1] += 1
+    for each in range(len(at)):
+        found.first[each + 1] += found.first[each]
+        at[each] = found.first[each]
+    for i in range(len(found.order)):
+        task = found.order[i]
         own = np.uint32(device[task])
         load[own] += seconds[task]
         last = at[own]
-        place[task], queue[last], work[last] = i, task, load[own]
+        found.place[task], found.queue[last], found.work[last] = i, task, load[own]
         at[own] = last + np.uint32(1)
-    return Timeline(ready, end, order, place, first, queue, work)

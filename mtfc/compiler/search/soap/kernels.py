@@ -8,12 +8,13 @@ once a device's idle time so far and all its work exceed it. For delta simulatio
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array
-from mtfc.compiler.search.solver.kernels import compiled
+from mtfc.compiler.search.soap.heap import pop, push
+from mtfc.compiler.search.solver.kernels import compiled, lean
 
 ROUNDING = 1e-9
 """Sums of seconds in another order differ by less."""
@@ -38,6 +39,18 @@ def connect(edges: Array, offsets: Array) -> Any:
     return after, first, waiting
 
 
+class Queue(NamedTuple):
+    """missing [task]: for how many others it waits. times, heap: tasks that are ready, and when. free, load [device]: when it has
+    done all that was taken from the queue; its work, and how long it was idle.
+    """
+
+    missing: Array
+    times: Array
+    heap: Array
+    free: Array
+    load: Array
+
+
 @compiled
 def simulate(
     after: Array,
@@ -52,72 +65,56 @@ def simulate(
 ) -> float:
     """Find when tasks are ready and end; the makespan, or infinity beyond the limit."""
     count = len(device)
-    limit *= 1 + ROUNDING
-    missing = np.zeros(count, np.int64)
-    free, load = np.zeros(devices), np.zeros(devices)
+    run = Queue(
+        np.zeros(count, np.int32),
+        np.empty(count),
+        np.empty(count, np.uint32),
+        np.zeros(devices),
+        np.zeros(devices),
+    )
+    return _simulate(after, first, waiting, device, seconds, ready, end, limit * (1 + ROUNDING), run)
+
+
+@lean
+def _simulate(
+    after: Array,
+    first: Array,
+    waiting: Array,
+    device: Array,
+    seconds: Array,
+    ready: Array,
+    end: Array,
+    limit: float,
+    run: Queue,
+) -> float:
     makespan = 0.0
-    for task in range(count):
-        load[device[task]] += seconds[task]
+    for task in range(len(device)):
+        run.load[device[task]] += seconds[task]
         ready[task] = 0.0
-    for each in range(devices):
-        if load[each] > limit:
+    for load in run.load:
+        if load > limit:
             return np.inf
     for task in after:
-        missing[task] += 1
-    heap, size = np.empty(count, np.int64), 0
-    for task in range(count):
-        if missing[task] == 0:
-            size = _push(heap, size, ready, task)
+        run.missing[task] += 1
+    size = 0
+    for task in range(len(device)):
+        if run.missing[task] == 0:
+            size = push(run.times, run.heap, size, 0.0, task)
     while size:
-        task = heap[0]
-        size = _pop(heap, size, ready)
+        task = run.heap[0]
+        size = pop(run.times, run.heap, size)
         at = device[task]
-        start = max(ready[task], free[at])
-        load[at] += start - free[at]
-        if load[at] > limit:
+        start = max(ready[task], run.free[at])
+        run.load[at] += start - run.free[at]
+        if run.load[at] > limit:
             return np.inf
         end[task] = start + seconds[task]
-        free[at] = end[task]
+        run.free[at] = end[task]
         makespan = max(makespan, end[task])
         for i in range(first[task], first[task + 1]):
             next = waiting[i]
             ready[next] = max(ready[next], end[task])
-            missing[next] -= 1
-            if missing[next] == 0:
-                size = _push(heap, size, ready, next)
+            run.missing[next] -= 1
+            if run.missing[next] == 0:
+                size = push(run.times, run.heap, size, ready[next], next)
     return makespan
-
-
-@compiled
-def _push(heap: Array, size: int, ready: Array, task: int) -> int:
-    """Add a task to a binary heap in the order of (ready, number); its new size."""
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        other = heap[above]
-        if ready[other] < ready[task] or (ready[other] == ready[task] and other < task):
-            break
-        heap[at] = other
-        at = above
-    heap[at] = task
-    return size + 1
-
-
-@compiled
-def _pop(heap: Array, size: int, ready: Array) -> int:
-    """Take the first task away; the new size."""
-    size -= 1
-    task, at = heap[size], 0
-    while 2 * at + 1 < size:
-        below = 2 * at + 1
-        if below + 1 < size:
-            a, b = heap[below], heap[below + 1]
-            if ready[b] < ready[a] or (ready[b] == ready[a] and b < a):
-                below += 1
-        other = heap[below]
-        if ready[task] < ready[other] or (ready[task] == ready[other] and task < other):
-            break
-        heap[at] = other
-        at = below
-    heap[at] = task
-    return size

@@ -13,7 +13,7 @@ from mtfc.compiler.search.soap.graphs import Graph, Links, Timeline, timeline
 from mtfc.compiler.search.soap.plan import Known, Placed, Plan
 from mtfc.compiler.search.soap.resuming import resumed
 from mtfc.compiler.search.soap.running import Run
-from mtfc.compiler.search.solver.kernels import compiled, inner
+from mtfc.compiler.search.solver.kernels import compiled, inner, lean, tight
 
 
 @compiled
@@ -60,36 +60,44 @@ def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run,
         offsets[block + 1] = offsets[block] + size
     total = offsets[-1]
     device, seconds = np.empty(total, old.device.dtype), np.empty(total)
-    ready, end = np.empty(total), np.empty(total)
-    stop = 0
+    end, stop = np.empty(total), 0
     while stop < len(offsets) - 1:
         to, task = offsets[stop], changed.begin[stop]
         stop = _stretch(changed, stop)
         size = offsets[stop] - to
-        device[to : to + size] = changed.device[task : task + size]
-        seconds[to : to + size] = changed.seconds[task : task + size]
-        ready[to : to + size] = run.ready[task : task + size]
+        number = task - len(old.device)
+        if number < 0:
+            device[to : to + size] = old.device[task : task + size]
+            seconds[to : to + size] = old.seconds[task : task + size]
+        else:
+            device[to : to + size] = new.device[number : number + size]
+            seconds[to : to + size] = new.seconds[number : number + size]
         end[to : to + size] = run.end[task : task + size]
     sent, held = old.sent.copy(), old.held.copy()
     for i in range(len(numbers)):
         sent[numbers[i]] = new.sent[i]
         held[numbers[i]] = new.held[i]
+    is_moved, owner = (
+        np.zeros(len(changed.rank), np.bool_),
+        np.empty(len(old.owner) + len(changed.owner), np.uint32),
+    )
+    _move(old, changed, is_moved)
+    waiting = _links(old, old.waiting, changed, changed.waiting, offsets, is_moved, owner[:0])
+    before = _links(old, old.before, changed, changed.before, offsets, changed.is_affected, owner)
     graph = Graph(
         offsets,
         device,
         seconds,
-        _links(old.waiting, changed.waiting, changed, offsets, _moved(old, new, changed)),
-        _links(old.before, changed.before, changed, offsets, changed.is_affected),
+        waiting,
+        before,
+        owner[: len(before.other)],
         sent,
         held,
     )
-    order = np.empty(total, np.uint32)
-    for i in range(total):
-        order[i] = changed.rank[run.order[i]]
-    return graph, timeline(ready, end, order, device, seconds, devices)
+    return graph, timeline(run.ready, end, run.order, device, seconds, devices)
 
 
-@inner
+@tight
 def _stretch(change: Change, first: int) -> int:
     """The end of blocks that follow each other in both graphs, from one on."""
     last = first + 1
@@ -98,28 +106,44 @@ def _stretch(change: Change, first: int) -> int:
     return last
 
 
-@inner
-def _moved(old: Graph, new: Blocks, change: Change) -> Array:
-    """Which tasks had edges to others that are no more, or have new ones."""
-    found = np.zeros(len(change.rank), np.bool_)
+@lean
+def _move(old: Graph, change: Change, found: Array) -> None:
+    """Find the tasks that tasks wait for, or did, which are affected or gone."""
     for task in range(len(old.device)):
-        if change.is_affected[task] or change.rank[task] < 0:
+        if change.is_affected[task]:
             for e in range(old.before.first[task], old.before.first[task + 1]):
-                found[old.before.other[e]] |= change.is_anew[old.before.owner[e]]
+                found[old.before.other[e]] = True
     for task in change.before.other:
         found[task] = True
-    return found
 
 
 @inner
-def _links(old: Links, new: Chains, change: Change, offsets: Array, is_moved: Array) -> Links:
-    """Old edges that are left and new ones; of tasks that did not move all are left, and none is new.
+def _links(
+    old: Graph, was: Links, change: Change, new: Chains, offsets: Array, is_moved: Array, owner: Array
+) -> Links:
+    """Old edges that are left and new ones; of tasks that did not move all are left, and none is new. See `_link` for `owner`."""
+    most = len(was.other) + len(new.other)
+    found = Links(np.empty(offsets[-1] + 1, np.int32), np.empty(most, np.uint32))
+    count = _link(old, was, change, new, offsets, is_moved, owner, found)
+    return Links(found.first, found.other[:count])
+
+
+@lean
+def _link(
+    old: Graph,
+    was: Links,
+    change: Change,
+    new: Chains,
+    offsets: Array,
+    is_moved: Array,
+    owner: Array,
+    found: Links,
+) -> int:
+    """Find these edges; how many there are. There is room in `owner` if edges are those that tasks wait for.
 
     Where nearly all time goes places are unsigned numbers, for which nothing asks whether they count from the end.
     """
-    rank, count, most = change.rank, len(old.first) - 1, len(old.other) + len(new.other)
-    first = np.empty(offsets[-1] + 1, np.int32)
-    other, owner = np.empty(most, np.uint32), np.empty(most, np.uint32)
+    rank, count, (first, other), is_before = change.rank, len(old.device), found, len(owner) > 0
     at = stop = 0
     while stop < len(offsets) - 1:
         to, task = offsets[stop], change.begin[stop]
@@ -129,29 +153,31 @@ def _links(old: Links, new: Chains, change: Change, offsets: Array, is_moved: Ar
             while last < most and not is_moved[last]:
                 last += 1
             if last > task:
-                begin, size = old.first[task], old.first[last] - old.first[task]
+                begin, size = was.first[task], was.first[last] - was.first[task]
                 for i in range(last - task):
-                    first[to + i] = old.first[task + i] + at - begin
-                for i in range(size):
+                    first[to + i] = was.first[task + i] + at - begin
+                for i in range(size if is_before else 0):
                     owner[np.uint64(at + i)] = old.owner[np.uint64(begin + i)]
                 for i in range(size):
-                    other[np.uint64(at + i)] = rank[old.other[np.uint64(begin + i)]]
+                    other[np.uint64(at + i)] = rank[was.other[np.uint64(begin + i)]]
                 at += size
                 to += last - task
                 task = last
                 continue
             first[to] = at
-            begin, end = (old.first[task], old.first[task + 1]) if task < count else (0, 0)
-            for e in range(begin, end):
-                if not change.is_anew[old.owner[e]]:
-                    other[at], owner[at] = rank[old.other[e]], old.owner[e]
-                    at += 1
+            if task < count and not is_before:
+                for e in range(was.first[task], was.first[task + 1]):
+                    if not change.is_affected[was.other[e]]:
+                        other[at] = rank[was.other[e]]
+                        at += 1
             e = new.first[task]
             while e >= 0:
-                other[at], owner[at] = rank[new.other[e]], new.owner[e]
+                other[at] = rank[new.other[e]]
+                if is_before:
+                    owner[at] = change.owner[e]
                 at += 1
                 e = new.next[e]
             to += 1
             task += 1
-    first[-1] = at
-    return Links(first, other[:at], owner[:at])
+    first[len(first) - 1] = at
+    return at

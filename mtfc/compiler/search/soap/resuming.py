@@ -37,7 +37,7 @@ from mtfc.compiler.search.soap.running import (
     note,
     take,
 )
-from mtfc.compiler.search.solver.kernels import compiled, lean
+from mtfc.compiler.search.solver.kernels import compiled, lean, tight
 
 EXACT = 256.0
 """Seconds below which sums of multiples of a tick are exact."""
@@ -57,19 +57,19 @@ def resumed(old: Graph, was: Timeline, new: Change, limit: float, devices: int) 
 @lean
 def _run(old: Graph, was: Timeline, new: Change, run: Run, limit: float, makespan: float) -> bool:
     """Take all tasks; whether the limit was kept."""
-    until, now = _agreed(old, was, new, run, 0, 0.0)
+    until, now = _agreed(was, new, run, 0, 0.0)
     if not _take_over(old, was, new, run, until, now, 0.0, limit):
         return False
     tried = 0
     while run.counts[SIZE]:
         place = run.counts[PASSED]
         if place >= tried and _is_next(was, new, run, place):
-            task = run.heap[0]
+            task = new.task[run.heap[0]]
             shift = run.soonest[task] - was.ready[task]
             is_exact = shift == 0 or max(makespan, makespan + shift) < EXACT
             if is_exact and _agrees(run, shift, run.soonest[task], was.ready[task]):
-                until, now = _agreed(old, was, new, run, place, shift)
-                tried = until
+                until, now = _agreed(was, new, run, place, shift)
+                tried = max(until, place + WORTH)
                 if until - place >= WORTH:
                     if not _take_over(old, was, new, run, until, now, shift, limit):
                         return False
@@ -79,16 +79,16 @@ def _run(old: Graph, was: Timeline, new: Change, run: Run, limit: float, makespa
     return True
 
 
-@lean
+@tight
 def _is_next(was: Timeline, new: Change, run: Run, place: int) -> bool:
     """Whether all that stood before a place in the old queue have been taken, or are gone, and the next one stood there."""
-    task = run.heap[0]
+    task = new.task[run.heap[0]]
     if run.counts[OLD] + run.counts[GONE] != place or task >= len(was.order):
         return False
     return bool(was.place[task] == place and not new.is_affected[task])
 
 
-@lean
+@tight
 def _agrees(run: Run, shift: float, now: float, before: float) -> bool:
     """Whether what has not ended now, or then in the old timeline, ends so much later than it did."""
     agrees = run.late[0] <= now and run.late[1] <= before
@@ -98,8 +98,8 @@ def _agrees(run: Run, shift: float, now: float, before: float) -> bool:
     return bool(agrees)
 
 
-@lean
-def _agreed(old: Graph, was: Timeline, new: Change, run: Run, place: int, shift: float) -> Any:
+@tight
+def _agreed(was: Timeline, new: Change, run: Run, place: int, shift: float) -> Any:
     """Up to which place the old queue stays the same but for a shift, if it does so at one; and a time, by the new timeline,
     before which the tasks up to there are ready, and no others.
     """
@@ -110,17 +110,17 @@ def _agreed(old: Graph, was: Timeline, new: Change, run: Run, place: int, shift:
     i = 0
     while i < run.counts[AFFECTED]:
         task = run.affected[i]
-        if run.is_taken[task]:
+        if run.end[task] < np.inf:
             run.counts[AFFECTED] -= 1
             run.affected[i] = run.affected[run.counts[AFFECTED]]
             run.critical[i] = run.critical[run.counts[AFFECTED]]
             continue
-        if run.critical[i] < 0 or run.is_taken[run.critical[i]]:
-            run.critical[i] = _critical(old, new, run, task)
+        if run.critical[i] < 0 or run.end[run.critical[i]] < np.inf:
+            run.critical[i] = _critical(was, new, run, task)
         if run.critical[i] < 0:
             soonest = min(soonest, run.soonest[task] - shift if run.counts[EPOCH] else 0.0)
         elif not new.is_affected[run.critical[i]]:
-            soonest = min(soonest, run.end[run.critical[i]])
+            soonest = min(soonest, was.end[run.critical[i]])
         i += 1
     low, high = place, until
     while low < high:
@@ -132,29 +132,25 @@ def _agreed(old: Graph, was: Timeline, new: Change, run: Run, place: int, shift:
     return low, soonest + shift
 
 
-@lean
-def _critical(old: Graph, new: Change, run: Run, task: int) -> int:
-    """Of the tasks not taken that a task waits for one that is affected, or else the last to end; -1 if there is none."""
+@tight
+def _critical(was: Timeline, new: Change, run: Run, task: int) -> int:
+    """Of those not taken that an affected task waits for one that is affected, or else the last to end; -1 if there is none."""
     found = -1
-    if task < len(old.device):
-        for e in range(old.before.first[task], old.before.first[task + 1]):
-            if not new.is_anew[old.before.owner[e]]:
-                found = _later(new, run, found, old.before.other[e])
     e = new.before.first[task]
     while e >= 0:
-        found = _later(new, run, found, new.before.other[e])
+        found = _later(was, new, run, found, new.before.other[e])
         e = new.before.next[e]
     return found
 
 
-@lean
-def _later(new: Change, run: Run, found: int, other: int) -> int:
-    if run.is_taken[other] or (found >= 0 and new.is_affected[found]):
+@tight
+def _later(was: Timeline, new: Change, run: Run, found: int, other: int) -> int:
+    if run.end[other] < np.inf or (found >= 0 and new.is_affected[found]):
         return found
-    return other if found < 0 or new.is_affected[other] or run.end[other] > run.end[found] else found
+    return other if found < 0 or new.is_affected[other] or was.end[other] > was.end[found] else found
 
 
-@lean
+@tight
 def _take_over(
     old: Graph, was: Timeline, new: Change, run: Run, until: int, now: float, shift: float, limit: float
 ) -> bool:
@@ -164,12 +160,11 @@ def _take_over(
     begin, at = run.counts[PASSED], run.counts[TAKEN]
     for place in range(begin, until):
         task = was.order[place]
-        run.is_taken[task] = True
-        run.order[at] = task
+        rank = new.rank[task]
+        run.order[at] = rank
         at += 1
-        if shift != 0:
-            run.ready[task] += shift
-            run.end[task] += shift
+        run.ready[rank] = was.ready[task] + shift
+        run.end[task] = was.end[task] + shift
     run.counts[OLD] += until - begin
     run.counts[TAKEN], run.counts[PASSED] = at, until
     run.counts[EPOCH] += 1
@@ -182,7 +177,7 @@ def _take_over(
             return False
         _wake(old, was, new, run, device, last, now, shift)
     for i in range(run.counts[AFFECTED]):
-        if not run.is_taken[run.affected[i]]:
+        if run.end[run.affected[i]] == np.inf:
             meet(old, new, run, run.affected[i])
     while until < len(was.order) and was.ready[was.order[until]] == 0:
         meet(old, new, run, was.order[until])
@@ -190,7 +185,7 @@ def _take_over(
     return True
 
 
-@lean
+@tight
 def _among(was: Timeline, device: int, place: int) -> int:
     """Where in the queue of a device those begin that stand at some place or behind."""
     low, high = was.first[device], was.first[device + 1]
@@ -203,7 +198,7 @@ def _among(was: Timeline, device: int, place: int) -> int:
     return int(low)
 
 
-@lean
+@tight
 def _idle(was: Timeline, run: Run, device: int, first: int, last: int) -> None:
     """Some tasks of a device have been taken over: for how long it was idle."""
     work = was.work[last - 1]
@@ -214,7 +209,7 @@ def _idle(was: Timeline, run: Run, device: int, first: int, last: int) -> None:
     run.free[device] = end
 
 
-@lean
+@tight
 def _wake(
     old: Graph, was: Timeline, new: Change, run: Run, device: int, last: int, now: float, shift: float
 ) -> None:
@@ -228,7 +223,7 @@ def _wake(
             break
         note(run, shift, run.end[task])
         for e in range(old.waiting.first[task], old.waiting.first[task + 1]):
-            if not new.is_anew[old.waiting.owner[e]]:
+            if not new.is_affected[old.waiting.other[e]]:
                 meet(old, new, run, old.waiting.other[e])
         e = new.waiting.first[task]
         while e >= 0:

@@ -13,7 +13,8 @@ import numpy as np
 from mtfc.compiler.search.soap.blocks import Array
 from mtfc.compiler.search.soap.changing import Change
 from mtfc.compiler.search.soap.graphs import Graph, Timeline
-from mtfc.compiler.search.solver.kernels import inlined, inner, lean
+from mtfc.compiler.search.soap.heap import pop, push
+from mtfc.compiler.search.solver.kernels import inner, tight
 
 SHIFTS = 4
 """How many differences in time are told apart at once."""
@@ -23,10 +24,11 @@ EPOCH, SIZE, TAKEN, AFFECTED, PASSED, OLD, GONE = range(7)
 
 
 class Run(NamedTuple):
-    """ready, end [task]: of tasks that were taken when they are ready and end, of others when they did.
+    """ready [rank], end [task]: when it is ready and ends; infinite is the end of one that was not taken.
 
-    is_taken [task]. soonest, missing [task]: when a task is ready as far as is known, and for how many it still waits; both are
-    known where seen [task] is the present epoch. heap, key: tasks that are ready, and when. order: tasks as they were taken.
+    soonest, missing [task]: when a task is ready as far as is known, and for how many it still waits; both are known where
+    seen [task] is the present epoch. times, heap: when tasks are ready, and which, by their ranks. order: ranks of tasks as they
+    were taken.
     affected: those not taken that are new or may wait for others than before; critical: for each of these a task that it waits
     for, one that is affected or else the last to end, or -1. is_marked [place]: whether a task of the old queue is affected or
     gone. free, load [device]: when it has done all that was taken; its work, and how long it was idle.
@@ -39,12 +41,11 @@ class Run(NamedTuple):
 
     ready: Array
     end: Array
-    is_taken: Array
     soonest: Array
     missing: Array
     seen: Array
+    times: Array
     heap: Array
-    key: Array
     order: Array
     affected: Array
     critical: Array
@@ -69,24 +70,21 @@ def begun(old: Graph, was: Timeline, new: Change, devices: int) -> Run:
     for block in range(len(new.is_anew)):
         for task in range(old.offsets[block], old.offsets[block + 1] if new.is_anew[block] else 0):
             is_marked[was.place[task]] = True
-            load[new.device[task]] -= new.seconds[task]
+            load[old.device[task]] -= old.seconds[task]
     for task in new.affected:
         if task < count:
             is_marked[was.place[task]] = True
         else:
-            load[new.device[task]] += new.seconds[task]
-    ready, end = np.empty(total), np.empty(total)
-    ready[:count], end[:count] = was.ready, was.end
+            load[new.device[task - count]] += new.seconds[task - count]
     return Run(
-        ready,
-        end,
-        np.zeros(total, np.bool_),
+        np.empty(len(new.task)),
+        np.full(total, np.inf),
         np.empty(total),
         np.empty(total, np.int32),
         np.zeros(total, np.int32),
-        np.empty(total, np.uint32),
-        np.empty(total),
-        np.empty(total, np.uint32),
+        np.empty(len(new.task)),
+        np.empty(len(new.task), np.uint32),
+        np.empty(len(new.task), np.uint32),
         new.affected.copy(),
         np.full(len(new.affected), -1, np.int32),
         is_marked,
@@ -99,40 +97,43 @@ def begun(old: Graph, was: Timeline, new: Change, devices: int) -> Run:
     )
 
 
-@inlined
+@tight
 def take(old: Graph, was: Timeline, new: Change, run: Run) -> int:
     """Take the first task of the queue; which device it runs on."""
-    task = run.heap[0]
-    _pop(new, run)
-    device = new.device[task]
+    rank = run.heap[0]
+    task = int(new.task[rank])
+    run.counts[SIZE] = pop(run.times, run.heap, run.counts[SIZE])
+    is_old, number = task < len(old.device), task - len(old.device)
+    device = old.device[task] if is_old else new.device[number]
     start = max(run.soonest[task], run.free[device])
     run.load[device] += start - run.free[device]
-    end = start + new.seconds[task]
+    end = start + (old.seconds[task] if is_old else new.seconds[number])
     run.free[device] = end
-    run.order[run.counts[TAKEN]] = task
+    run.order[run.counts[TAKEN]] = rank
     run.counts[TAKEN] += 1
     place = 0
-    if task < len(was.order):
+    if is_old:
         run.counts[OLD] += 1
-        note(run, end - run.end[task], end)
+        note(run, end - was.end[task], end)
         place = was.place[task] + 1
     else:
         run.late[0] = max(run.late[0], end)
     _pass(was, new, run, place)
-    run.ready[task], run.end[task] = run.soonest[task], end
-    if task < len(old.device):
+    run.ready[rank] = run.soonest[task]
+    if is_old:
         for e in range(old.waiting.first[task], old.waiting.first[task + 1]):
-            if not new.is_anew[old.waiting.owner[e]]:
-                _tell(old, new, run, old.waiting.other[e], end)
+            other = old.waiting.other[e]
+            if not new.is_affected[other]:
+                _tell(old, new, run, other, end)
     e = new.waiting.first[task]
     while e >= 0:
         _tell(old, new, run, new.waiting.other[e], end)
         e = new.waiting.next[e]
-    run.is_taken[task] = True
+    run.end[task] = end
     return int(device)
 
 
-@inlined
+@tight
 def note(run: Run, shift: float, end: float) -> None:
     """A task ends at some time, so much later than it did."""
     place = -1
@@ -147,7 +148,7 @@ def note(run: Run, shift: float, end: float) -> None:
     run.last[place] = max(run.last[place], end)
 
 
-@inlined
+@tight
 def _pass(was: Timeline, new: Change, run: Run, until: int) -> None:
     """Pass the places of the old queue up to some, and those behind whose tasks are gone."""
     place = run.counts[PASSED]
@@ -160,7 +161,7 @@ def _pass(was: Timeline, new: Change, run: Run, until: int) -> None:
     run.counts[PASSED] = place
 
 
-@inlined
+@tight
 def _tell(old: Graph, new: Change, run: Run, task: int, end: float) -> None:
     """One that a task waits for ends at some time. It does not count as taken before all have been told: edges may be double."""
     meet(old, new, run, task)
@@ -170,58 +171,30 @@ def _tell(old: Graph, new: Change, run: Run, task: int, end: float) -> None:
         _push(new, run, task)
 
 
-@lean
+@tight
 def meet(old: Graph, new: Change, run: Run, task: int) -> None:
     """See what a task waits for, if that is not known in this epoch, and whether it is ready. Tasks that are gone never are."""
-    if run.seen[task] != run.counts[EPOCH] and new.rank[task] >= 0:
-        run.seen[task] = run.counts[EPOCH]
-        soonest, missing = 0.0, 0
-        if task < len(old.device):
-            for e in range(old.before.first[task], old.before.first[task + 1]):
-                if not new.is_anew[old.before.owner[e]]:
-                    other = old.before.other[e]
-                    missing += not run.is_taken[other]
-                    soonest = max(soonest, run.end[other] if run.is_taken[other] else 0.0)
+    if run.seen[task] == run.counts[EPOCH] or new.rank[task] < 0:
+        return
+    run.seen[task] = run.counts[EPOCH]
+    soonest, missing = 0.0, 0
+    if new.is_affected[task]:
         e = new.before.first[task]
         while e >= 0:
-            other = new.before.other[e]
-            missing += not run.is_taken[other]
-            soonest = max(soonest, run.end[other] if run.is_taken[other] else 0.0)
+            end = run.end[new.before.other[e]]
+            missing += end == np.inf
+            soonest = max(soonest, end if end < np.inf else 0.0)
             e = new.before.next[e]
-        run.soonest[task], run.missing[task] = soonest, missing
-        if missing == 0:
-            _push(new, run, task)
+    else:
+        for e in range(old.before.first[task], old.before.first[task + 1]):
+            end = run.end[old.before.other[e]]
+            missing += end == np.inf
+            soonest = max(soonest, end if end < np.inf else 0.0)
+    run.soonest[task], run.missing[task] = soonest, missing
+    if missing == 0:
+        _push(new, run, task)
 
 
-@inlined
+@tight
 def _push(new: Change, run: Run, task: int) -> None:
-    """Add a task to the heap, which has the order of (ready, rank)."""
-    heap, key, at = run.heap, run.key, run.counts[SIZE]
-    ready, rank = run.soonest[task], new.rank[task]
-    while at > 0:
-        above = (at - 1) >> 1
-        if key[above] < ready or (key[above] == ready and new.rank[heap[above]] < rank):
-            break
-        heap[at], key[at] = heap[above], key[above]
-        at = above
-    heap[at], key[at] = task, ready
-    run.counts[SIZE] += 1
-
-
-@inlined
-def _pop(new: Change, run: Run) -> None:
-    """Take the first task away from the heap."""
-    run.counts[SIZE] -= 1
-    heap, key, size, at = run.heap, run.key, run.counts[SIZE], 0
-    task, ready = heap[size], key[size]
-    rank = new.rank[task]
-    while 2 * at + 1 < size:
-        below = 2 * at + 1
-        a, b = key[below], key[below + 1] if below + 1 < size else np.inf
-        if b < a or (a == b and below + 1 < size and new.rank[heap[below + 1]] < new.rank[heap[below]]):
-            below += 1
-        if ready < key[below] or (ready == key[below] and rank < new.rank[heap[below]]):
-            break
-        heap[at], key[at] = heap[below], key[below]
-        at = below
-    heap[at], key[at] = task, ready
+    run.counts[SIZE] = push(run.times, run.heap, run.counts[SIZE], run.soonest[task], new.rank[task])
