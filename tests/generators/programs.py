@@ -55,7 +55,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
     real = draw(st.sampled_from(options.reals))
     trained = draw(st.booleans())
     rough = options.rough and trained and real == "f32" and draw(st.integers(0, 11)) == 11
-    kinks = not rough and draw(st.booleans())
+    kinks = not rough and draw(st.booleans()) and options.jumps
     family = draw(st.integers(0, len(FAMILIES) - 1))
     scope = Scope(mesh, real, kinks, family, options, draw(dimensions(mesh)))
     inputs = _inputs(draw, scope)

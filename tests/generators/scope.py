@@ -29,15 +29,17 @@ class Options:
 
     reals: dtypes of floating-point inputs. rough: whether some compute in bf16. slopes: whether every gradient must be the
     slope of what is computed, which `stop_gradient` and a cast to fewer bits are made to avoid. constants: whether tensors may
-    be made of nothing, so that a compiler can compute with them. spatial: whether ops that work along a dimension are to
-    prevail. structured: whether there are to be many loops and functions. counted: whether outer loops are to go along a dim that
-    nothing else depends on. statements, layouts: how many at most.
+    be made of nothing, so that a compiler can compute with them. jumps: whether there may be ops that jump, for which sums of
+    arrays must be exact. spatial: whether ops that work along a dimension are to prevail. structured: whether there are to be
+    many loops and functions. counted: whether outer loops are to go along a dim that nothing else depends on. statements,
+    layouts: how many at most.
     """
 
     reals: tuple[str, ...] = ("f32", "f64")
     rough: bool = True
     slopes: bool = False
     constants: bool = True
+    jumps: bool = True
     spatial: bool = False
     structured: bool = False
     counted: bool = False

@@ -77,11 +77,9 @@ def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run,
     for i in range(len(numbers)):
         sent[numbers[i]] = new.sent[i]
         held[numbers[i]] = new.held[i]
-    is_moved, owner = (
-        np.zeros(len(changed.rank), np.bool_),
-        np.empty(len(old.owner) + len(changed.owner), np.uint32),
-    )
-    _move(old, changed, is_moved)
+    owner = np.empty(len(old.owner) + len(changed.owner), np.uint32)
+    is_moved = np.zeros(len(changed.rank), np.bool_)
+    _move(old, numbers, changed, is_moved)
     waiting = _links(old, old.waiting, changed, changed.waiting, offsets, is_moved, owner[:0])
     before = _links(old, old.before, changed, changed.before, offsets, changed.is_affected, owner)
     graph = Graph(
@@ -107,14 +105,22 @@ def _stretch(change: Change, first: int) -> int:
 
 
 @lean
-def _move(old: Graph, change: Change, found: Array) -> None:
+def _move(old: Graph, numbers: Array, change: Change, found: Array) -> None:
     """Find the tasks that tasks wait for, or did, which are affected or gone."""
-    for task in range(len(old.device)):
-        if change.is_affected[task]:
-            for e in range(old.before.first[task], old.before.first[task + 1]):
-                found[old.before.other[e]] = True
+    for number in numbers:
+        _find(old, old.offsets[number], old.offsets[number + 1], found)
+    for task in change.affected:
+        if task < len(old.device):
+            _find(old, task, task + 1, found)
     for task in change.before.other:
         found[task] = True
+
+
+@tight
+def _find(old: Graph, task: int, last: int, found: Array) -> None:
+    """Those that some old tasks that follow each other wait for."""
+    for e in range(old.before.first[task], old.before.first[last]):
+        found[old.before.other[e]] = True
 
 
 @inner
