@@ -14,7 +14,7 @@ import pytest
 from mtfc.compiler.search.soap.blocks import Blocks
 from mtfc.compiler.search.soap.building import TICK
 from mtfc.compiler.search.soap.changing import change
-from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed, timeline
+from mtfc.compiler.search.soap.graphs import Graph, Timeline, counted, indexed, timeline
 from mtfc.compiler.search.soap.kernels import connect, simulate
 from mtfc.compiler.search.soap.proposing import accepted
 from mtfc.compiler.search.soap.resuming import resumed
@@ -107,7 +107,8 @@ def _full(blocks: Sequence[Block], devices: int) -> tuple[Graph, Timeline, float
     edges = connect(whole.edges, whole.offsets)
     seconds = simulate(*edges, whole.device, whole.seconds, ready, end, inf, devices)
     order = np.argsort(ready, kind="stable").astype(np.uint32)
-    return indexed(whole), timeline(ready, end, order, whole.device, whole.seconds, devices), seconds
+    first = counted(whole.device, devices)
+    return indexed(whole), timeline(ready, end, order, first, whole.device, whole.seconds), seconds
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -134,7 +135,7 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
         assert found == seconds
         assert resumed(graph, times, changed, 0.9 * seconds, devices)[1] in (inf, seconds)
         assert resumed(graph, times, changed, seconds, devices)[1] == seconds
-        graph, times = accepted(graph, np.array(numbers), made, changed, run, devices)
+        graph, times = accepted(graph, times, np.array(numbers), made, changed, run)
         assert all(np.array_equal(a, b) for a, b in zip(times, wanted, strict=True))
         assert np.array_equal(graph.offsets, wanted_graph.offsets)
         assert np.array_equal(graph.before.first, wanted_graph.before.first)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed, timeline
+from mtfc.compiler.search.soap.graphs import Graph, Timeline, counted, indexed, timeline
 from mtfc.compiler.search.soap.kernels import ROUNDING, connect, simulate
 from mtfc.compiler.search.soap.plan import Placed
 from mtfc.compiler.search.soap.proposing import proposed
@@ -37,8 +37,9 @@ class Simulated:
 
     def base(self) -> Base:
         order = np.argsort(self.ready, kind="stable").astype(np.uint32)
-        own = self.blocks.device, self.blocks.seconds, self.devices
-        return Base(indexed(self.blocks), timeline(self.ready, self.end, order, *own))
+        device, seconds = self.blocks.device, self.blocks.seconds
+        first = counted(device, self.devices)
+        return Base(indexed(self.blocks), timeline(self.ready, self.end, order, first, device, seconds))
 
 
 @attrs.frozen(eq=False)

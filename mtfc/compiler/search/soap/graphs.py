@@ -94,23 +94,30 @@ def _links(here: Array, there: Array, count: int) -> Links:
 
 
 @compiled
-def timeline(ready: Array, end: Array, order: Array, device: Array, seconds: Array, devices: int) -> Timeline:
+def counted(device: Array, devices: int) -> Array:
+    """Where the queues of devices begin: see `Timeline.first`."""
+    first = np.zeros(devices + 1, np.int32)
+    for own in device:
+        first[own + 1] += 1
+    for each in range(devices):
+        first[each + 1] += first[each]
+    return first
+
+
+@compiled
+def timeline(ready: Array, end: Array, order: Array, first: Array, device: Array, seconds: Array) -> Timeline:
     """Of tasks with some times, in the order of the queue."""
-    count = len(ready)
-    first, place = np.zeros(devices + 1, np.int32), np.empty(count, np.int32)
-    found = Timeline(ready, end, order, place, first, np.empty(count, np.uint32), np.empty(count))
-    _queue(found, device, seconds, np.empty(devices, np.uint32), np.zeros(devices))
+    count, devices = len(ready), len(first) - 1
+    found = Timeline(
+        ready, end, order, np.empty(count, np.int32), first, np.empty(count, np.uint32), np.empty(count)
+    )
+    _queue(found, device, seconds, first[:-1].astype(np.uint32), np.zeros(devices))
     return found
 
 
 @lean
 def _queue(found: Timeline, device: Array, seconds: Array, at: Array, load: Array) -> None:
-    """Find places, and the queues of devices. at, load [device]: room, and nothing."""
-    for own in device:
-        found.first[own + 1] += 1
-    for each in range(len(at)):
-        found.first[each + 1] += found.first[each]
-        at[each] = found.first[each]
+    """Find places, and the queues of devices. at, load [device]: where these begin, and nothing."""
     for i in range(len(found.order)):
         task = found.order[i]
         own = np.uint32(device[task])

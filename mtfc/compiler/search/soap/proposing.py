@@ -43,12 +43,12 @@ def proposed(
     run, seconds = resumed(old, was, changed, limit, plan.idle + 1)
     if seconds == np.inf:
         return seconds, sent, held, old, was
-    graph, now = accepted(old, numbers, new, changed, run, plan.idle + 1)
+    graph, now = accepted(old, was, numbers, new, changed, run)
     return seconds, sent, held, graph, now
 
 
 @compiled
-def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run, devices: int) -> Any:
+def accepted(old: Graph, was: Timeline, numbers: Array, new: Blocks, changed: Change, run: Run) -> Any:
     """The new graph and its timeline, of which all tasks have been taken."""
     offsets = np.zeros_like(old.offsets)
     at = 0
@@ -92,7 +92,23 @@ def accepted(old: Graph, numbers: Array, new: Blocks, changed: Change, run: Run,
         sent,
         held,
     )
-    return graph, timeline(run.ready, end, run.order, device, seconds, devices)
+    return graph, timeline(run.ready, end, run.order, _counted(old, was, numbers, new), device, seconds)
+
+
+@inner
+def _counted(old: Graph, was: Timeline, numbers: Array, new: Blocks) -> Array:
+    """Where the queues of devices begin: by as many places later as tasks are new before, and not gone."""
+    first, shift = was.first.copy(), np.zeros(len(was.first), np.int32)
+    for number in numbers:
+        for task in range(old.offsets[number], old.offsets[number + 1]):
+            shift[old.device[task] + 1] -= 1
+    for device in new.device:
+        shift[device + 1] += 1
+    later = 0
+    for device in range(len(first)):
+        later += shift[device]
+        first[device] += later
+    return first
 
 
 @tight
