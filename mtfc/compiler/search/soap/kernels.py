@@ -40,10 +40,13 @@ def connect(edges: Array, offsets: Array) -> Any:
 
 
 class Queue(NamedTuple):
-    """missing [task]: for how many others it waits. times, heap: tasks that are ready, and when. free, load [device]: when it has
-    done all that was taken from the queue; its work, and how long it was idle.
+    """ready, end [task]: when it is ready, as far as is known, and ends. missing [task]: for how many others it waits. times,
+    heap: when tasks are ready, and which. free, load [device]: when it has done all that was taken from the queue; its work, and
+    how long it was idle.
     """
 
+    ready: Array
+    end: Array
     missing: Array
     times: Array
     heap: Array
@@ -65,56 +68,49 @@ def simulate(
 ) -> float:
     """Find when tasks are ready and end; the makespan, or infinity beyond the limit."""
     count = len(device)
-    run = Queue(
+    queue = Queue(
+        ready,
+        end,
         np.zeros(count, np.int32),
         np.empty(count),
         np.empty(count, np.uint32),
         np.zeros(devices),
         np.zeros(devices),
     )
-    return _simulate(after, first, waiting, device, seconds, ready, end, limit * (1 + ROUNDING), run)
+    for task in after:
+        queue.missing[task] += 1
+    return _run(queue, first, waiting, device, seconds, limit * (1 + ROUNDING))
 
 
 @lean
-def _simulate(
-    after: Array,
-    first: Array,
-    waiting: Array,
-    device: Array,
-    seconds: Array,
-    ready: Array,
-    end: Array,
-    limit: float,
-    run: Queue,
-) -> float:
+def _run(queue: Queue, first: Array, waiting: Array, device: Array, seconds: Array, limit: float) -> float:
+    ready, end, missing, times, heap, free, load = queue
     makespan = 0.0
     for task in range(len(device)):
-        run.load[device[task]] += seconds[task]
+        load[device[task]] += seconds[task]
         ready[task] = 0.0
-    for load in run.load:
-        if load > limit:
+    for work in load:
+        if work > limit:
             return np.inf
-    for task in after:
-        run.missing[task] += 1
     size = 0
     for task in range(len(device)):
-        if run.missing[task] == 0:
-            size = push(run.times, run.heap, size, 0.0, task)
+        if missing[task] == 0:
+            size = push(times, heap, size, 0.0, task)
     while size:
-        task = run.heap[0]
-        size = pop(run.times, run.heap, size)
+        task = heap[0]
+        size = pop(times, heap, size)
         at = device[task]
-        start = max(ready[task], run.free[at])
-        run.load[at] += start - run.free[at]
-        if run.load[at] > limit:
+        start = max(ready[task], free[at])
+        load[at] += start - free[at]
+        if load[at] > limit:
             return np.inf
         end[task] = start + seconds[task]
-        run.free[at] = end[task]
+        free[at] = end[task]
         makespan = max(makespan, end[task])
         for i in range(first[task], first[task + 1]):
             next = waiting[i]
             ready[next] = max(ready[next], end[task])
-            run.missing[next] -= 1
-            if run.missing[next] == 0:
-                size = push(run.times, run.heap, size, ready[next], next)
+            missing[next] -= 1
+            if missing[next] == 0:
+                size = push(times, heap, size, ready[next], next)
     return makespan

@@ -82,16 +82,7 @@ def accepted(old: Graph, was: Timeline, numbers: Array, new: Blocks, changed: Ch
     _move(old, numbers, changed, is_moved)
     waiting = _links(old, old.waiting, changed, changed.waiting, offsets, is_moved, owner[:0])
     before = _links(old, old.before, changed, changed.before, offsets, changed.is_affected, owner)
-    graph = Graph(
-        offsets,
-        device,
-        seconds,
-        waiting,
-        before,
-        owner[: len(before.other)],
-        sent,
-        held,
-    )
+    graph = Graph(offsets, device, seconds, waiting, before, owner[: len(before.other)], sent, held)
     return graph, timeline(run.ready, end, run.order, _counted(old, was, numbers, new), device, seconds)
 
 
@@ -187,19 +178,28 @@ def _link(
                 task = last
                 continue
             first[to] = at
-            if task < count and not is_before:
-                for e in range(was.first[task], was.first[task + 1]):
-                    if not change.is_affected[was.other[e]]:
-                        other[at] = rank[was.other[e]]
-                        at += 1
-            e = new.first[task]
-            while e >= 0:
-                other[at] = rank[new.other[e]]
-                if is_before:
-                    owner[at] = change.owner[e]
-                at += 1
-                e = new.next[e]
+            at = _relink(was, change, new, task, is_before, owner, other, at)
             to += 1
             task += 1
     first[len(first) - 1] = at
+    return at
+
+
+@tight
+def _relink(
+    was: Links, change: Change, new: Chains, task: int, is_before: bool, owner: Array, other: Array, at: int
+) -> int:
+    """Put the edges of a task that moved at some place; the place after them."""
+    if task < len(was.first) - 1 and not is_before:
+        for e in range(was.first[task], was.first[task + 1]):
+            if not change.is_affected[was.other[e]]:
+                other[at] = change.rank[was.other[e]]
+                at += 1
+    e = new.first[task]
+    while e >= 0:
+        other[at] = change.rank[new.other[e]]
+        if is_before:
+            owner[at] = change.owner[e]
+        at += 1
+        e = new.next[e]
     return at

@@ -181,18 +181,20 @@ def meet(old: Graph, new: Change, run: Run, task: int) -> None:
     if new.is_affected[task]:
         e = new.before.first[task]
         while e >= 0:
-            end = run.end[new.before.other[e]]
-            missing += end == np.inf
-            soonest = max(soonest, end if end < np.inf else 0.0)
+            soonest, missing = _after(run.end[new.before.other[e]], soonest, missing)
             e = new.before.next[e]
     else:
         for e in range(old.before.first[task], old.before.first[task + 1]):
-            end = run.end[old.before.other[e]]
-            missing += end == np.inf
-            soonest = max(soonest, end if end < np.inf else 0.0)
+            soonest, missing = _after(run.end[old.before.other[e]], soonest, missing)
     run.soonest[task], run.missing[task] = soonest, missing
     if missing == 0:
         _push(new, run, task)
+
+
+@tight
+def _after(end: float, soonest: float, missing: int) -> tuple[float, int]:
+    """When a task is ready, and for how many it waits, that waits for one more, with some end."""
+    return (soonest, missing + 1) if end == np.inf else (max(soonest, end), missing)
 
 
 @tight

@@ -43,14 +43,9 @@ def lean(function: Function) -> Function:
 
 def tight(function: Function) -> Function:
     """For those of these that are called often: what calls them has them in it, so that hundreds of arguments need not be
-    passed. Unlike what is `inlined` they are compiled once.
+    passed.
     """
     return _compiled(function, **_INNER, _nrt=False, forceinline=True)
-
-
-def inlined(function: Function) -> Function:
-    """For small functions of many arguments: what calls them is compiled with them in it."""
-    return _compiled(function, inline="always")
 
 
 def _compiled(function: Function, **options: Any) -> Function:
