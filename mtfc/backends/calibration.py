@@ -251,15 +251,16 @@ class _Devices:
         size = 8 * effort.elements
         notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
-        seconds = {
-            name: self._seconds(_of_result(op), start, effort)
+
+        def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
+            array = start.reshape(jax_kernels.SHAPES.get(name, (-1,)))
+            return self._seconds(_of_result(op), array, effort) if op else 0.0
+
+        own = {
+            name: (seconds(op, name) - seconds(jax_kernels.BESIDES.get(name), name))
+            / jax_kernels.TIMES.get(name, 1)
             for name, op in jax_kernels.KERNELS.items()
             if self.is_cpu or name not in jax_kernels.OF_CPUS
-        }
-        own = {
-            name: (each - seconds.get(jax_kernels.BESIDES.get(name, ""), 0.0))
-            / jax_kernels.TIMES.get(name, 1)
-            for name, each in seconds.items()
         }
         return {name: effort.elements / each for name, each in own.items() if each > notable}
 

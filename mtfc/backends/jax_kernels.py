@@ -7,13 +7,17 @@ result of an op as large as its operand costs little beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 ROW = 64
 """Elements of a row, of a table or of what is reduced."""
 
-WIDE, NARROW = 1024, 16
+WIDE, NARROW = 1024, 8
 """Columns of a wide table, and of a narrow matrix."""
+
+BLOCK = (4, 512)
+"""What two dimensions that are summed over have, as the gates and the units of a recurrent layer."""
 
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
@@ -131,6 +135,23 @@ def _transposed(x: Any) -> Any:
     return (table.T @ out @ out.T / out.size).reshape(-1)
 
 
+def _reordered(x: Any) -> Any:
+    """Scaled, after a product with a narrow array that takes the two last dimensions of a table as the first ones."""
+    return 0.5 * x + 0.5 * _first("bgh,pgh->bp", x)
+
+
+def _ordered(x: Any) -> Any:
+    """The same with a table that lies so."""
+    return 0.5 * x + 0.5 * _first("bgh,ghp->bp", x.reshape(*BLOCK, -1))
+
+
+def _first(product: str, table: Any) -> Any:
+    """An element of a product with a narrow array."""
+    import jax.numpy as jnp
+
+    return jnp.einsum(product, jnp.full((NARROW, *BLOCK), 1 / prod(BLOCK), table.dtype), table)[0, 0]
+
+
 def _narrow(x: Any) -> Any:
     """Rows of a table, and their products with a narrow matrix."""
     import jax.numpy as jnp
@@ -157,14 +178,18 @@ KERNELS: dict[str, Callable[[Any], Any]] = {
     "convolution": _convolution,
     "einsum": _einsum,
     "transposed": _transposed,
+    "reordered": _reordered,
 }
 """By the names that `hardware` declarations have for them."""
 
 TIMES = {"einsum": 3}
 """How often a kernel does what it is named after, if not once."""
 
-BESIDES = {"transposed": "einsum"}
+BESIDES = {"transposed": _einsum, "reordered": _ordered}
 """What a kernel does besides."""
 
-OF_CPUS = ("pool", "unpool", "convolution", "einsum", "transposed")
+SHAPES = {"reordered": (-1, *BLOCK)}
+"""Of the array, if it is not one row."""
+
+OF_CPUS = ("pool", "unpool", "convolution", "einsum", "transposed", "reordered")
 """Those that take longer as XLA on CPU computes them, where a GPU computes like any product, or reads what windows share once."""

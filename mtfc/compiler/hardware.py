@@ -18,10 +18,10 @@ import attrs
 Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
-KERNELS = ("pool", "unpool", "convolution", "transposed", "clear", "round")
+KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", "round")
 """Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such. And
-those that are a part of an op: what is transposed for a product (`ir/products.py`), and what is cleared, or rounded, for a loop
-on a TPU (`analysis/loop_kernels.py`).
+those that are a part of an op: what is transposed or reordered for a product (`ir/products.py`), and what is cleared, or rounded,
+for a loop on a TPU (`analysis/loop_kernels.py`).
 """
 
 

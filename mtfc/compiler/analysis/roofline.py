@@ -4,7 +4,7 @@ What is in memory at all, and which equations are one kernel, `kernels.py` says.
 and, where it is stored itself, of its results; each kernel costs the device's overhead. The roofline is a
 bound from below for a kernel, and a sum of them one from above for kernels that overlap, which on one device they rarely do.
 
-Where the device has a rate for it, products take longer by what is transposed for them (`ir/products.py`).
+Where the device has rates for it, products take longer by what is transposed or reordered for them (`ir/products.py`).
 
 On a TPU (`Device.matrix`) products are filled up besides (`tiles.py`). Loops take more than their iterations (`loop_kernels.py`).
 """
@@ -21,8 +21,10 @@ from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
-from mtfc.compiler.ir.products import transposed
+from mtfc.compiler.ir.products import reordered, transposed
 from mtfc.compiler.ir.types import Mesh
+
+FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
 
 
 @attrs.frozen
@@ -84,6 +86,7 @@ def kernel_seconds(
     kernel = memory.kernel(eqn)
     if rate := device.ops.get(kernel):
         seconds = max(seconds, largest(placed, memory.mesh) / rate * memory.copies(eqn, device))
-    if kernel == "einsum" and (rate := device.ops.get("transposed")):
-        seconds += transposed(placed, memory.mesh) / rate
+    for part, elements in FOR_PRODUCTS.items() if kernel == "einsum" else ():
+        if rate := device.ops.get(part):
+            seconds += elements(placed, memory.mesh) / rate
     return seconds + device.overhead * memory.waits(eqn, device)

@@ -4,8 +4,8 @@ A product has dimensions that both factors and the result have, those that it su
 the first factor as (shared, its own, summed), the other as (shared, summed, its own), or the two swapped where they are one
 dimension each, and makes (shared, first's, other's). What lies otherwise is copied first, which takes long where other elements
 become neighbours: what is copied row by row is left out here. The first of two matrices is not copied, but transposed while it
-is multiplied, which takes as long: many times longer than the product where the other matrix is narrow, as in the gradient of a
-classifier's last one. So the JAX backend takes such products the other way round, and transposes the result.
+is multiplied, which takes longer still: many times longer than the product where the other matrix is narrow, as in the gradient
+of a classifier's last one. So the JAX backend takes such products the other way round, and transposes the result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ Dims = tuple[tuple[str, int], ...]
 
 
 def transposed(eqn: Equation, mesh: Mesh) -> int:
-    """Elements that one processor transposes for a placed equation as the JAX backend writes it; 0 unless it is a product."""
+    """Elements that one processor transposes while it multiplies matrices, as the JAX backend writes a placed equation; 0 for
+    all that is no product of two.
+    """
     product = _product(eqn, mesh)
-    if product is None:
+    if product is None or not product.is_of_matrices:
         return 0
-    if product.is_of_matrices:
-        return product.turned if product.is_turned else product.transposed
-    return product.copied
+    return product.turned if product.is_turned else product.transposed
+
+
+def reordered(eqn: Equation, mesh: Mesh) -> int:
+    """Elements that one processor copies in another order for any other product."""
+    product = _product(eqn, mesh)
+    return 0 if product is None or product.is_of_matrices else product.reordered
 
 
 def is_turned(eqn: Equation, mesh: Mesh) -> bool:
@@ -75,7 +81,7 @@ class _Product:
         return not self.shared and len(self.firsts) == len(self.others) == len(self.summed) == 1
 
     @property
-    def copied(self) -> int:
+    def reordered(self) -> int:
         """Elements of the arrays whose last dimension is none that XLA wants there."""
         is_paired = len(self.summed) == len(self.others) == 1 and self.other[:-2] == self.shared
         last = self.summed + self.others if is_paired else self.others or self.summed
