@@ -2,6 +2,7 @@
 
 - Training steps on eight virtual CPU devices, which `mtfc calibrate` measures first, beside `mtfc simulate`: the error of
   each, and whether of any two whose measured times are more than 20 per cent apart the right one is predicted to be faster.
+  Of several rounds, each with a calibration of its own, the least times count, measured and predicted ones.
 - The cycles of computation that the TPU compiler expects for whole training steps, beside the computation that `simulate`
   predicts, but for the gradients of pools, of which that compiler says nothing; and what the step that it made sends and
   holds, beside what `cost` says. This needs libtpu, and no TPU.
@@ -240,11 +241,13 @@ def _measured() -> Iterator[Figure]:
         rounds.append([*zip(found, (median_seconds(each, RUNS) for each in steps), strict=True)])
         yield Figure(f"round {number + 1}: mean relative error", mean_error(rounds[-1]), "")
         yield Figure("    pairs predicted in the wrong order", order(rounds[-1])[1], "")
-    fastest = [(min(p for p, _ in each), min(m for _, m in each)) for each in zip(*rounds, strict=True)]
-    for case, (said, seconds), each in zip(MEASURED, fastest, zip(*rounds, strict=True), strict=True):
-        yield Figure(f"{case.name}: measured step, of the fastest round", seconds, "s")
-        yield Figure("    that of the slowest round over it", max(m for _, m in each) / seconds, "")
-        yield Figure("    predicted over measured", said / seconds, "")
+    fastest = []
+    for case, turns in zip(MEASURED, zip(*rounds, strict=True), strict=True):
+        said, seconds = zip(*turns, strict=True)
+        fastest.append((min(said), min(seconds)))
+        yield Figure(f"{case.name}: measured step, of the fastest round", min(seconds), "s")
+        yield Figure("    that of the slowest round over it", max(seconds) / min(seconds), "")
+        yield Figure("    predicted over measured", min(said) / min(seconds), "")
     yield Figure("steps measured", len(fastest), "")
     yield Figure("mean relative error", mean_error(fastest), "")
     typical = exp(fmean(abs(log(p / m)) for p, m in fastest))

@@ -279,6 +279,30 @@ model net(x: [batch, rows]) {
     assert changed == {"max": pytest.approx(4096 / 1e3 + OVERHEAD), "exp": pytest.approx(4096 / 1e4)}
 
 
+def test_what_is_moved_for_products_has_rates_of_its_own() -> None:
+    """Two matrices, of which the first is transposed, and a factor that is copied so that what is summed over comes first."""
+    text = """\
+dim batch = 24
+dim k = 32
+dim n = 40
+dim gate = 4
+dim units = 8
+dim previous = 16
+model net(x: [k, batch], w: [k, n], z: [batch, gate, units], u: [previous, gate, units]) {
+  y = einsum(x, w -> [batch, n])
+  h = einsum(z, u -> [batch, previous])
+  return y, h
+}
+"""
+    (program,) = load(text).programs
+    function = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
+    plain = machine().device
+    slow = attrs.evolve(plain, ops={"transposed": 1e3, "reordered": 1e4})
+    before, after = (work(function, ONE_DEVICE, device) for device in (plain, slow))
+    longer = [b.seconds - a.seconds for a, b in zip(before, after, strict=True)]
+    assert longer == pytest.approx([32 * 24 / 1e3, 16 * 4 * 8 / 1e4])
+
+
 def test_what_a_tpu_adds_up_is_held_and_what_it_draws_is_drawn_again() -> None:
     text = """\
 dim n = 1024

@@ -25,6 +25,7 @@ from mtfc.compiler.ir.products import reordered, transposed
 from mtfc.compiler.ir.types import Mesh
 
 FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
+"""Elements that are moved for a product besides, by the names of their rates."""
 
 
 @attrs.frozen
