@@ -27,12 +27,12 @@ from mtfc.backends.module import (
 )
 from mtfc.backends.prelude import definitions, prelude
 from mtfc.backends.windowed import fused
-from mtfc.compiler.ir.core import Function, Program, Value, walk
+from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import subscripts
 from mtfc.compiler.ir.ops.creation import literal
-from mtfc.compiler.ir.products import is_turned
+from mtfc.compiler.ir.products import is_turned, made
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 DTYPES = {
@@ -198,9 +198,7 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
     variation = Variation(mesh, function)
     return Dialect(
         mesh=mesh,
-        column=lambda eqn: (
-            texts.get(eqn.results[0]) or (_turned if is_turned(eqn, mesh) else OPS[eqn.op].jax)
-        ),
+        column=lambda eqn: texts.get(eqn.results[0]) or _product(eqn, mesh) or OPS[eqn.op].jax,
         lead=lambda type: (),
         index=variation.index,
         dtype=_dtype,
@@ -212,10 +210,22 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
     )
 
 
-def _turned(code: Code) -> str:
-    """A product of matrices the other way round."""
+def _product(eqn: Equation, mesh: Mesh) -> Text | None:
+    """How a product is written that is made in another order than its result's."""
+    if is_turned(eqn, mesh):
+        return lambda code: f"turned({_ordered(code, eqn.result.type.names[::-1])})"
+    order = made(eqn, mesh)
+    if order is None:
+        return None
+    places = tuple(order.index(name) for name in eqn.result.type.names)
+    return lambda code: f"{_ordered(code, order)}.transpose{places}"
+
+
+def _ordered(code: Code, order: tuple[str, ...]) -> str:
+    """A product with its dimensions in another order."""
     factors, result = subscripts(code.eqn).split("->")
-    return f'turned(jnp.einsum("{factors}->{result[::-1]}", {", ".join(code.args)}))'
+    letters = dict(zip(code.eqn.result.type.names, result, strict=True))
+    return f'jnp.einsum("{factors}->{"".join(letters[name] for name in order)}", {", ".join(code.args)})'
 
 
 def _function(program: Program, function: Function) -> str:

@@ -6,6 +6,9 @@ dimension each, and makes (shared, first's, other's). What lies otherwise is cop
 become neighbours: what is copied row by row is left out here. The first of two matrices is not copied, but transposed while it
 is multiplied, which takes longer still: many times longer than the product where the other matrix is narrow, as in the gradient
 of a classifier's last one. So the JAX backend takes such products the other way round, and transposes the result.
+
+Where neither order makes the result as it is wanted, `jnp.einsum` swaps the factors, whatever that copies: for the heads of an
+attention (`blm,mhk->bhlk`) all three arrays, one element at a time. There the JAX backend keeps the order that copies less.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ WORTH = 2
 """A product is turned around where that transposes so many times fewer elements."""
 
 Dims = tuple[tuple[str, int], ...]
-"""Names and sizes on one processor; those of one element are left out."""
+"""Names and sizes on one processor."""
 
 
 def transposed(eqn: Equation, mesh: Mesh) -> int:
@@ -48,9 +51,19 @@ def is_turned(eqn: Equation, mesh: Mesh) -> bool:
     return product is not None and product.is_of_matrices and product.is_turned
 
 
+def made(eqn: Equation, mesh: Mesh) -> tuple[str, ...] | None:
+    """Names of the result's dimensions in the order in which the JAX backend makes them, where it keeps `jnp.einsum` from
+    swapping the factors.
+    """
+    product = _written(eqn, mesh)
+    if product is None or product.first != _dims(eqn.operands[0], mesh) or product.made == product.result:
+        return None
+    return tuple(name for name, _ in product.made)
+
+
 @attrs.frozen
 class _Product:
-    """Its factors in the order in which they are multiplied, and its result."""
+    """Its factors in the order in which they are multiplied, and the result as it is wanted."""
 
     first: Dims
     other: Dims
@@ -66,15 +79,26 @@ class _Product:
 
     @property
     def firsts(self) -> Dims:
-        return tuple(dim for dim in self.first if dim not in self.other)
+        return tuple(dim for dim in self.first if dim not in self.other and dim in self.result)
 
     @property
     def others(self) -> Dims:
-        return tuple(dim for dim in self.other if dim not in self.first)
+        return tuple(dim for dim in self.other if dim not in self.first and dim in self.result)
 
     @property
     def made(self) -> Dims:
         return self.shared + self.firsts + self.others
+
+    @property
+    def dense(self) -> _Product:
+        """Without dimensions of one element."""
+        dims = (self.first, self.other, self.result)
+        return _Product(*(tuple(dim for dim in each if dim[1] > 1) for each in dims))
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it sums, over arrays of which at least one has more dimensions."""
+        return bool(self.summed and (self.firsts or self.others))
 
     @property
     def is_of_matrices(self) -> bool:
@@ -92,6 +116,11 @@ class _Product:
         )
 
     @property
+    def moved(self) -> int:
+        """Elements of which the product waits for another order."""
+        return self.transposed if self.is_of_matrices else self.reordered
+
+    @property
     def transposed(self) -> int:
         """Elements of the first of two matrices, if it is transposed."""
         return _size(self.first) * (self.first[0] in self.summed)
@@ -107,19 +136,24 @@ class _Product:
 
 
 def _product(eqn: Equation, mesh: Mesh) -> _Product | None:
-    """As `jnp.einsum` has it, which swaps the factors where the result is otherwise not in order."""
+    """As XLA sees it, without dimensions of one element."""
+    product = _written(eqn, mesh)
+    return product.dense if product is not None and product.dense.is_product else None
+
+
+def _written(eqn: Equation, mesh: Mesh) -> _Product | None:
+    """In the order in which `jnp.einsum` has the factors: the one of the result, or else swapped, if it is not kept from that."""
     if eqn.op != "einsum" or len(eqn.operands) != 2:
         return None
     first, other, result = (_dims(value, mesh) for value in (*eqn.operands, eqn.result))
-    product = _Product(first, other, result)
-    if not product.summed or not (product.firsts or product.others):
-        return None
-    return product if product.made == result else _Product(other, first, result)
+    product, swapped = _Product(first, other, result), _Product(other, first, result)
+    if product.made == result or swapped.made == result or not product.dense.is_product:
+        return product if product.made == result else swapped
+    return product if product.dense.moved < swapped.dense.moved else swapped
 
 
 def _dims(value: Value, mesh: Mesh) -> Dims:
-    pairs = zip(value.type.names, value.type.local_shape(mesh), strict=True)
-    return tuple((name, size) for name, size in pairs if size > 1)
+    return tuple(zip(value.type.names, value.type.local_shape(mesh), strict=True))
 
 
 def _size(dims: Dims) -> int:
