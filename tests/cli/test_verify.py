@@ -61,6 +61,60 @@ def test_a_wrong_result_is_found(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) ->
     assert text.out.splitlines()[-1] == "0 of 1 cases agree with the undistributed program"
 
 
+STEEP = """
+dim batch = 64
+dim io    = 1024
+mesh line = [all: 4]
+layout split on line = { io: all }
+layout rows  on line = { batch: all }
+model steep(x: [batch, io]) {
+  param w: [io] = ones()
+  y = sin(60.0 * einsum(x, w -> [batch]))
+  return y
+}
+"""
+"""Sums of a thousand numbers in another order differ by some 1e-6, which becomes more than what passes for rounding."""
+
+
+def test_rounding_that_grows_is_told_from_a_wrong_result(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "steep.mtf").write_text(STEEP)
+    outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json")
+    assert outcome.status == 0
+    cases = outcome.json["cases"]
+    assert [case["backend"] for case in cases] == ["numpy", "jax"]
+    for case in cases:
+        assert (case["ok"], case["wrong"]) == (True, [])
+        assert case["outputs"]["y"] > 1e-4 > 1e-9 > case["in_f64"]
+    text = mtfc("verify", "steep.mtf", "--layout", "split", "--backend", "numpy").out
+    assert "  which is rounding: " in text and text.endswith(
+        "1 of 1 cases agree with the undistributed program\n"
+    )
+
+
+def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
+    """What is run again in f64 turns on 64-bit numbers, which would change what other cases compute."""
+    import jax
+
+    (folder / "steep.mtf").write_text(STEEP)
+    before = jax.config.jax_enable_x64
+    mtfc("verify", "steep.mtf", "--layout", "split", "--backend", "jax")
+    assert jax.config.jax_enable_x64 == before
+
+
+@pytest.mark.parametrize(("factor", "is_wrong"), [("1.002", True), ("1.2", True), ("1.000001", False)])
+def test_a_small_difference_is_wrong_if_f64_has_it_too(
+    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, factor: str, is_wrong: bool
+) -> None:
+    """No matter whether it is small enough to be looked at again."""
+    generate = numpy_backend.generate
+    monkeypatch.setattr(
+        numpy_backend, "generate", lambda program: generate(program).replace(" + bias", f" * {factor} + bias")
+    )
+    outcome = mtfc("verify", "model.mtf", "--layout", "both", "--format", "json", "--backend", "numpy")
+    (case,) = outcome.json["cases"]
+    assert (outcome.status == 1, not case["ok"], case["in_f64"]) == (is_wrong, is_wrong, None)
+
+
 def test_initial_parameters_that_depend_on_the_layout_are_found(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
