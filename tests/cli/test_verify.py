@@ -91,6 +91,21 @@ def test_rounding_that_grows_is_told_from_a_wrong_result(mtfc: Mtfc, folder: Pat
     )
 
 
+def test_rounding_may_grow_as_it_does_in_f64(mtfc: Mtfc, folder: Path) -> None:
+    """Sums of products are rounded in f64, too, and what becomes of that shows what becomes of rounding in f32."""
+    steeper = STEEP.replace("60.0", "3000.0").replace("ones()", "normal(stddev = 1.0)")
+    (folder / "steep.mtf").write_text(steeper)
+    outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json")
+    assert outcome.status == 0
+    for case in outcome.json["cases"]:
+        assert case["outputs"]["y"] > verify.DOUBTFUL
+        assert case["in_f64"] is not None
+    (folder / "steep.mtf").write_text(STEEP.replace("60.0", "6000.0"))
+    outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json", "--backend", "numpy")
+    assert outcome.status == 1  # sums of numbers in f32 are exact in f64, and nothing grows
+    assert outcome.json["cases"][0]["in_f64"] is None
+
+
 def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
     """What is run again in f64 turns on 64-bit numbers, which would change what other cases compute."""
     import jax
