@@ -299,10 +299,15 @@ def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
     """Numba looks at the file of a function alone, whose compiled code holds those that it calls."""
     pytest.importorskip("numba")
     (tmp_path / "outer.py").write_text(OUTER, "utf-8")
+    path = f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"
+    within = {
+        **environ,
+        "PYTHONPATH": path,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # whose files go by whole seconds
     printed = []
     for stamp in ("1", "2"):
         (tmp_path / "within.py").write_text(INNER.replace("STAMP", stamp), "utf-8")
-        within = {**environ, "PYTHONPATH": f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"}
         command = [sys.executable, "outer.py"]
         done = subprocess.run(command, cwd=tmp_path, env=within, capture_output=True, check=True)
         printed.append(done.stdout.strip())
