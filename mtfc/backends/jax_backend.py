@@ -211,7 +211,7 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
 
 
 def _product(eqn: Equation, mesh: Mesh) -> Text | None:
-    """How a product is written that is made in another order than its result's."""
+    """How a product is written that is made in another order than its result's: see `ir/products.py`."""
     if is_turned(eqn, mesh):
         return lambda code: f"turned({_ordered(code, eqn.result.type.names[::-1])})"
     order = made(eqn, mesh)

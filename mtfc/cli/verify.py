@@ -69,8 +69,8 @@ Part = Literal["outputs", "gradients", "parameters"]
 class Result:
     """What a case differs in: part -> name -> largest absolute difference; or why it did not run.
 
-    largest: the largest relative difference, and that of what is handed out in f64. is_doubtful: whether what is wrong may be
-    rounding. in_f64: the largest difference there, where it showed that it was.
+    largest, largest_wide: the largest relative difference, and that of what is handed out in f64. is_doubtful: whether what is
+    wrong may be rounding. in_f64: the largest difference there, where it showed that it was.
     """
 
     case: Case
@@ -79,7 +79,8 @@ class Result:
     wrong: tuple[str, ...] = ()
     skipped: str | None = None
     placement: DeclaredPlacement | None = None
-    largest: tuple[float, float] = (0.0, 0.0)
+    largest: float = 0.0
+    largest_wide: float = 0.0
     is_doubtful: bool = False
     in_f64: float | None = None
 
@@ -226,7 +227,8 @@ class Reference:
             backend,
             errors,
             wrong=tuple(f"{part[:-1]} {name}" for part, name in wrong),
-            largest=(max(relative.values(), default=0.0), max(wide, default=0.0)),
+            largest=max(relative.values(), default=0.0),
+            largest_wide=max(wide, default=0.0),
             is_doubtful=bool(wrong) and all(part != "parameters" for part, _ in wrong),
         )
 
@@ -252,8 +254,7 @@ class Exact:
                 again = self.reference.placed(result.placement)
             else:
                 (again,) = self.reference.compared(result.case, (result.backend,))
-        most = max(DOUBTFUL, GROWTH * again.largest[1])
-        if again.wrong or result.largest[0] > most:
+        if again.wrong or result.largest > max(DOUBTFUL, GROWTH * again.largest_wide):
             return result
         return attrs.evolve(result, wrong=(), in_f64=max(_largest(again.errors).values()))
 

@@ -66,7 +66,6 @@ dim batch = 64
 dim io    = 1024
 mesh line = [all: 4]
 layout split on line = { io: all }
-layout rows  on line = { batch: all }
 model steep(x: [batch, io]) {
   param w: [io] = ones()
   y = sin(60.0 * einsum(x, w -> [batch]))

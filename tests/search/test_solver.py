@@ -299,12 +299,8 @@ def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
     """Numba looks at the file of a function alone, whose compiled code holds those that it calls."""
     pytest.importorskip("numba")
     (tmp_path / "outer.py").write_text(OUTER, "utf-8")
-    path = f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"
-    within = {
-        **environ,
-        "PYTHONPATH": path,
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }  # whose files go by whole seconds
+    within = {**environ, "PYTHONPATH": f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"}
+    within["PYTHONDONTWRITEBYTECODE"] = "1"  # it would be taken for that of another file of the same second
     printed = []
     for stamp in ("1", "2"):
         (tmp_path / "within.py").write_text(INNER.replace("STAMP", stamp), "utf-8")

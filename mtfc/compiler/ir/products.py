@@ -147,9 +147,10 @@ def _written(eqn: Equation, mesh: Mesh) -> _Product | None:
         return None
     first, other, result = (_dims(value, mesh) for value in (*eqn.operands, eqn.result))
     product, swapped = _Product(first, other, result), _Product(other, first, result)
-    if product.made == result or swapped.made == result or not product.dense.is_product:
-        return product if product.made == result else swapped
-    return product if product.dense.moved < swapped.dense.moved else swapped
+    if product.made == result:
+        return product
+    is_free = swapped.made != result and product.dense.is_product
+    return product if is_free and product.dense.moved < swapped.dense.moved else swapped
 
 
 def _dims(value: Value, mesh: Mesh) -> Dims:
