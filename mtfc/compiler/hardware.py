@@ -53,6 +53,21 @@ class Rate:
 
 
 @attrs.frozen
+class Scratchpad:
+    """Memory of the processor's own, on a TPU: so many bytes, the seconds that a product waits where all that it reads or writes
+    is there, and bytes/s: what is component-wise reads and writes there, and products read as factors and write as results. None:
+    as elsewhere.
+    """
+
+    bytes: float
+    wait: float = 0.0
+    reads: float | None = None
+    writes: float | None = None
+    factors: float | None = None
+    results: float | None = None
+
+
+@attrs.frozen
 class Device:
     """One processor: FLOP/s by dtype and by the FLOPs of one kernel, memory in bytes, its bandwidth in bytes/s by the bytes that
     one kernel reads and writes, and the seconds that starting a kernel costs.
@@ -61,8 +76,8 @@ class Device:
     indices point at), by the names of ops and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that
     the longer one hides: 1 where a kernel loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its
     kernels are those of XLA's compiler for TPUs. loop: what an iteration of a loop costs besides.
-    scratchpad: bytes of memory of the processor's own, where loops on a TPU keep what all iterations multiply with. loading: rows
-    that a matrix unit is loaded with while one row goes through it, for the gradient of a convolution's images.
+    scratchpad: where small programs lie, and what all iterations of a loop multiply with. loading: rows that a matrix unit is
+    loaded with while one row goes through it, for the gradient of a convolution's images.
     """
 
     flops: Mapping[str, Rate]
@@ -73,8 +88,18 @@ class Device:
     overlap: float = 1.0
     matrix: int | None = None
     loop: float = 0.0
-    scratchpad: float = 0.0
+    scratchpad: Scratchpad | None = None
     loading: float = 1.0
+
+    @property
+    def own(self) -> Scratchpad | None:
+        """The scratchpad of a TPU."""
+        return self.scratchpad if self.matrix is not None else None
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether products leave there what they compute."""
+        return self.own is not None and self.own.results is not None
 
     def rated(self, dtype: str) -> str:
         """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""

@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.hardware import KERNELS, KINDS, NEIGHBOURING, Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.hardware import (
+    KERNELS,
+    KINDS,
+    NEIGHBOURING,
+    Device,
+    Hardware,
+    Kind,
+    Link,
+    Rate,
+    Scratchpad,
+)
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
 from mtfc.frontend import ast
@@ -243,6 +253,14 @@ def _table(
     return None if None in found.values() else found
 
 
+def _scratchpad(figure: ast.Figure, scope: Scope) -> Scratchpad | None:
+    if not isinstance(figure.value, ast.Figures):
+        _wrong(figure, "`{ bytes: ..., wait: ... }`", scope)
+        return None
+    found = _entries(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
+    return None if found is None else Scratchpad(**found)
+
+
 DEVICE: Mapping[str, Read] = {
     "flops": _flops,
     "memory": _positive,
@@ -252,8 +270,16 @@ DEVICE: Mapping[str, Read] = {
     "ops": _ops,
     "overlap": _share,
     "matrix": _whole,
-    "scratchpad": _positive,
+    "scratchpad": _scratchpad,
     "loading": _positive,
+}
+SCRATCHPAD: Mapping[str, Read] = {
+    "bytes": _positive,
+    "wait": _not_negative,
+    "reads": _positive,
+    "writes": _positive,
+    "factors": _positive,
+    "results": _positive,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mtfc.compiler.hardware import Hardware, Link, Rate
+import attrs
+
+from mtfc.compiler.hardware import Hardware, Link, Rate, Scratchpad
 from mtfc.frontend.format import format_source
 
 
@@ -20,12 +22,21 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
         f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
         *([f"loop: {_number(device.loop)}"] if device.loop else []),
         *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
-        *([f"scratchpad: {_number(device.scratchpad)}"] if device.scratchpad else []),
+        *([f"matrix: {device.matrix}"] if device.matrix else []),
+        *([f"loading: {_number(device.loading)}"] if device.loading != 1 else []),
+        *([_scratchpad(device.scratchpad)] if device.scratchpad else []),
         f"ops: {{\n{ops}}}\n}}" if ops else "}",
         *map(_link, hardware.links),
         "}",
     ]
     return format_source("\n".join(lines) + "\n")
+
+
+def _scratchpad(own: Scratchpad) -> str:
+    figures = attrs.asdict(own, filter=lambda _, figure: figure is not None)
+    return (
+        "scratchpad: { " + ", ".join(f"{name}: {_number(figure)}" for name, figure in figures.items()) + " }"
+    )
 
 
 def _link(link: Link) -> str:

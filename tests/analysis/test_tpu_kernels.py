@@ -9,7 +9,7 @@ from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
 from mtfc.compiler.analysis.roofline import Work, work
 from mtfc.compiler.analysis.step_time import step_time
 from mtfc.compiler.analysis.tiles import stored_bytes
-from mtfc.compiler.hardware import Device, Hardware, Rate
+from mtfc.compiler.hardware import Device, Hardware, Rate, Scratchpad
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.ir.types import Dim, TensorType
@@ -293,7 +293,7 @@ train net {{
 def test_a_loop_keeps_what_it_multiplies_with_where_an_iteration_fits() -> None:
     """The weights, and in the loop backwards their gradient too, which is read and written. Products there do not wait."""
     step, weights = function(RECURRENT, "step"), 4 * N * N
-    near = attrs.evolve(TPU, scratchpad=1e9)
+    near = attrs.evolve(TPU, scratchpad=Scratchpad(1e9, results=1e12))
     loops = [eqn for eqn in step.body if eqn.regions]
     assert len(loops) == 2
     for loop, times in zip(loops, (1, 3), strict=True):
@@ -305,7 +305,7 @@ def test_a_loop_keeps_what_it_multiplies_with_where_an_iteration_fits() -> None:
     waiting = [attrs.evolve(device, overhead=1e-3) for device in (TPU, near)]
     more = [seconds_of(region_of(loops[0]), device) for device in waiting]
     assert more[0] - more[1] == pytest.approx(1e-3, rel=0.1)  # it reads, and a sum is stored
-    small = attrs.evolve(TPU, scratchpad=1e6)
+    small = attrs.evolve(TPU, scratchpad=Scratchpad(1e6, results=1e12))
     assert seconds_of(region_of(loops[0]), small) == seconds_of(region_of(loops[0]), TPU)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mtfc.cli.target import check_room
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.format import format_source
@@ -24,6 +24,7 @@ hardware box = {
     overhead: 2e-6
     ops: { gather: 1e9, pool: 5e8 }
     matrix: 128
+    scratchpad: { bytes: 2 ** 20, wait: 1e-6, results: 1e12 }
   }
   link wire: { kind: ring, size: 4, bandwidth: 10e9 / 2, latency: 1e-6 }
   link net: { kind: switch, bandwidth: { 1000: 1e8, 1000000: 1e9 }, shared: 4 }
@@ -46,6 +47,7 @@ def test_a_declaration() -> None:
         2e-6,
         {"gather": 1e9, "pool": 5e8},
         matrix=128,
+        scratchpad=Scratchpad(2.0**20, wait=1e-6, results=1e12),
     )
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)
@@ -56,6 +58,21 @@ def test_an_op_that_does_not_exist() -> None:
     with pytest.raises(CompileError, match="E012") as error:
         module(BOX.replace("gather", "gathers"))
     assert error.value.diagnostics[0].help == "did you mean `gather`?"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("2 ** 20", "E315: `scratchpad` takes `{ bytes: ..., wait: ... }`"),
+        ("{ wait: 1e-6 }", "E314: a scratchpad needs an entry `bytes`"),
+        ("{ bytes: 2 ** 20, read: 1e12 }", "E012: a scratchpad has no entry `read`"),
+        ("{ bytes: 0 }", "E315: `bytes` takes a number from"),
+    ],
+)
+def test_a_scratchpad_that_cannot_be(wrong: str, says: str) -> None:
+    with pytest.raises(CompileError) as error:
+        module(BOX.replace("{ bytes: 2 ** 20, wait: 1e-6, results: 1e12 }", wrong))
+    assert says in str(error.value)
 
 
 def test_rates_between_sizes() -> None:

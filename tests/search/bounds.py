@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.pricing import Pricer
@@ -63,7 +63,7 @@ SLOW_TPU = attrs.evolve(
         overhead=1e-3,
         ops={"bernoulli": 1e4, "uniform": 1e4},
         matrix=16,
-        scratchpad=1e5,
+        scratchpad=Scratchpad(1e5, wait=1e-3, reads=1e7, factors=1e8, results=1e7),
     ),
 )
 """Where what a TPU fills up, holds and draws again is."""

@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, layout_cost, total
-from mtfc.compiler.analysis.report import transfers, whole
+from mtfc.compiler.analysis.report import transfers
+from mtfc.compiler.analysis.sizes import whole
 from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.compiler.analysis.step_report import seconds_text
 from mtfc.compiler.analysis.step_time import step_time

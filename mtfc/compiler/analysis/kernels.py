@@ -72,11 +72,6 @@ def holds(eqn: Equation, device: Device) -> bool:
     return device.matrix is not None and (storage(eqn) == "reduced" or is_sum(eqn))
 
 
-def held_bytes(types: Iterable[TensorType], memory: Memory, device: Device) -> int:
-    """Of what can be seen as any of these types."""
-    return min(memory.bytes(type.with_dtype(HELD), device) for type in types)
-
-
 def rounding_bytes(type: TensorType, memory: Memory, device: Device) -> int:
     """Read, written and held where an array in f32 is rounded to 16 bits; nothing where it has 16."""
     return memory.bytes(type, device) * 5 // 2 if type.dtype == HELD else 0
@@ -94,7 +89,7 @@ def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator
 class Memory:
     """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed.
 
-    whole: the function, where some of its equations are left out.
+    whole: the function, where some of its equations are left out. elsewhere: equations that start no kernel whatever they store.
     """
 
     def __init__(
@@ -105,8 +100,8 @@ class Memory:
         self.given = {output.value for output in function.outputs}
         self.readers = readers_of(function)
         self.folded = folded(whole or function)
-        is_tpu = device is not None and device.matrix is not None
-        self.stored = _stored(function, self.makers, is_tpu) - self.folded
+        self.is_tpu = device is not None and device.matrix is not None
+        self.stored = self._stored(function) - self.folded
         self.slices = {argument.value for argument in function.arguments if argument.role == "sliced"}
         self.kept = set(_sources(_kept(function), self.makers))
         self.pixels: set[Dim] = set()
@@ -115,14 +110,27 @@ class Memory:
         self.images: dict[Value, Equation] = {}
         self.ends: set[Value] = set()
         self.staying: set[Value] = set()
+        self.elsewhere: set[Equation] = set()
         self.is_near = False
-        if is_tpu:
+        if self.is_tpu:
             self._know_tpu(whole or function)
-        if is_tpu and device is not None and device.scratchpad and is_loop(function):
+        if device is not None and device.keeps_results and is_loop(function):
             self.is_near = whole is not None or self._fits(function, device)
             self.staying = set(_able_to_stay(function) if whole else self._staying(function))
             self.stored -= self.staying
         self.firsts = set(_firsts(function.body, self, device)) if device else set[Equation]()
+
+    def _stored(self, function: Function) -> set[Value]:
+        """The values that are in memory: see the top."""
+        unstored = ("view", "made", "fused")
+        found = {value for eqn in function.body if storage(eqn) not in unstored for value in eqn.results}
+        given = [output.value for output in function.outputs]
+        reading = (value for eqn in function.body if not self._computes(eqn) for value in eqn.operands)
+        return found | set(_sources((*given, *reading), self.makers))
+
+    def _computes(self, eqn: Equation) -> bool:
+        """Whether its kernel computes those operands that are component-wise."""
+        return storage(eqn) in ("view", "fused", "reduced") or (self.is_tpu and is_sum(eqn))
 
     def _know_tpu(self, function: Function) -> None:
         """What counts on TPUs: see the top.
@@ -170,7 +178,8 @@ class Memory:
         """Whether an iteration of a loop lies in the processor's own memory altogether."""
         values = self.stored | {argument.value for argument in region.arguments}
         size = sum(self.bytes(value.type, device) for value in values)
-        return size <= device.scratchpad and not any(eqn.regions for eqn in region.body)
+        room = device.own.bytes if device.own else 0
+        return size <= room and not any(eqn.regions for eqn in region.body)
 
     def _staying(self, region: Function) -> Iterator[Value]:
         """What an iteration of a loop finds and leaves in the processor's own memory: see the top."""
@@ -185,11 +194,16 @@ class Memory:
             if is_sum_of_products and sums[0].results == (output.value,) and output.value not in self.stacked:
                 yield from (argument.value, output.value)
 
-    def waits(self, eqn: Equation, device: Device) -> int:
-        """How often the device's overhead counts: on a TPU, for what a product reads and for what it writes."""
+    def waiting(self, eqn: Equation, device: Device) -> float:
+        """Seconds of overhead: on a TPU, of a product for what it reads and for what it writes."""
         if device.matrix is None or not is_product(eqn):
-            return int(eqn in self.firsts)
-        return 0 if self.is_near else any(map(self.views, eqn.operands)) + self.is_stored(eqn)
+            return device.overhead * (eqn in self.firsts)
+        waits = any(map(self.views, eqn.operands)) + self.is_stored(eqn)
+        return 0.0 if self.is_near else device.overhead * waits
+
+    def moving(self, eqn: Equation, size: int, device: Device) -> float:
+        """Seconds of so many bytes."""
+        return size / device.bandwidth.at(size)
 
     def users(self, value: Value) -> Iterator[Equation]:
         return users(value, self.readers)
@@ -267,8 +281,8 @@ class Memory:
             return sum(self.bytes(value.type.with_dtype(HELD), device) for value in eqn.results)
         if not self.is_holding(eqn, device):
             return 0
-        types = ([each.type for each in self.seen(value)] for value in eqn.operands)
-        return max(held_bytes(each, self, device) for each in types)
+        types = ([each.type.with_dtype(HELD) for each in self.seen(value)] for value in eqn.operands)
+        return max(min(self.bytes(type, device) for type in each) for each in types)
 
     def is_widened(self, eqn: Equation, device: Device) -> bool:
         """Whether it computes what it stores in 16 bits, and its kernel does not hold it yet."""
@@ -351,16 +365,6 @@ def _able_to_stay(region: Function) -> Iterator[Value]:
     yield from (output.value for _, output in zip(carried(region), region.outputs, strict=False))
 
 
-def _stored(function: Function, makers: Mapping[Value, Equation], is_tpu: bool) -> set[Value]:
-    """The values that are in memory: see the top."""
-    unstored = ("view", "made", "fused")
-    found = {value for eqn in function.body if storage(eqn) not in unstored for value in eqn.results}
-    given = [output.value for output in function.outputs]
-    absorbing = ("view", "fused", "reduced")
-    reading = (eqn for eqn in function.body if storage(eqn) not in absorbing and not (is_tpu and is_sum(eqn)))
-    return found | set(_sources((*given, *(value for eqn in reading for value in eqn.operands)), makers))
-
-
 def _kept(region: Function) -> Iterator[Value]:
     """What a loop keeps of each iteration; nothing of what is no loop's."""
     if is_loop(region):
@@ -390,6 +394,6 @@ def _firsts(body: Sequence[Equation], memory: Memory, device: Device) -> Iterato
                 one, other = kernel(eqn), kernel(memory.makers[memory.seen(value)[-1]])
                 joined |= {one: other} if one is not other else {}
     is_tpu = device.matrix is not None
-    able = (eqn for eqn in reversed(body) if not (is_tpu and is_product(eqn)))
-    stored = {kernel(eqn): eqn for eqn in able if memory.is_stored(eqn)}
+    others = {eqn for eqn in body if is_tpu and is_product(eqn)} | memory.elsewhere
+    stored = {kernel(eqn): eqn for eqn in reversed(body) if eqn not in others and memory.is_stored(eqn)}
     yield from stored.values()

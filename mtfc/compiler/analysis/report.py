@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
-from math import ceil
 from typing import get_args
 
 import attrs
 
 from mtfc.compiler.analysis.cost import Charge, LayoutCost, Sent, grouped, total
-from mtfc.compiler.analysis.formula import Formula
-from mtfc.compiler.analysis.sizes import Amount
+from mtfc.compiler.analysis.sizes import Amount, whole
 from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.compiler.analysis.table import aligned, count_text, flops_text, wrapped
 from mtfc.compiler.diagnostics import Span
@@ -180,12 +178,6 @@ def _communication(costs: Sequence[LayoutCost]) -> list[str]:
         cells = [f"{_bytes(sent.bytes)} in {sent.count}" if sent.count else "-" for sent in found]
         rows.append([cost.layout.name, _bytes(each.sent.bytes), _bytes(each.sent.wire_bytes), *cells])
     return aligned(rows, right=range(1, len(rows[0])), indent="")
-
-
-def whole(amount: Amount) -> int:
-    """Reports show numbers; a broken byte on the wire is sent whole."""
-    assert not isinstance(amount, Formula)
-    return ceil(amount)
 
 
 def _bytes(amount: Amount) -> str:

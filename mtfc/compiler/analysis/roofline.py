@@ -15,6 +15,7 @@ import attrs
 
 from mtfc.compiler.analysis.kernels import Memory, storage
 from mtfc.compiler.analysis.loop_kernels import Loops
+from mtfc.compiler.analysis.resident import memory_of
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled
 from mtfc.compiler.hardware import Device
@@ -39,7 +40,7 @@ class Work:
 
 def work(function: Function, mesh: Mesh, device: Device) -> list[Work]:
     """Of each equation of a placed function, in order; nothing for collectives, and for loops what they do not repeat."""
-    return works(function, Memory(function, mesh, device), device)
+    return works(function, memory_of(function, mesh, device), device)
 
 
 def works(function: Function, memory: Memory, device: Device) -> list[Work]:
@@ -82,7 +83,7 @@ def kernel_seconds(
     for it.
     """
     dtype = (eqn.operands or eqn.results)[0].type.dtype
-    computing, moving = flops / device.rate(dtype).at(flops), size / device.bandwidth.at(size)
+    computing, moving = flops / device.rate(dtype).at(flops), memory.moving(eqn, size, device)
     seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
     kernel = memory.kernel(eqn)
     if rate := device.ops.get(kernel):
@@ -90,4 +91,4 @@ def kernel_seconds(
     for part, elements in FOR_PRODUCTS.items() if kernel == "einsum" else ():
         if rate := device.ops.get(part):
             seconds += elements(placed, memory.mesh) / rate
-    return seconds + device.overhead * memory.waits(eqn, device)
+    return seconds + memory.waiting(eqn, device)

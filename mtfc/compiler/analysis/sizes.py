@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fractions import Fraction
-from math import prod
+from math import ceil, prod
 from typing import Protocol
 
 import attrs
@@ -18,6 +18,12 @@ from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
 
 Amount = int | Fraction | Formula
 """How much of something there is on one processor: elements, bytes, FLOPs."""
+
+
+def whole(amount: Amount) -> int:
+    """A number; a broken byte on the wire is sent whole."""
+    assert not isinstance(amount, Formula)
+    return ceil(amount)
 
 
 class Scale(Protocol):

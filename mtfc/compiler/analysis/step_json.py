@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mtfc.compiler.analysis.cost import LayoutCost
-from mtfc.compiler.analysis.report import whole
+from mtfc.compiler.analysis.sizes import whole
 from mtfc.compiler.analysis.source_lines import nested
 from mtfc.compiler.analysis.step_report import fits
 from mtfc.compiler.analysis.step_time import COMPUTE, Event, Seconds, StepTime

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from mtfc.compiler.analysis.cost import LayoutCost
-from mtfc.compiler.analysis.report import heading, whole
+from mtfc.compiler.analysis.report import heading
+from mtfc.compiler.analysis.sizes import whole
 from mtfc.compiler.analysis.source_lines import fitted, line_rows
 from mtfc.compiler.analysis.step_time import Seconds, StepTime
 from mtfc.compiler.analysis.table import aligned

@@ -10,7 +10,7 @@ split over all of them, and what communicates over none (`Known`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import compress
 from math import inf
@@ -20,11 +20,12 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Rate
 from mtfc.compiler.search.rules.collectives import Seconds
 from mtfc.compiler.search.rules.flow import Flow
 from mtfc.compiler.search.rules.lookup import Booleans, Known, Lookup, Setting
 from mtfc.compiler.search.rules.naming import Dims
-from mtfc.compiler.search.rules.parts import Parts
+from mtfc.compiler.search.rules.parts import Parts, Step
 from mtfc.compiler.search.rules.space import Columns, Integers, Rows, union
 
 BLOCK = 1 << 12
@@ -95,6 +96,10 @@ class Bound(Setting):
         """Everything; with the best storage where that is open. Nothing of layouts that it does not come to `until` a time of
         `time.monotonic`.
         """
+        total = self._of_each(known, storage_is_open, until)
+        return self._or_resident(total, known, lambda near, few: near.seconds(few, storage_is_open, until))
+
+    def _of_each(self, known: Known, storage_is_open: bool, until: float) -> Seconds:
         columns = self._mixed
         names = [
             frozenset(name for name in self.step.mixed if self.space.number.get(name) == i) for i in columns
@@ -123,7 +128,30 @@ class Bound(Setting):
         mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
         total = np.zeros(len(known.low))
         self._bound(total, np.arange(len(total)), self.step.parts(mixed), known, storage_is_open, until)
+        return self._or_resident(
+            total, known, lambda near, few: near.sure_seconds(few, storage_is_open, until)
+        )
+
+    def _or_resident(
+        self, total: Seconds, known: Known, seconds: Callable[[Bound, Known], Seconds]
+    ) -> Seconds:
+        """The bounds, but of layouts with which the program may lie in the processor's own memory those of such programs."""
+        own = self.hardware.device.own
+        if own is not None and self._resident is not None:
+            few = np.flatnonzero(self.memory(known) <= own.bytes)
+            if len(few):
+                total[few] = seconds(self._resident, Known(known.low[few], known.high[few]))
         return total
+
+    @cached_property
+    def _resident(self) -> Bound | None:
+        """For such programs (`analysis/resident.py`). What they move is not known, nor what kernels they have."""
+        device = self.hardware.device
+        if device.own is None or any(eqn.regions for eqn in self.step.function.body):
+            return None
+        free = attrs.evolve(device, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
+        step, hardware = Step.of(self.step.function, free), attrs.evolve(self.hardware, device=free)
+        return Bound(self.space, step, self.mesh, hardware, self.overlaps)
 
     def _bound(
         self, total: Seconds, rows: Integers, parts: Parts, known: Known, is_open: bool, until: float

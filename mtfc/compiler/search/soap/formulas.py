@@ -219,7 +219,7 @@ class Writer:
             flops = self.product(OPS[eqn.op].flops(eqn, self))
             kernels.append([not is_forward, flops, first, len(moved)])
             dtype = (eqn.operands or eqn.results)[0].type.dtype
-            rates.append([device.rate(dtype).peak, device.overhead * memory.waits(eqn, device)])
+            rates.append([device.rate(dtype).peak, memory.waiting(eqn, device)])
         by, lengths = self._arrays()
         return Template(
             by,

@@ -9,9 +9,11 @@ from time import monotonic
 
 import attrs
 
+from mtfc.compiler.analysis.memory import memory_of, memory_on
 from mtfc.compiler.analysis.ruling import without_unit_axes
+from mtfc.compiler.analysis.sizes import Numbers, whole
 from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Hardware, Rate
+from mtfc.compiler.hardware import Device, Hardware, Rate
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
@@ -89,8 +91,11 @@ def search(
         answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
     unsplit = None if fixed else (tried[0], Layout("none"))
     best = _best(answers, objective, hardware, pricing, known, unsplit)
-    if best.refuted and not best.is_interrupted:
-        answers.append(ask(_unhurried(hardware)))
+    sizes = [_own_memory(step, mesh, hardware.device) for mesh in tried]
+    is_small = any(least <= own for least, _, own in sizes)
+    is_sure = all(most <= own or own < least for least, most, own in sizes)
+    if (best.refuted or not is_sure) and not best.is_interrupted:
+        answers.append(ask(_unhurried(_weightless(hardware) if is_small else hardware)))
         best = _best(answers, objective, hardware, pricing, known, unsplit)
     if best.refuted and best.is_interrupted:
         return attrs.evolve(best, refuted=None, lower_bound=0.0)
@@ -105,6 +110,22 @@ def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: 
 
 def _with_memory(hardware: Hardware, memory: float) -> Hardware:
     return attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=max(memory, 0.0)))
+
+
+def _own_memory(step: Function, mesh: Mesh, device: Device) -> tuple[float, float, float]:
+    """The bytes that a device needs at least where the program is split, those where it is not, and those of the processor's own
+    memory. Of the unsplit program alone the solver knows whether it lies there (`analysis/resident.py`).
+    """
+    if device.own is None or any(eqn.regions for eqn in step.body):
+        return inf, inf, 0.0
+    least = whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices
+    return least, whole(memory_on(step, mesh, device).total), device.own.bytes
+
+
+def _weightless(hardware: Hardware) -> Hardware:
+    """The machine with a memory that costs nothing."""
+    free = attrs.evolve(hardware.device, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
+    return attrs.evolve(hardware, device=free)
 
 
 def _unhurried(hardware: Hardware) -> Hardware:
