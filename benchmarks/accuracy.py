@@ -249,6 +249,16 @@ THAT_FIT_TOO = (
 )
 """Chosen at last, before any of them was compiled, and compared once."""
 
+RECURRENT = (
+    ("v4:2x2x2", Case("rnntc", "data", "nodes:2;gpus:4", (("batch", 256),))),
+    ("v5p:2x2x2", Case("rnntc", "hybrid", "nodes:2;gpus:4", (("batch", 512),))),
+    ("v4:2x2x2", Case("nmt", "data", "nodes:2;gpus:4", (("batch", 128),))),
+    ("v5p:2x2x2", Case("nmt", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
+    ("v5e:2x4", Case("rnnlm", "data", "nodes:2;gpus:4", (("batch", 256),))),
+    ("v6e:2x4", Case("rnnlm", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
+)
+"""Chosen when rnnlm of `HELD_OUT` and `LATER` had been looked at, before any of these was compiled, and compared once."""
+
 
 def figures() -> Iterator[Figure]:
     os.environ["JAX_PLATFORMS"] = "cpu"  # where libtpu is installed, it has no TPU to run on
@@ -355,6 +365,7 @@ def _compiled() -> Iterator[Figure]:
         ("of the smallest examples, looked at", AS_DECLARED),
         ("that lie in the processor's own memory", THAT_FIT),
         ("of such, compared at last", THAT_FIT_TOO),
+        ("of recurrent networks", RECURRENT),
     )
     for what, cases in sets:
         others, at_most = [], 0 if cases in (LOOKED_AT, THEN_LOOKED_AT, AT_LAST_LOOKED_AT) else None

@@ -6,9 +6,10 @@ import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.analysis.roofline import Work, work
 from mtfc.compiler.analysis.step_time import step_time
-from mtfc.compiler.analysis.tiles import stored_bytes
+from mtfc.compiler.analysis.tiles import is_product, stored_bytes
 from mtfc.compiler.hardware import Device, Hardware, Rate, Scratchpad
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
@@ -307,6 +308,25 @@ def test_a_loop_keeps_what_it_multiplies_with_where_an_iteration_fits() -> None:
     assert more[0] - more[1] == pytest.approx(1e-3, rel=0.1)  # it reads, and a sum is stored
     small = attrs.evolve(TPU, scratchpad=Scratchpad(1e6, results=1e12))
     assert seconds_of(region_of(loops[0]), small) == seconds_of(region_of(loops[0]), TPU)
+
+
+def test_a_loop_keeps_a_part_where_not_all_of_it_fits_or_results_go_to_memory() -> None:
+    """What it adds up alone, or the weights alone, for which products wait less."""
+    step, weights = function(RECURRENT, "step"), 4 * N * N
+    backwards = [eqn for eqn in step.body if eqn.regions][-1]
+    for own, kept in (
+        (Scratchpad(1e9, results=1e12), 3 * weights),
+        (Scratchpad(2.5 * weights, results=1e12), 2 * weights),
+        (Scratchpad(1e9), weights),
+        (Scratchpad(1.5 * weights), 0),
+    ):
+        near = attrs.evolve(TPU, scratchpad=own)
+        moved = [sum(each.bytes for each in work(region_of(backwards), ONE_DEVICE, d)) for d in (TPU, near)]
+        assert moved[0] - moved[1] == kept
+    waiting = attrs.evolve(TPU, overhead=1e-3, scratchpad=Scratchpad(1e9, wait=5.0))
+    products = [eqn for eqn in region_of(backwards).body if is_product(eqn)]
+    memory = Memory(region_of(backwards), ONE_DEVICE, waiting)
+    assert products and all(memory.waiting(eqn, waiting) == 5.0 for eqn in products)
 
 
 def test_pads_are_part_of_the_kernel_that_adds_them() -> None:

@@ -29,15 +29,16 @@ And it makes kernels of several equations:
 - A product that is only added to something is added by its own kernel, and so is what is computed of the sum alone: the end of
   that is stored, and nothing before it.
 - What a loop keeps of each iteration is written twice where the iteration itself uses it.
-- A loop whose iteration altogether fits into the processor's own memory (`Device.scratchpad`) keeps there what all iterations
-  multiply with, such as weights, and what they add products to, such as gradients of weights. Its products do not wait.
+- A loop whose iteration fits into the processor's own memory (`Device.scratchpad`) keeps there what all iterations multiply with,
+  such as weights, and, where products leave their results there, what they add products to, such as gradients of weights; the
+  latter alone where not all of it fits. Its products do not wait for memory.
 - Features of a convolution that are several dimensions are copied to be one, unless whole tiles lie side by side.
 - An input of the program that a convolution sees as windows is rounded to 16 bits before, in a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mtfc.compiler.analysis.tiles import LANES, Windows, is_product, is_sum, pixels_of, stored_bytes
 from mtfc.compiler.hardware import Device
@@ -47,7 +48,7 @@ from mtfc.compiler.ir.opdef import Storage
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
-from mtfc.compiler.ir.views import folded, readers_of
+from mtfc.compiler.ir.views import folded, readers_of, sources
 
 HELD = "f32"
 """What is added up, or computed, is held as: see above."""
@@ -103,7 +104,7 @@ class Memory:
         self.is_tpu = device is not None and device.matrix is not None
         self.stored = self._stored(function) - self.folded
         self.slices = {argument.value for argument in function.arguments if argument.role == "sliced"}
-        self.kept = set(_sources(_kept(function), self.makers))
+        self.kept = set(sources(_kept(function), self.makers))
         self.pixels: set[Dim] = set()
         self.stacked: set[Value] = set()
         self.holders: dict[Value, Equation] = {}
@@ -114,9 +115,11 @@ class Memory:
         self.is_near = False
         if self.is_tpu:
             self._know_tpu(whole or function)
-        if device is not None and device.keeps_results and is_loop(function):
-            self.is_near = whole is not None or self._fits(function, device)
-            self.staying = set(_able_to_stay(function) if whole else self._staying(function))
+        if device is not None and device.own and is_loop(function):
+            if whole is None:
+                self._stay(function, device)
+            else:
+                self.staying, self.is_near = set(_able_to_stay(function)), True
             self.stored -= self.staying
         self.firsts = set(_firsts(function.body, self, device)) if device else set[Equation]()
 
@@ -126,7 +129,7 @@ class Memory:
         found = {value for eqn in function.body if storage(eqn) not in unstored for value in eqn.results}
         given = [output.value for output in function.outputs]
         reading = (value for eqn in function.body if not self._computes(eqn) for value in eqn.operands)
-        return found | set(_sources((*given, *reading), self.makers))
+        return found | set(sources((*given, *reading), self.makers))
 
     def _computes(self, eqn: Equation) -> bool:
         """Whether its kernel computes those operands that are component-wise."""
@@ -154,7 +157,7 @@ class Memory:
         """What pools reads what is stored; a product that is only added to something is not, but the end of what follows is."""
         reducing = (eqn for eqn in function.body if storage(eqn) == "reduced")
         pooled = (value for eqn in reducing for value in eqn.operands if self._is_window(value))
-        self.stored.update(_sources(pooled, self.makers))
+        self.stored.update(sources(pooled, self.makers))
         added = {value for value in self.stored if self._is_accumulated(value)}
         sums = {eqn.result for value in added for eqn in self.users(value)}
         self.ends = {self._end(value) for value in sums} - self.stored
@@ -174,32 +177,36 @@ class Memory:
             return value
         return self._end(found[0].result)
 
-    def _fits(self, region: Function, device: Device) -> bool:
-        """Whether an iteration of a loop lies in the processor's own memory altogether."""
-        values = self.stored | {argument.value for argument in region.arguments}
-        size = sum(self.bytes(value.type, device) for value in values)
-        room = device.own.bytes if device.own else 0
-        return size <= room and not any(eqn.regions for eqn in region.body)
-
-    def _staying(self, region: Function) -> Iterator[Value]:
-        """What an iteration of a loop finds and leaves in the processor's own memory: see the top."""
-        if not self.is_near:
+    def _stay(self, region: Function, device: Device) -> None:
+        """Find what an iteration of a loop finds and leaves in the processor's own memory: see the top."""
+        if device.own is None or any(eqn.regions for eqn in region.body):
             return
-        for argument in region.arguments:
-            if argument.role == "invariant" and all(map(is_product, self.users(argument.value))):
-                yield argument.value
+        invariant = (argument.value for argument in region.arguments if argument.role == "invariant")
+        weights = {value for value in invariant if all(map(is_product, self.users(value)))}
+        totals = dict(self._totals(region))
+        values = self.stored.union(argument.value for argument in region.arguments)
+        others = values.difference(weights, totals, totals.values())
+        for stays in (weights.union(totals), set(totals)) if device.keeps_results else (weights,):
+            if sum(self.bytes(value.type, device) for value in others | stays) <= device.own.bytes:
+                self.staying = stays.union(after for before, after in totals.items() if before in stays)
+                self.is_near = weights <= stays
+                break
+
+    def _totals(self, region: Function) -> Iterator[tuple[Value, Value]]:
+        """What iterations add products to, before and after."""
         for argument, output in zip(carried(region), region.outputs, strict=False):
             sums = [*self.users(argument.value)]
             is_sum_of_products = len(sums) == 1 and any(map(self._is_accumulated, sums[0].operands))
             if is_sum_of_products and sums[0].results == (output.value,) and output.value not in self.stacked:
-                yield from (argument.value, output.value)
+                yield argument.value, output.value
 
     def waiting(self, eqn: Equation, device: Device) -> float:
         """Seconds of overhead: on a TPU, of a product for what it reads and for what it writes."""
         if device.matrix is None or not is_product(eqn):
             return device.overhead * (eqn in self.firsts)
-        waits = any(map(self.views, eqn.operands)) + self.is_stored(eqn)
-        return 0.0 if self.is_near else device.overhead * waits
+        if self.is_near and device.own:
+            return device.own.wait
+        return device.overhead * (any(map(self.views, eqn.operands)) + self.is_stored(eqn))
 
     def moving(self, eqn: Equation, size: int, device: Device) -> float:
         """Seconds of so many bytes."""
@@ -369,14 +376,6 @@ def _kept(region: Function) -> Iterator[Value]:
     """What a loop keeps of each iteration; nothing of what is no loop's."""
     if is_loop(region):
         yield from (output.value for output in region.outputs if output.updates is None)
-
-
-def _sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterable[Value]:
-    """What the values are views of, or they themselves."""
-    for value in values:
-        while (maker := makers.get(value)) is not None and storage(maker) == "view":
-            (value, *_) = maker.operands
-        yield value
 
 
 def _firsts(body: Sequence[Equation], memory: Memory, device: Device) -> Iterator[Equation]:

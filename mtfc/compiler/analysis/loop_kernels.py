@@ -75,7 +75,7 @@ class Loops:
 
     def _loaded(self, loop: Equation) -> Iterator[tuple[int, float]]:
         """What stays for all iterations."""
-        if self.device.keeps_results:
+        if self.device.own:
             for value in Memory(region_of(loop), self.memory.mesh, self.device).staying:
                 size = self.memory.bytes(value.type, self.device)
                 yield size, size / self.device.bandwidth.at(size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.ops import OPS
@@ -10,6 +10,14 @@ from mtfc.compiler.ir.ops import OPS
 
 def is_view(eqn: Equation) -> bool:
     return not eqn.regions and OPS[eqn.op].storage == "view"
+
+
+def sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterator[Value]:
+    """What the values are views of, or they themselves."""
+    for value in values:
+        while (maker := makers.get(value)) is not None and is_view(maker):
+            (value, *_) = maker.operands
+        yield value
 
 
 def readers_of(function: Function) -> dict[Value, list[Equation]]:
