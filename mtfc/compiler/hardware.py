@@ -10,7 +10,7 @@ Units are those of the SI: FLOP/s, bytes, bytes/s, seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, log, prod
+from math import exp, inf, log, prod
 from typing import Literal
 
 import attrs
@@ -95,6 +95,11 @@ class Device:
     def own(self) -> Scratchpad | None:
         """The scratchpad of a TPU."""
         return self.scratchpad if self.matrix is not None else None
+
+    @property
+    def weightless(self) -> Device:
+        """A device whose memory and kernels cost nothing."""
+        return attrs.evolve(self, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
 
     @property
     def keeps_results(self) -> bool:

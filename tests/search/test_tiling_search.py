@@ -135,6 +135,27 @@ def test_nothing_is_below_the_bound_where_programs_lie_in_the_processors_own_mem
         assert price.seconds >= found.lower_bound * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("target", ["tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"])
+def test_what_products_compute_of_their_operands_is_split_like_these(target: str) -> None:
+    """The smaller factor is what the kernel reads most of."""
+    text = """\
+dim batch = 128
+dim io = 1024
+dim hidden = 4096
+model m(x: [batch, io], w: [io, hidden]) {
+  y = einsum(x, relu(w) -> [batch, hidden])
+  z = sum(y)
+  return y, z
+}
+"""
+    (program,), hardware, line = load(text).programs, machine(target), Mesh("line", (("rows", 8),))
+    pricing = Pricer.of(program, hardware).pricing("time")
+    found = search(prepared(program), set(program.dims), [line], hardware, pricing, monotonic() + 60)
+    split = pricing(line, Layout("split", Rules((("hidden", ("rows",)),))))
+    assert found.lower_bound <= split.seconds
+    assert pricing(line, found.layout).seconds <= 1.001 * split.seconds
+
+
 @pytest.mark.parametrize("memory", [390e3, 427e3, 430e3, 600e3])
 def test_what_is_found_fits_when_it_is_compiled(memory: float) -> None:
     """What a reshard makes takes memory that the solver does not count: for a little less than 427,008 bytes it finds what needs

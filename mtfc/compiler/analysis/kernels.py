@@ -31,7 +31,7 @@ And it makes kernels of several equations:
 - What a loop keeps of each iteration is written twice where the iteration itself uses it.
 - A loop whose iteration fits into the processor's own memory (`Device.scratchpad`) keeps there what all iterations multiply with,
   such as weights, and, where products leave their results there, what they add products to, such as gradients of weights; the
-  latter alone where not all of it fits. Its products do not wait for memory.
+  latter alone where not all of it fits. Where weights stay, products do not wait for memory.
 - Features of a convolution that are several dimensions are copied to be one, unless whole tiles lie side by side.
 - An input of the program that a convolution sees as windows is rounded to 16 bits before, in a copy.
 """
@@ -171,11 +171,11 @@ class Memory:
 
     def _end(self, value: Value) -> Value:
         """The last of what is computed component-wise of this value alone, in one stage."""
-        found = list(self.users(value))
-        is_alone = value not in self.given and len(found) == 1 and is_component_wise(found[0])
-        if not is_alone or found[0].stage != self.makers[value].stage:
-            return value
-        return self._end(found[0].result)
+        while value not in self.given and len(found := list(self.users(value))) == 1:
+            if not is_component_wise(found[0]) or found[0].stage != self.makers[value].stage:
+                break
+            value = found[0].result
+        return value
 
     def _stay(self, region: Function, device: Device) -> None:
         """Find what an iteration of a loop finds and leaves in the processor's own memory: see the top."""
@@ -201,7 +201,7 @@ class Memory:
                 yield argument.value, output.value
 
     def waiting(self, eqn: Equation, device: Device) -> float:
-        """Seconds of overhead: on a TPU, of a product for what it reads and for what it writes."""
+        """Seconds of overhead: of a kernel, or on a TPU of a product for what it reads and for what it writes."""
         if device.matrix is None or not is_product(eqn):
             return device.overhead * (eqn in self.firsts)
         if self.is_near and device.own:

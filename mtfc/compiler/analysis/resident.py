@@ -9,8 +9,8 @@ There they lie, and XLA's compiler for TPUs (libtpu 0.0.42) expects less of thei
 - What is component-wise of something that was computed, and small beside what is computed of it, is a kernel of its own: what a
   softmax divides by. Numbers alone are none.
 - Reductions of arrays with the same dimensions are one kernel, if none of them needs another.
-- What the program is given comes from memory, once. Everything else is read and written at rates of its own, and what is added
-  up is held as elsewhere.
+- What the program is given comes from memory where it is first read. Everything else is read and written at rates of its own, and
+  what is added up is held as elsewhere.
 - A product waits (`Scratchpad.wait`); for memory the first one does, and those whose results are rounded, as only products use
   them, where what is component-wise reads at the rate of memory.
 
@@ -35,7 +35,7 @@ Kernel = Equation | None
 """A product, or any other kernel."""
 
 
-def memory_of(function: Function, mesh: Mesh, device: Device, is_placed: bool = True) -> Memory:
+def kernels_of(function: Function, mesh: Mesh, device: Device, is_placed: bool = True) -> Memory:
     """The memory of a function that is all that runs, or of the body of a loop.
 
     is_placed: whether it is known what is sent. If not, nothing is sure to be rounded.
@@ -52,14 +52,15 @@ class Resident(Memory):
 
     factors: what larger arrays are computed of. parts: the product whose kernel stores what an equation computes. kernels: those
     that compute it. computed: what the kernel of a product computes. loading: the first equation to read a value. rounds: whether
-    products wait for memory to round what they store.
+    products wait for memory to round what they store. bytes_of: what is known of one kernel for an equation.
     """
 
     def __init__(
         self, function: Function, mesh: Mesh, device: Device, own: Scratchpad, is_placed: bool
     ) -> None:
         self.own = own
-        self.rounds = is_placed and own.reads is None
+        self.is_placed = is_placed
+        self.rounds = is_placed and (own.reads or 0.0) <= device.bandwidth.peak
         self.factors: set[Value] = set()
         self.parts: dict[Equation, Equation] = {}
         super().__init__(function, mesh, device)
@@ -67,32 +68,40 @@ class Resident(Memory):
         products = filter(is_product, function.body)
         self.computed: dict[Kernel, list[Equation]] = {each: [] for each in products}
         self.loading: dict[Value, Equation] = {}
+        self.bytes_of: dict[Equation, tuple[int, int, int]] = {}
         for eqn in function.body:
             for kernel in self.kernels[eqn]:
                 self.computed.setdefault(kernel, []).append(eqn)
-            for value in eqn.operands:
+            for value in eqn.operands if storage(eqn) != "view" else ():
                 self.loading.setdefault(self.seen(value)[-1], eqn)
 
     def moved(self, eqn: Equation, device: Device) -> int:
         return super().moved(eqn, device) * len(self.kernels[eqn])
 
     def moving(self, eqn: Equation, size: int, device: Device) -> float:
-        """Of what the kernel of a product moves altogether, if that moves so many bytes itself."""
-        own, moved, seconds = self.own, self.moved(eqn, device), 0.0
+        """Of what the kernel of a product moves altogether; if nothing is placed, of what an equation moves itself, in parts."""
+        if not self.is_placed:
+            moved = super().moved(eqn, device)
+            return self._moving(eqn, self.kernels[eqn] != {None}, device) * size / moved if moved else 0.0
         if is_product(eqn):
-            seconds = sum(self._moving(each, own.factors, own.results, device) for each in self.computed[eqn])
-        elif None in self.kernels[eqn]:
-            seconds = self._moving(eqn, own.reads, own.writes, device)
-        return seconds * (size / moved) if moved else seconds
+            return sum(self._moving(each, True, device) for each in self.computed[eqn])
+        return self._moving(eqn, False, device) if None in self.kernels[eqn] else 0.0
 
-    def _moving(self, eqn: Equation, reads: float | None, writes: float | None, device: Device) -> float:
-        """Seconds of what one kernel moves for an equation, if it reads and writes at these rates here."""
-        size = super().moved(eqn, device)
+    def _moving(self, eqn: Equation, by_product: bool, device: Device) -> float:
+        """Seconds of what one kernel moves for an equation."""
+        if eqn not in self.bytes_of:
+            self.bytes_of[eqn] = self._bytes_of(eqn, device)
+        size, read, written = self.bytes_of[eqn]
+        own, rate = self.own, device.bandwidth.at(size)
+        reads, writes = (own.factors, own.results) if by_product else (own.reads, own.writes)
+        return (size - read - written) / rate + read / (reads or rate) + written / (writes or rate)
+
+    def _bytes_of(self, eqn: Equation, device: Device) -> tuple[int, int, int]:
+        """What one kernel moves for it, and what of that it reads and writes here."""
         values = (v for v in dict.fromkeys(eqn.operands) if not self.is_joined(eqn, v, device))
         read = sum(self.read(value, device) for value in values if self._is_here(eqn, value))
         written = sum(self.bytes(value.type, device) for value in eqn.results if value in self.stored)
-        rate = device.bandwidth.at(size)
-        return (size - read - written) / rate + read / (reads or rate) + written / (writes or rate)
+        return super().moved(eqn, device), read, written
 
     def _is_here(self, eqn: Equation, value: Value) -> bool:
         """Whether an equation finds it here when it reads it."""
@@ -154,8 +163,9 @@ class Resident(Memory):
         return follows or super()._is_accumulated(value)
 
     def _end(self, value: Value) -> Value:
-        follower = self._follower(value)
-        return value if follower is None else self._end(follower.result)
+        while (follower := self._follower(value)) is not None:
+            value = follower.result
+        return value
 
     def _follower(self, value: Value) -> Equation | None:
         """What is component-wise of a value that nothing else uses."""
@@ -166,7 +176,10 @@ class Resident(Memory):
     # What is one kernel
 
     def _parts(self, body: Sequence[Equation]) -> dict[Equation, Equation]:
-        """See `parts`. Of all that an equation needs, the kernel of the product must compute the last."""
+        """See `parts`. Of all that an equation needs, the kernel of the product must compute the last.
+
+        ready: the number of the equation whose kernel computes the last of it; -1 where all of it is given.
+        """
         parts: dict[Equation, Equation] = {}
         ready: dict[Equation, int] = {}
         for i, eqn in enumerate(body):

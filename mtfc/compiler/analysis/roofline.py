@@ -15,7 +15,7 @@ import attrs
 
 from mtfc.compiler.analysis.kernels import Memory, storage
 from mtfc.compiler.analysis.loop_kernels import Loops
-from mtfc.compiler.analysis.resident import memory_of
+from mtfc.compiler.analysis.resident import kernels_of
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import filled
 from mtfc.compiler.hardware import Device
@@ -40,7 +40,7 @@ class Work:
 
 def work(function: Function, mesh: Mesh, device: Device) -> list[Work]:
     """Of each equation of a placed function, in order; nothing for collectives, and for loops what they do not repeat."""
-    return works(function, memory_of(function, mesh, device), device)
+    return works(function, kernels_of(function, mesh, device), device)
 
 
 def works(function: Function, memory: Memory, device: Device) -> list[Work]:

@@ -20,12 +20,11 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Rate
 from mtfc.compiler.search.rules.collectives import Seconds
 from mtfc.compiler.search.rules.flow import Flow
 from mtfc.compiler.search.rules.lookup import Booleans, Known, Lookup, Setting
 from mtfc.compiler.search.rules.naming import Dims
-from mtfc.compiler.search.rules.parts import Parts, Step
+from mtfc.compiler.search.rules.parts import Parts
 from mtfc.compiler.search.rules.space import Columns, Integers, Rows, union
 
 BLOCK = 1 << 12
@@ -96,8 +95,7 @@ class Bound(Setting):
         """Everything; with the best storage where that is open. Nothing of layouts that it does not come to `until` a time of
         `time.monotonic`.
         """
-        total = self._of_each(known, storage_is_open, until)
-        return self._or_resident(total, known, lambda near, few: near.seconds(few, storage_is_open, until))
+        return self._by_place(known, lambda bound, some: bound._of_each(some, storage_is_open, until))
 
     def _of_each(self, known: Known, storage_is_open: bool, until: float) -> Seconds:
         columns = self._mixed
@@ -125,22 +123,23 @@ class Bound(Setting):
 
     def sure_seconds(self, known: Known, storage_is_open: bool = False, until: float = inf) -> Seconds:
         """The same of what is sure however the dimensions are split whose positions some op mixes: found sooner, and less."""
+        return self._by_place(known, lambda bound, some: bound._of_sure(some, storage_is_open, until))
+
+    def _of_sure(self, known: Known, storage_is_open: bool, until: float) -> Seconds:
         mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
         total = np.zeros(len(known.low))
         self._bound(total, np.arange(len(total)), self.step.parts(mixed), known, storage_is_open, until)
-        return self._or_resident(
-            total, known, lambda near, few: near.sure_seconds(few, storage_is_open, until)
-        )
+        return total
 
-    def _or_resident(
-        self, total: Seconds, known: Known, seconds: Callable[[Bound, Known], Seconds]
-    ) -> Seconds:
-        """The bounds, but of layouts with which the program may lie in the processor's own memory those of such programs."""
+    def _by_place(self, known: Known, seconds: Callable[[Bound, Known], Seconds]) -> Seconds:
+        """The bounds, of layouts with which the program may lie in the processor's own memory those of such programs."""
         own = self.hardware.device.own
-        if own is not None and self._resident is not None:
-            few = np.flatnonzero(self.memory(known) <= own.bytes)
-            if len(few):
-                total[few] = seconds(self._resident, Known(known.low[few], known.high[few]))
+        if own is None or self._resident is None:
+            return seconds(self, known)
+        total, is_small = np.zeros(len(known.low)), self.memory(known) <= own.bytes
+        for bound, some in ((self, ~is_small), (self._resident, is_small)):
+            if some.any():
+                total[some] = seconds(bound, Known(known.low[some], known.high[some]))
         return total
 
     @cached_property
@@ -149,9 +148,8 @@ class Bound(Setting):
         device = self.hardware.device
         if device.own is None or any(eqn.regions for eqn in self.step.function.body):
             return None
-        free = attrs.evolve(device, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
-        step, hardware = Step.of(self.step.function, free), attrs.evolve(self.hardware, device=free)
-        return Bound(self.space, step, self.mesh, hardware, self.overlaps)
+        hardware = attrs.evolve(self.hardware, device=device.weightless)
+        return Bound(self.space, self.step.weightless, self.mesh, hardware, self.overlaps)
 
     def _bound(
         self, total: Seconds, rows: Integers, parts: Parts, known: Known, is_open: bool, until: float

@@ -63,6 +63,11 @@ class Step:
         return cls(function, device, replaced_in(function, lambda eqn: bridge_of(eqn) is None))
 
     @cached_property
+    def weightless(self) -> Step:
+        """The same where memory and kernels cost nothing."""
+        return Step.of(self.function, self.device.weightless)
+
+    @cached_property
     def naming(self) -> Naming:
         return Naming.of(self.function)
 

@@ -9,7 +9,7 @@ from time import monotonic
 
 import attrs
 
-from mtfc.compiler.analysis.memory import memory_of, memory_on
+from mtfc.compiler.analysis.memory import memory_of
 from mtfc.compiler.analysis.ruling import without_unit_axes
 from mtfc.compiler.analysis.sizes import Numbers, whole
 from mtfc.compiler.analysis.topology import Topology
@@ -91,11 +91,9 @@ def search(
         answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
     unsplit = None if fixed else (tried[0], Layout("none"))
     best = _best(answers, objective, hardware, pricing, known, unsplit)
-    sizes = [_own_memory(step, mesh, hardware.device) for mesh in tried]
-    is_small = any(least <= own for least, _, own in sizes)
-    is_sure = all(most <= own or own < least for least, most, own in sizes)
-    if (best.refuted or not is_sure) and not best.is_interrupted:
-        answers.append(ask(_unhurried(_weightless(hardware) if is_small else hardware)))
+    may_fit = any(_may_be_resident(step, mesh, hardware.device) for mesh in tried)
+    if (best.refuted or may_fit) and not best.is_interrupted:
+        answers.append(ask(_unhurried(_weightless(hardware) if hardware.device.own else hardware)))
         best = _best(answers, objective, hardware, pricing, known, unsplit)
     if best.refuted and best.is_interrupted:
         return attrs.evolve(best, refuted=None, lower_bound=0.0)
@@ -112,20 +110,18 @@ def _with_memory(hardware: Hardware, memory: float) -> Hardware:
     return attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=max(memory, 0.0)))
 
 
-def _own_memory(step: Function, mesh: Mesh, device: Device) -> tuple[float, float, float]:
-    """The bytes that a device needs at least where the program is split, those where it is not, and those of the processor's own
-    memory. Of the unsplit program alone the solver knows whether it lies there (`analysis/resident.py`).
+def _may_be_resident(step: Function, mesh: Mesh, device: Device) -> bool:
+    """Whether the program may lie in the processor's own memory, where kernels take less than the solver knows
+    (`analysis/resident.py`).
     """
-    if device.own is None or any(eqn.regions for eqn in step.body):
-        return inf, inf, 0.0
-    least = whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices
-    return least, whole(memory_on(step, mesh, device).total), device.own.bytes
+    own = device.own
+    if own is None or any(eqn.regions for eqn in step.body):
+        return False
+    return whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices <= own.bytes
 
 
 def _weightless(hardware: Hardware) -> Hardware:
-    """The machine with a memory that costs nothing."""
-    free = attrs.evolve(hardware.device, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
-    return attrs.evolve(hardware, device=free)
+    return attrs.evolve(hardware, device=hardware.device.weightless)
 
 
 def _unhurried(hardware: Hardware) -> Hardware:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.kernels import HELD, Memory
-from mtfc.compiler.analysis.resident import memory_of
+from mtfc.compiler.analysis.resident import kernels_of
 from mtfc.compiler.analysis.roofline import copy_seconds, kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import Windows, filled
@@ -57,7 +57,7 @@ class Roofline:
 
     def _add(self, function: Function) -> None:
         """The memory that each result of its equations is in."""
-        memory = memory_of(function, self.mesh, self.device, is_placed=False)
+        memory = kernels_of(function, self.mesh, self.device, is_placed=False)
         self.memories |= dict.fromkeys(memory.makers, memory)
         for eqn in function.body:
             for region in eqn.regions:
