@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-from benchmarks.accuracy import Case, allocated, measured, memory, predicted, unpredicted
+from benchmarks.accuracy import allocated, measured, memory, predicted, unpredicted
 from benchmarks.figures import Figure
+from benchmarks.steps import Case
 from mtfc.backends import calibration
 from mtfc.backends.devices import import_jax
 from mtfc.backends.jax_runtime import lowered

@@ -17,8 +17,8 @@ from typing import Any
 
 import attrs
 
-from benchmarks.accuracy import Case
 from benchmarks.figures import Figure
+from benchmarks.steps import Case
 from mtfc.backends import jax_backend, jax_runtime, tpu
 from mtfc.backends.devices import Unavailable, devices, import_jax
 from mtfc.backends.emitter import Emitter

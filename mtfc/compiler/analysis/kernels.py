@@ -90,8 +90,11 @@ def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator
 class Memory:
     """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed.
 
-    whole: the function, where some of its equations are left out. elsewhere: equations that start no kernel whatever they store.
+    whole: the function, where some of its equations are left out. elsewhere: equations that start no kernel. crosses_stages:
+    whether what follows a product is part of its kernel in another stage, too.
     """
+
+    crosses_stages = False
 
     def __init__(
         self, function: Function, mesh: Mesh, device: Device | None = None, whole: Function | None = None
@@ -127,9 +130,8 @@ class Memory:
         """The values that are in memory: see the top."""
         unstored = ("view", "made", "fused")
         found = {value for eqn in function.body if storage(eqn) not in unstored for value in eqn.results}
-        given = [output.value for output in function.outputs]
         reading = (value for eqn in function.body if not self._computes(eqn) for value in eqn.operands)
-        return found | set(sources((*given, *reading), self.makers))
+        return found | set(sources((*self.given, *reading), self.makers))
 
     def _computes(self, eqn: Equation) -> bool:
         """Whether its kernel computes those operands that are component-wise."""
@@ -170,12 +172,17 @@ class Memory:
         return is_alone and maker is not None and is_product(maker)
 
     def _end(self, value: Value) -> Value:
-        """The last of what is computed component-wise of this value alone, in one stage."""
-        while value not in self.given and len(found := list(self.users(value))) == 1:
-            if not is_component_wise(found[0]) or found[0].stage != self.makers[value].stage:
-                break
-            value = found[0].result
+        """The last of what is computed component-wise of this value alone."""
+        while (follower := self._follower(value)) is not None:
+            value = follower.result
         return value
+
+    def _follower(self, value: Value) -> Equation | None:
+        """What is component-wise of a value, if nothing else uses that, and it may be part of the same kernel."""
+        found = list(self.users(value))
+        is_alone = value not in self.given and len(found) == 1 and is_component_wise(found[0])
+        is_part = is_alone and (self.crosses_stages or found[0].stage == self.makers[value].stage)
+        return found[0] if is_part else None
 
     def _stay(self, region: Function, device: Device) -> None:
         """Find what an iteration of a loop finds and leaves in the processor's own memory: see the top."""
@@ -250,11 +257,7 @@ class Memory:
 
     def _is_window(self, value: Value) -> bool:
         """Whether it is a view of windows."""
-        while (maker := self.makers.get(value)) is not None and storage(maker) == "view":
-            if maker.op == "window":
-                return True
-            value = maker.operands[0]
-        return False
+        return any(self.makers[each].op == "window" for each in self.seen(value)[:-1])
 
     def copies(self, eqn: Equation, device: Device) -> int:
         """How many kernels compute it."""
@@ -392,7 +395,6 @@ def _firsts(body: Sequence[Equation], memory: Memory, device: Device) -> Iterato
             if is_component_wise(eqn) and memory.is_joined(eqn, value, device):
                 one, other = kernel(eqn), kernel(memory.makers[memory.seen(value)[-1]])
                 joined |= {one: other} if one is not other else {}
-    is_tpu = device.matrix is not None
-    others = {eqn for eqn in body if is_tpu and is_product(eqn)} | memory.elsewhere
+    others = {eqn for eqn in body if memory.is_tpu and is_product(eqn)} | memory.elsewhere
     stored = {kernel(eqn): eqn for eqn in reversed(body) if eqn not in others and memory.is_stored(eqn)}
     yield from stored.values()

@@ -50,10 +50,13 @@ def kernels_of(function: Function, mesh: Mesh, device: Device, is_placed: bool =
 class Resident(Memory):
     """The processor's own memory, with all that a program has.
 
-    factors: what larger arrays are computed of. parts: the product whose kernel stores what an equation computes. kernels: those
-    that compute it. computed: what the kernel of a product computes. loading: the first equation to read a value. rounds: whether
-    products wait for memory to round what they store. bytes_of: what is known of one kernel for an equation.
+    broadcast: what larger arrays are computed of. parts: the product whose kernel stores what an equation computes. kernels: the
+    products whose kernels compute it, and None for all others. computed: what the kernel of a product computes. loading: the
+    first equation to read a value. rounds: whether products wait for memory to round what they store. bytes_of: what is known of
+    one kernel for an equation.
     """
+
+    crosses_stages = True
 
     def __init__(
         self, function: Function, mesh: Mesh, device: Device, own: Scratchpad, is_placed: bool
@@ -61,7 +64,7 @@ class Resident(Memory):
         self.own = own
         self.is_placed = is_placed
         self.rounds = is_placed and (own.reads or 0.0) <= device.bandwidth.peak
-        self.factors: set[Value] = set()
+        self.broadcast: set[Value] = set()
         self.parts: dict[Equation, Equation] = {}
         super().__init__(function, mesh, device)
         self.kernels = self._computing(function.body)
@@ -117,16 +120,15 @@ class Resident(Memory):
 
     def _is_rounded(self, product: Equation) -> bool:
         """Whether its kernel stores something, and only products use that then."""
-        for value in (
-            value for eqn in self.computed[product] for value in eqn.results if value in self.stored
-        ):
+        made = {value for eqn in self.computed[product] for value in eqn.results}
+        for value in made.intersection(self.stored) - self.given:
             others = [user for user in self.users(value) if self.parts.get(user) is not product]
-            if value not in self.given and others and all(map(is_product, others)):
+            if others and all(map(is_product, others)):
                 return True
         return False
 
     def is_joined(self, eqn: Equation, value: Value, device: Device) -> bool:
-        return self.seen(value)[-1] not in self.factors and super().is_joined(eqn, value, device)
+        return self.seen(value)[-1] not in self.broadcast and super().is_joined(eqn, value, device)
 
     # What is stored
 
@@ -135,8 +137,8 @@ class Resident(Memory):
         return super()._computes(eqn) or (is_product(eqn) and not reads_windows)
 
     def _store_ends(self, function: Function) -> None:
-        self.factors = set(self._factors(function.body))
-        self.stored |= self.factors
+        self.broadcast = set(self._broadcast(function.body))
+        self.stored |= self.broadcast
         super()._store_ends(function)
         self.stored -= {value for value in self.ends if self._is_operand(value)}
         self.parts = self._parts(function.body)
@@ -145,7 +147,7 @@ class Resident(Memory):
         )
         self.elsewhere = {*self.parts, *numbers, *self._later_siblings(function.body)}
 
-    def _factors(self, body: Iterable[Equation]) -> Iterator[Value]:
+    def _broadcast(self, body: Iterable[Equation]) -> Iterator[Value]:
         for eqn in body:
             if is_component_wise(eqn) and eqn.op != "stop_gradient" and eqn.result.type.dims:
                 users = filter(is_component_wise, self.users(eqn.result))
@@ -161,17 +163,6 @@ class Resident(Memory):
         maker = self.makers.get(value)
         follows = maker is not None and is_product(maker) and self._follower(value) is not None
         return follows or super()._is_accumulated(value)
-
-    def _end(self, value: Value) -> Value:
-        while (follower := self._follower(value)) is not None:
-            value = follower.result
-        return value
-
-    def _follower(self, value: Value) -> Equation | None:
-        """What is component-wise of a value that nothing else uses."""
-        found = list(self.users(value))
-        is_alone = value not in self.given and len(found) == 1 and is_component_wise(found[0])
-        return found[0] if is_alone else None
 
     # What is one kernel
 
