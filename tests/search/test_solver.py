@@ -310,3 +310,32 @@ def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
     assert printed == [b"2", b"4"]
     names = {name for name, *_ in kernels._stamp()}
     assert {"building.py", "proposing.py", "kernels.py", "tree_moves.py"} <= names
+
+
+NAMED = """\
+from typing import NamedTuple
+from mtfc.compiler.search.solver.kernels import compiled
+
+class CLASS(NamedTuple):
+    number: int
+
+@compiled
+def twice(given):
+    return 2 * given.number
+
+if __name__ == "named":
+    print(twice(CLASS(1)))
+"""
+
+
+def test_compiled_loops_of_classes_that_are_no_more_are_compiled_anew(tmp_path: Path) -> None:
+    """As after an update of mtfc, which leaves behind what Numba keeps."""
+    pytest.importorskip("numba")
+    within = {**environ, "PYTHONPATH": f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"}
+    within["PYTHONDONTWRITEBYTECODE"] = "1"
+    for name in ("Before", "Later"):
+        (tmp_path / "named.py").write_text(NAMED.replace("CLASS", name), "utf-8")
+        command = [sys.executable, "-c", "import named"]
+        done = subprocess.run(command, cwd=tmp_path, env=within, capture_output=True, check=True)
+        assert done.stdout.strip() == b"2"
+    assert list(tmp_path.rglob("*.nbi"))

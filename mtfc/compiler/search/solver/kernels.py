@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -58,8 +59,20 @@ def _compiled(function: Function, **options: Any) -> Function:
     except RuntimeError:  # no folder that can be written to
         return cast(Function, njit(nogil=True, **options)(function))
     if kept := getattr(found._cache, "_cache_file", None):
-        kept._source_stamp = _stamp()
+        kept._source_stamp, kept._load_index = _stamp(), _readable(kept._load_index)
     return cast(Function, found)
+
+
+def _readable(load: Callable[[], Any]) -> Callable[[], Any]:
+    """What was kept by an earlier version, where it can still be read: it may speak of classes that are no more."""
+
+    def loaded() -> Any:
+        try:
+            return load()
+        except (AttributeError, ImportError, EOFError, UnpicklingError):
+            return {}
+
+    return loaded
 
 
 @cache
