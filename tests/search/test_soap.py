@@ -28,6 +28,7 @@ from mtfc.compiler.operators.strategy import (
     transfers,
 )
 from mtfc.compiler.search.found import NothingFits
+from mtfc.compiler.search.soap import evaluation
 from mtfc.compiler.search.soap.blame import Blame, blames, longest_path
 from mtfc.compiler.search.soap.evaluation import Evaluated
 from mtfc.compiler.search.soap.known import random_strategy
@@ -39,6 +40,7 @@ from mtfc.compiler.search.soap.search import SoapSpace, forced_search, proven, s
 from mtfc.compiler.search.soap.step import placed_step
 from mtfc.frontend.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
+from tests.search.test_soap_simulation import assert_kept
 
 
 @cache
@@ -75,16 +77,34 @@ def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> No
         operators = random.sample(
             range(len(space.choices)), min(len(space.choices), random.choice([1, 1, 2]))
         )
-        current = space.evaluator.delta(current, {i: space.choices[i].draw(random) for i in operators})
-        full = space.evaluator.full(current.strategy)
-        assert (full.seconds, full.sent, full.held.tolist()) == (
-            current.seconds,
-            current.sent,
-            current.held.tolist(),
-        )
-        times = zip(current.base.timeline, full.base.timeline, strict=True)
-        assert all(np.array_equal(a, b) for a, b in times)
+        old, changes = current, {i: space.choices[i].draw(random) for i in operators}
+        current = space.evaluator.delta(old, changes)
+        assert_kept(space.evaluator._memory, old.base.graph, old.base.timeline)
+        assert_alike(current, space.evaluator.full(current.strategy))
     assert space.evaluator.delta(current, {}) is current
+
+
+def assert_alike(found: Evaluated, wanted: Evaluated) -> None:
+    assert (found.seconds, found.sent) == (wanted.seconds, wanted.sent)
+    assert found.held.tolist() == wanted.held.tolist()
+
+
+@pytest.mark.parametrize("room", [(1, 0), (1, 40), (3, 40)])
+def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
+    room: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a limit or beyond, kept or not, one after the other or from an earlier one."""
+    monkeypatch.setattr(evaluation, "ROOM", room[0])
+    monkeypatch.setattr(evaluation, "SLACK", room[1])
+    space, random = soap_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(3)
+    known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
+    for _ in range(150):
+        old, operator = known[-1 if random.random() < 0.8 else 0], random.randrange(len(space.choices))
+        limit = random.choice([inf, old.seconds, 0.5 * old.seconds])
+        found = space.evaluator.delta(old, {operator: space.choices[operator].draw(random)}, limit)
+        assert_alike(found, space.evaluator.full(found.strategy, limit))
+        if found.seconds < inf and random.random() < 0.5:
+            known = [known[1], found]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -13,12 +13,10 @@ import pytest
 
 from mtfc.compiler.search.soap.blocks import Blocks
 from mtfc.compiler.search.soap.building import TICK
-from mtfc.compiler.search.soap.changing import change
-from mtfc.compiler.search.soap.graphs import Graph, Timeline, counted, indexed, timeline
+from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed
 from mtfc.compiler.search.soap.kernels import connect, simulate
-from mtfc.compiler.search.soap.proposing import accepted
-from mtfc.compiler.search.soap.resuming import resumed
-from mtfc.compiler.search.soap.running import EPOCH
+from mtfc.compiler.search.soap.proposing import CROWDED, FORGOTTEN, IDLE, KEPT, PENDING, altered
+from mtfc.compiler.search.soap.state import EPOCH, INDEX, LIVE, Kept, Memory, load, memory, opened
 
 Edge = tuple[int, int, int, int]
 
@@ -105,10 +103,48 @@ def _full(blocks: Sequence[Block], devices: int) -> tuple[Graph, Timeline, float
     whole = _together(blocks, devices)
     ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
     edges = connect(whole.edges, whole.offsets)
-    seconds = simulate(*edges, whole.device, whole.seconds, ready, end, inf, devices)
-    order = np.argsort(ready, kind="stable").astype(np.uint32)
-    first = counted(whole.device, devices)
-    return indexed(whole), timeline(ready, end, order, first, whole.device, whole.seconds), seconds
+    order = np.zeros(whole.size, np.uint32)
+    seconds = simulate(*edges, whole.device, whole.seconds, ready, end, order, inf, devices)
+    assert order.tolist() == np.argsort(ready, kind="stable").tolist()
+    return indexed(whole), Timeline(ready, end, order), seconds
+
+
+def _loaded(graph: Graph, times: Timeline, devices: int, slack: int) -> Memory:
+    room = memory(len(graph.device) + slack, len(graph.owner) + slack, len(graph.sent), devices, devices)
+    load(room, graph, times)
+    return room
+
+
+def kept_in(room: Memory) -> Kept:
+    return getattr(opened, "py_func", opened)(room)[0]  # type: ignore[no-any-return]
+
+
+def assert_kept(room: Memory, graph: Graph, times: Timeline) -> None:
+    """That a memory has a graph and its timeline, whatever numbers tasks have there."""
+    kept = kept_in(room)
+    numbers = kept.order[: kept.counts[LIVE]]
+    keys = kept.key[numbers]
+    own = graph.offsets[keys >> INDEX] + (keys & ((1 << INDEX) - 1))
+    assert own.tolist() == times.order.tolist()
+    assert kept.ready[numbers].tolist() == times.ready[own].tolist()
+    assert kept.end[numbers].tolist() == times.end[own].tolist()
+    assert kept.device[numbers].tolist() == graph.device[own].tolist()
+    of = dict(zip(numbers.tolist(), own.tolist(), strict=True))
+    for first, count, other, links in (
+        (kept.waiting_first, kept.waiting_count, kept.waiting, graph.waiting),
+        (kept.before_first, kept.before_count, kept.before, graph.before),
+    ):
+        for number, task in of.items():
+            found = other[first[number] : first[number] + count[number]].tolist()
+            wanted = links.other[links.first[task] : links.first[task + 1]].tolist()
+            assert sorted(of[each] for each in found) == sorted(wanted)
+    for device in range(len(kept.load)):
+        on = own[kept.device[numbers] == device]
+        assert kept.load[device] == graph.seconds[on].sum()
+        assert (
+            kept.done[numbers][kept.device[numbers] == device].tolist()
+            == np.cumsum(graph.seconds[on]).tolist()
+        )
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -118,25 +154,43 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
     devices, count = network.devices, len(network.places)
     layers = [_layer(devices, random) for _ in network.sources]
     blocks = network.blocks(layers, range(count), random)
-    graph, times, _ = _full(blocks, devices)
-    taken_over = 0
+    graph, times, old = _full(blocks, devices)
+    slack = random.choice([100, 10_000])
+    room = _loaded(graph, times, devices, slack)
+    held, none, leads = np.zeros(devices), _together([], devices), network.leads
+    taken_over = crowded = 0
+    before = IDLE
     for _ in range(50):
         layer = random.randrange(len(layers))
         layers[layer] = _layer(devices, random)
-        numbers = network.touched(layer)
-        new = network.blocks(layers, numbers, random)
+        numbers = np.array(network.touched(layer))
+        new = network.blocks(layers, numbers.tolist(), random)
         for number, block in zip(numbers, new, strict=True):
             blocks[number] = block
-        wanted_graph, wanted, seconds = _full(blocks, devices)
+        graph, times, seconds = _full(blocks, devices)
         made = _together(new, devices)
-        changed = change(graph, np.array(numbers), made, network.leads)
-        run, found = resumed(graph, times, changed, inf, devices)
-        taken_over += run.counts[EPOCH] - 1
-        assert found == seconds
-        assert resumed(graph, times, changed, 0.9 * seconds, devices)[1] in (inf, seconds)
-        assert resumed(graph, times, changed, seconds, devices)[1] == seconds
-        graph, times = accepted(graph, times, np.array(numbers), made, changed, run)
-        assert all(np.array_equal(a, b) for a, b in zip(times, wanted, strict=True))
-        assert np.array_equal(graph.offsets, wanted_graph.offsets)
-        assert np.array_equal(graph.before.first, wanted_graph.before.first)
+        for share in (0.9, 1.0, 0.5):
+            becomes, found, *_ = altered(
+                numbers, made, leads, before, room, held, (inf, share * seconds, old)
+            )
+            before = FORGOTTEN if becomes == PENDING else IDLE
+            if becomes == CROWDED:
+                break
+            assert found in ((seconds,) if share == 1.0 else (inf, seconds))
+        epoch = kept_in(room).counts[EPOCH].item()
+        becomes, found, *_ = altered(numbers, made, leads, before, room, held, (inf, inf, old))
+        taken_over += kept_in(room).counts[EPOCH].item() - epoch - 1
+        if becomes == PENDING:
+            assert found == seconds
+            becomes, found, *_ = altered(none.offsets[:0], none, leads, KEPT, room, held, (inf, inf, seconds))
+        if becomes == CROWDED:
+            crowded += 1
+            before = IDLE
+            room = _loaded(graph, times, devices, slack)
+        else:
+            assert (becomes, found) == (PENDING, seconds)
+            before = FORGOTTEN
+        assert_kept(room, graph, times)
+        old = seconds
     assert taken_over > 0 or len(layers) < 60
+    assert crowded > 0 or len(layers) < 60 or slack > 100

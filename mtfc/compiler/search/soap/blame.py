@@ -91,6 +91,6 @@ def _before(task: int, base: Base, begin: float) -> int | None:
     if len(ended):
         return int(ended.min())
     device = graph.device[task]
-    queue = times.queue[times.first[device] : times.first[device + 1]]
+    queue = times.order[graph.device[times.order] == device]
     place = int(np.flatnonzero(queue == task)[0])
     return int(queue[place - 1]) if place and times.end[queue[place - 1]] == begin else None

@@ -1,134 +1,144 @@
-"""A task graph of which some blocks are made anew, before it is known whether it will be kept: the old graph, and what differs.
+"""A task graph of which some blocks are made anew, before it is known whether it will be kept: what differs, beside what is kept.
 
-Old tasks keep their numbers, and new ones have the numbers after them; `rank` says which number each has if the change is kept,
-and -1 if it is gone. All edges to tasks that are affected stand in chains of their own; in the old lists they do not count.
+All edges to tasks that are affected stand in chains of their own; in the old lists they do not count.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.soap.graphs import Graph
-from mtfc.compiler.search.solver.kernels import compiled, inner
+from mtfc.compiler.search.soap.state import (
+    AFFECTED,
+    EDGES,
+    ENDS,
+    FIRST,
+    INDEX,
+    LIVE,
+    MARKED,
+    NEW,
+    NONE,
+    NUMBERS,
+    TAKEN,
+    TASKS,
+    Change,
+    Kept,
+    Run,
+)
+from mtfc.compiler.search.solver.kernels import lean, tight
+
+SAME, ALTERED, LOST = range(3)
+"""Marks of tasks: as before; affected; gone."""
 
 
-class Chains(NamedTuple):
-    """Edges by one of their ends: the first of a task, and after each the next; -1 where there is none."""
-
-    first: Array
-    next: Array
-    other: Array
-
-
-class Change(NamedTuple):
-    """is_anew [block]. begin [block]: the number of its first task. rank [task]. task [rank]. device, seconds: of new tasks.
-
-    affected: the tasks that are new, or may wait for others than before. is_affected [task]: those, and all that are gone.
-    waiting, before: the edges to those that are affected. owner [edge]: the blocks that these belong to.
+@lean
+def change(kept: Kept, numbers: Array, new: Blocks, leads: Array, found: Change, run: Run) -> bool:
+    """Blocks with some numbers, in ascending order, are new. leads [block]: the other block that edges of one lead to, or -1.
+    Whether there is room.
     """
-
-    is_anew: Array
-    begin: Array
-    rank: Array
-    task: Array
-    device: Array
-    seconds: Array
-    affected: Array
-    is_affected: Array
-    waiting: Chains
-    before: Chains
-    owner: Array
-
-
-@compiled
-def change(old: Graph, numbers: Array, new: Blocks, leads: Array) -> Change:
-    """Blocks with some numbers, in ascending order, are new. leads [block]: the other block that edges of one lead to, or -1."""
-    count, blocks = len(old.device), len(old.offsets) - 1
-    total = count + len(new.device)
-    is_anew, begin = np.zeros(blocks, np.bool_), old.offsets[:-1].copy()
+    if kept.counts[TASKS] + len(new.device) > len(kept.device) - ENDS:
+        return False
+    for device in range(len(kept.load)):
+        found.load[device] = kept.load[device]
+    kept.counts[NUMBERS], kept.counts[NEW], kept.counts[MARKED] = len(numbers), 0, 0
+    kept.counts[FIRST] = kept.counts[LIVE]
     for i in range(len(numbers)):
-        is_anew[numbers[i]] = True
-        begin[numbers[i]] = count + new.offsets[i]
-    rank, tasks = np.empty(total, np.int32), np.empty(total, np.uint32)
-    for number in numbers:
-        rank[old.offsets[number] : old.offsets[number + 1]] = -1
-    at, i = 0, 0
-    for block in range(blocks):
-        size = old.offsets[block + 1] - old.offsets[block]
-        if is_anew[block]:
-            size = new.offsets[i + 1] - new.offsets[i]
-            i += 1
-        for task in range(size):
-            rank[begin[block] + task] = at + task
-            tasks[at + task] = begin[block] + task
-        at += size
-    affected, is_affected = _affected(old, numbers, is_anew, begin, leads, total)
-    sources, targets, owner = _edges(old, numbers, new, begin, is_anew, affected)
-    return Change(
-        is_anew,
-        begin,
-        rank,
-        tasks[:at],
-        new.device,
-        new.seconds,
-        affected,
-        is_affected,
-        _chains(sources, targets, total),
-        _chains(targets, sources, total),
-        owner,
-    )
-
-
-@inner
-def _affected(old: Graph, numbers: Array, is_anew: Array, begin: Array, leads: Array, total: int):  # type: ignore[no-untyped-def]
-    count = len(old.device)
-    is_affected = np.zeros(total, np.bool_)
-    is_affected[count:] = True
-    for number in numbers:
-        is_affected[old.offsets[number] : old.offsets[number + 1]] = True
-    found, size = np.empty(total, np.uint32), total - count
-    for task in range(size):
-        found[task] = count + task
+        _renew(kept, i, numbers[i], new, found, run)
+    affected = kept.counts[NEW]
     for number in numbers:
         block = leads[number]
-        if block < 0 or is_anew[block] or is_affected[begin[block]]:
+        if block < 0 or found.is_anew[block]:
             continue
-        for task in range(old.offsets[block], old.offsets[block + 1]):
-            is_affected[task] = True
-            found[size] = task
-            size += 1
-    return found[:size].copy(), is_affected
+        begin = kept.begin[block]
+        if kept.size[block] and found.mark[begin] == SAME:
+            for task in range(begin, begin + kept.size[block]):
+                _mark(kept, task, ALTERED, found)
+                run.affected[affected], found.first_before[task] = task, NONE
+                affected += 1
+    return _edges(kept, numbers, new, affected, found, run)
 
 
-@inner
-def _edges(old: Graph, numbers: Array, new: Blocks, begin: Array, is_anew: Array, affected: Array):  # type: ignore[no-untyped-def]
+@tight
+def _mark(kept: Kept, task: int, mark: int, found: Change) -> None:
+    found.mark[task], found.marked[kept.counts[MARKED]] = mark, task
+    kept.counts[MARKED] += 1
+    place = kept.place[task]
+    if place != NONE:
+        found.is_marked[place] = 1
+        kept.counts[FIRST] = min(kept.counts[FIRST], place)
+
+
+@tight
+def _renew(kept: Kept, i: int, number: int, new: Blocks, found: Change, run: Run) -> None:
+    """One block."""
+    for task in range(kept.begin[number], kept.begin[number] + kept.size[number]):
+        _mark(kept, task, LOST, found)
+        found.load[kept.device[task]] -= kept.seconds[task]
+    begin = kept.counts[TASKS] + kept.counts[NEW]
+    found.numbers[i], found.is_anew[number] = number, 1
+    found.begin[number], found.size[number] = begin, new.offsets[i + 1] - new.offsets[i]
+    found.sent[number] = new.sent[i]
+    for device in range(new.held.shape[1]):
+        found.held[number, device] = new.held[i, device]
+    for task in range(found.size[number]):
+        at, device = begin + task, new.device[new.offsets[i] + task]
+        kept.device[at], kept.seconds[at] = device, new.seconds[new.offsets[i] + task]
+        kept.key[at], kept.place[at] = (number << INDEX) + task, NONE
+        kept.waiting_count[at] = kept.before_count[at] = 0
+        _mark(kept, at, ALTERED, found)
+        found.first_before[at] = NONE
+        found.load[device] += kept.seconds[at]
+        run.affected[kept.counts[NEW]] = at
+        kept.counts[NEW] += 1
+
+
+@tight
+def _edges(kept: Kept, numbers: Array, new: Blocks, affected: int, found: Change, run: Run) -> bool:
     """New edges, and the old ones that are left to tasks that may have some."""
-    at = total = len(new.edges)
-    for task in affected:
-        total += old.before.first[task + 1] - old.before.first[task] if task < len(old.device) else 0
-    sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
-    owner = np.empty(total, np.uint32)
+    total = 0
     for i in range(len(numbers)):
         for e in range(new.edge_offsets[i], new.edge_offsets[i + 1]):
-            edge = new.edges[e]
-            owner[e] = numbers[i]
-            sources[e], targets[e] = begin[edge[0]] + edge[1], begin[edge[2]] + edge[3]
-    for task in affected:
-        is_old = task < len(old.device)
-        for e in range(old.before.first[task], old.before.first[task + 1]) if is_old else range(0):
-            if not is_anew[old.owner[e]]:
-                sources[at], targets[at], owner[at] = old.before.other[e], task, old.owner[e]
-                at += 1
-    return sources[:at], targets[:at], owner[:at]
+            if total < len(found.source):
+                edge = new.edges[e]
+                found.source[total] = found.begin[edge[0]] + edge[1]
+                found.target[total] = found.begin[edge[2]] + edge[3]
+                found.owner[total] = numbers[i]
+            total += 1
+    for i in range(kept.counts[NEW], affected):
+        task = run.affected[i]
+        for e in range(kept.before_first[task], kept.before_first[task] + kept.before_count[task]):
+            if not found.is_anew[kept.owner[e]]:
+                if total < len(found.source):
+                    found.source[total], found.target[total] = kept.before[e], task
+                    found.owner[total] = kept.owner[e]
+                total += 1
+    kept.counts[EDGES] = min(total, len(found.source))
+    for e in range(kept.counts[EDGES]):
+        source, target = found.source[e], found.target[e]
+        found.next_waiting[e], found.next_before[e] = found.first_waiting[source], found.first_before[target]
+        found.first_waiting[source] = found.first_before[target] = e
+    kept.counts[AFFECTED] = affected
+    return total <= len(found.source)
 
 
-@inner
-def _chains(here: Array, there: Array, count: int) -> Chains:
-    first, next = np.full(count, -1, np.int32), np.empty(len(here), np.int32)
-    for e in range(len(here)):
-        next[e] = first[here[e]]
-        first[here[e]] = e
-    return Chains(first, next, there)
+@lean
+def forget(kept: Kept, found: Change, run: Run) -> None:
+    """Take back a change, and the simulation of it."""
+    unmark(kept, found)
+    for i in range(kept.counts[TAKEN]):
+        run.end[run.order[i]] = np.inf
+
+
+@tight
+def unmark(kept: Kept, found: Change) -> None:
+    """As if nothing were to be made anew."""
+    for i in range(kept.counts[MARKED]):
+        task = found.marked[i]
+        found.mark[task] = SAME
+        if kept.place[task] != NONE:
+            found.is_marked[kept.place[task]] = 0
+    for e in range(kept.counts[EDGES]):
+        found.first_waiting[found.source[e]] = NONE
+    for i in range(kept.counts[NUMBERS]):
+        number = found.numbers[i]
+        found.begin[number], found.is_anew[number] = kept.begin[number], 0

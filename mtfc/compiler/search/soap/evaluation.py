@@ -11,16 +11,22 @@ import numpy as np
 
 from mtfc.compiler.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.soap.graphs import Graph, Timeline, counted, indexed, timeline
+from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed
 from mtfc.compiler.search.soap.kernels import ROUNDING, connect, simulate
 from mtfc.compiler.search.soap.plan import Placed
-from mtfc.compiler.search.soap.proposing import proposed
+from mtfc.compiler.search.soap.proposing import CROWDED, FORGOTTEN, IDLE, KEPT, proposed
+from mtfc.compiler.search.soap.state import ENDS, Memory, load, memory
 from mtfc.compiler.search.soap.tasks import Tasks
+
+ROOM = 2
+"""For so many times what is loaded there is room, so that it is seldom loaded anew."""
+SLACK = 256
+"""And for so many more."""
 
 
 @attrs.frozen(eq=False)
 class Base:
-    """What delta simulation starts from: a task graph and its timeline."""
+    """A task graph that was made from nothing, and its timeline."""
 
     graph: Graph
     timeline: Timeline
@@ -28,18 +34,14 @@ class Base:
 
 @attrs.frozen(eq=False)
 class Simulated:
-    """A task graph that was made from nothing, and when its tasks are ready and end."""
+    """The same before anyone asks who waits for whom."""
 
     blocks: Blocks
-    ready: Array
-    end: Array
-    devices: int
+    timeline: Timeline
 
+    @cached_property
     def base(self) -> Base:
-        order = np.argsort(self.ready, kind="stable").astype(np.uint32)
-        device, seconds = self.blocks.device, self.blocks.seconds
-        first = counted(device, self.devices)
-        return Base(indexed(self.blocks), timeline(self.ready, self.end, order, first, device, seconds))
+        return Base(indexed(self.blocks), self.timeline)
 
 
 @attrs.frozen(eq=False)
@@ -55,39 +57,54 @@ class Evaluated:
     seconds: float
     sent: int
     held: Array
-    simulated: Simulated | Base
+    _tasks: Tasks
+    _simulated: Simulated | None = None
 
     @cached_property
     def base(self) -> Base:
         """Only where the seconds are known."""
-        return self.simulated if isinstance(self.simulated, Base) else self.simulated.base()
+        return (self._simulated or simulated(self._tasks, self.placed)[0]).base
+
+
+def simulated(
+    tasks: Tasks, placed: Placed, limit: float = inf, numbers: Array | None = None
+) -> tuple[Simulated, float]:
+    """A strategy's task graph from nothing, or some of its blocks, and the makespan (FlexFlow, Algorithm 1); infinite beyond the
+    limit or the memory.
+    """
+    blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
+    times = Timeline(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
+    found = Simulated(blocks, times)
+    if blocks.held.sum(axis=0).max(initial=0) > tasks.memory:
+        return found, inf
+    edges = connect(blocks.edges, blocks.offsets)
+    known = [*edges, blocks.device, blocks.seconds, *times, limit, tasks.links.idle + 1]
+    return found, float(simulate(*known))
 
 
 class Evaluator:
-    """Evaluates strategies of one graph on one machine, and counts how many."""
+    """Evaluates strategies of one graph on one machine, and counts how many.
+
+    What delta simulation needs is kept of one strategy at a time, `_known`; the last one that was found from it, `_last`, can
+    take its place. Of any other strategy everything is made from nothing first.
+    """
 
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self.count = 0
-        self.devices = tasks.links.idle + 1
+        self._known: Evaluated | None = None
+        self._last: Evaluated | None = None
+        self._plan = tuple(tasks.plan)
+        self._memory: Memory = memory(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
         self._compile()
 
     def full(self, strategy: Strategy, limit: float = inf) -> Evaluated:
-        """From nothing (FlexFlow, Algorithm 1)."""
+        """From nothing."""
         self.count += 1
         placed = self.tasks.placed(strategy)
-        blocks = self.tasks.build(np.arange(len(self.tasks.names)), placed)
-        held, sent, seconds = blocks.held.sum(axis=0), int(blocks.sent.sum()), inf
-        found = Simulated(blocks, np.empty(blocks.size), np.empty(blocks.size), self.devices)
-        if held.max() <= self.tasks.memory:
-            seconds = self._simulate(found, limit)
-        return Evaluated(strategy, placed, seconds, sent, held, found)
-
-    def _simulate(self, found: Simulated, limit: float) -> float:
-        blocks = found.blocks
-        edges = connect(blocks.edges, blocks.offsets)
-        known = [*edges, blocks.device, blocks.seconds, found.ready, found.end, limit, found.devices]
-        return float(simulate(*known))
+        found, seconds = simulated(self.tasks, placed, limit)
+        held, sent = found.blocks.held.sum(axis=0), int(found.blocks.sent.sum())
+        return Evaluated(strategy, placed, seconds, sent, held, self.tasks, found)
 
     def delta(self, old: Evaluated, changes: Mapping[int, Configuration], limit: float = inf) -> Evaluated:
         """The same for a strategy that differs in some operators from one whose timeline may be known (Algorithm 2)."""
@@ -101,17 +118,49 @@ class Evaluator:
             return self.full(strategy, limit)
         self.count += 1
         placed = self.tasks.changed(old.placed, changes)
-        seconds, sent, held, base = self._proposed(self._touched(changes), placed, old.base, old.held, limit)
-        return Evaluated(strategy, placed, seconds, old.sent + sent, held, base)
+        seconds, sent, held = self._proposed(self._touched(changes), placed, old, limit * (1 + ROUNDING))
+        found = Evaluated(strategy, placed, seconds, old.sent + sent, held, self.tasks)
+        self._last = found if seconds < inf else None
+        return found
 
     def _proposed(
-        self, numbers: Array, placed: Placed, base: Base, held: Array, limit: float
-    ) -> tuple[float, int, Array, Base]:
-        """See `proposing.proposed`."""
-        tasks = (self.tasks.plan, self.tasks.forms.known, placed, self.tasks.leads, self.tasks.room)
-        known = (base.graph, base.timeline, held, float(self.tasks.memory), limit * (1 + ROUNDING))
-        seconds, sent, held, graph, times = proposed(numbers, tasks, *known)
-        return seconds, sent, held, Base(graph, times)
+        self, numbers: Array, placed: Placed, old: Evaluated, limit: float
+    ) -> tuple[float, int, Array]:
+        """Seconds, how many more bytes are sent, and those that each device holds."""
+        is_loaded = False
+        while True:
+            if old is not self._known and old is not self._last:
+                self._load(old, more=is_loaded)
+                is_loaded = True
+            before = IDLE if self._last is None else KEPT if self._last is old else FORGOTTEN
+            self._known = self._last = None  # until it is known, should this be interrupted
+            becomes, seconds, sent, held = proposed(
+                numbers,
+                self._plan,
+                tuple(self.tasks.forms.known),
+                tuple(placed),
+                self.tasks.leads,
+                self.tasks.room,
+                before,
+                self._memory,
+                old.held,
+                (float(self.tasks.memory), limit, old.seconds),
+            )
+            if becomes != CROWDED:
+                self._known = old
+                return seconds, sent, held
+
+    def _load(self, found: Evaluated, more: bool = False) -> None:
+        """Keep the task graph and timeline of a strategy, without gaps, in the room that there is, if it suffices; or in more."""
+        base = found.base
+        size = len(base.graph.device), len(base.graph.owner)
+        known = self._memory[1].shape[1] - ENDS, self._memory[5].shape[1]
+        tasks, edges = (max(ROOM * n + SLACK, (1 + more) * had) for n, had in zip(size, known, strict=True))
+        if (tasks, edges) != known:
+            links = self.tasks.links
+            self._memory = memory(tasks, edges, len(self.tasks.names), links.idle + 1, links.count)
+        load(self._memory, base.graph, base.timeline)
+        self._known, self._last = found, None
 
     def _touched(self, operators: Collection[int]) -> Array:
         """The blocks that some operators decide, in ascending order."""
@@ -121,6 +170,7 @@ class Evaluator:
     def _compile(self) -> None:
         """Loops are compiled when they first run: for no blocks here, so that no search has to wait for it."""
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
-        found = Simulated(self.tasks.build(none, placed), np.zeros(0), np.zeros(0), self.devices)
-        self._simulate(found, inf)
-        self._proposed(none, placed, found.base(), np.zeros(self.tasks.links.count), inf)
+        found = simulated(self.tasks, placed, inf, none)[0]
+        nothing = Evaluated((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)
+        self._proposed(none, placed, nothing, inf)
+        self._known = None

@@ -1,7 +1,4 @@
-"""Task graphs and timelines that delta simulation starts from: who waits for whom, and who runs when, in flat arrays.
-
-A graph that was made from nothing is indexed here; one that was changed is carried over by `proposing.py`.
-"""
+"""Task graphs that were made from nothing, and when their tasks are ready and end, in flat arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array, Blocks
-from mtfc.compiler.search.solver.kernels import compiled, inner, lean
+from mtfc.compiler.search.solver.kernels import compiled, inner
 
 
 class Links(NamedTuple):
@@ -36,17 +33,11 @@ class Graph(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """When tasks are ready and end; all tasks in the order in which they are taken from the queue, and the place of each there;
-    those of device d in this order from `first[d]` on, and the seconds of one and all before it on its device.
-    """
+    """When tasks are ready and end, and all tasks in the order in which they are taken from the queue."""
 
     ready: Array
     end: Array
     order: Array
-    place: Array
-    first: Array
-    queue: Array
-    work: Array
 
 
 @compiled
@@ -80,7 +71,7 @@ def indexed(blocks: Blocks) -> Graph:
 @inner
 def _links(here: Array, there: Array, count: int) -> Links:
     """Edges sorted by one end."""
-    first = np.zeros(count + 1, np.int32)
+    first = np.zeros(count + 1, np.uint32)
     for task in here:
         first[task + 1] += 1
     for task in range(count):
@@ -91,37 +82,3 @@ def _links(here: Array, there: Array, count: int) -> Links:
         other[at[here[e]]] = there[e]
         at[here[e]] += 1
     return Links(first, other)
-
-
-@compiled
-def counted(device: Array, devices: int) -> Array:
-    """Where the queues of devices begin: see `Timeline.first`."""
-    first = np.zeros(devices + 1, np.int32)
-    for own in device:
-        first[own + 1] += 1
-    for each in range(devices):
-        first[each + 1] += first[each]
-    return first
-
-
-@compiled
-def timeline(ready: Array, end: Array, order: Array, first: Array, device: Array, seconds: Array) -> Timeline:
-    """Of tasks with some times, in the order of the queue."""
-    count, devices = len(ready), len(first) - 1
-    found = Timeline(
-        ready, end, order, np.empty(count, np.int32), first, np.empty(count, np.uint32), np.empty(count)
-    )
-    _queue(found, device, seconds, first[:-1].astype(np.uint32), np.zeros(devices))
-    return found
-
-
-@lean
-def _queue(found: Timeline, device: Array, seconds: Array, at: Array, load: Array) -> None:
-    """Find places, and the queues of devices. at, load [device]: where these begin, and nothing."""
-    for i in range(len(found.order)):
-        task = found.order[i]
-        own = np.uint32(device[task])
-        load[own] += seconds[task]
-        last = at[own]
-        found.place[task], found.queue[last], found.work[last] = i, task, load[own]
-        at[own] = last + np.uint32(1)

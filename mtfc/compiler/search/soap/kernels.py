@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array
-from mtfc.compiler.search.soap.heap import pop, push
+from mtfc.compiler.search.soap.ready import clear, drop, put
 from mtfc.compiler.search.solver.kernels import compiled, lean
 
 ROUNDING = 1e-9
@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 def connect(edges: Array, offsets: Array) -> Any:
     """Of edges (block and number there of a task and of one that waits for it) the numbers of those that wait, also by task."""
     total, count = len(edges), offsets[-1]
-    before, after = np.empty(total, np.int64), np.empty(total, np.int64)
+    before, after = np.empty(total, np.uint32), np.empty(total, np.uint32)
     first = np.zeros(count + 1, np.int64)
     for e in range(total):
         before[e] = offsets[edges[e, 0]] + edges[e, 1]
@@ -32,7 +32,7 @@ def connect(edges: Array, offsets: Array) -> Any:
         first[before[e] + 1] += 1
     for task in range(count):
         first[task + 1] += first[task]
-    at, waiting = first[:-1].copy(), np.empty(total, np.int64)
+    at, waiting = first[:-1].copy(), np.empty(total, np.uint32)
     for e in range(total):
         waiting[at[before[e]]] = after[e]
         at[before[e]] += 1
@@ -40,16 +40,18 @@ def connect(edges: Array, offsets: Array) -> Any:
 
 
 class Queue(NamedTuple):
-    """ready, end [task]: when it is ready, as far as is known, and ends. missing [task]: for how many others it waits. times,
-    heap: when tasks are ready, and which. free, load [device]: when it has done all that was taken from the queue; its work, and
-    how long it was idle.
+    """ready, end [task]: when it is ready, as far as is known, and ends. order: tasks as they were taken. missing [task]: for how
+    many others it waits. after, before, keys: see `ready.py`. free, load [device]: when it has done all that was taken; its work,
+    and how long it was idle.
     """
 
     ready: Array
     end: Array
+    order: Array
     missing: Array
-    times: Array
-    heap: Array
+    after: Array
+    before: Array
+    keys: Array
     free: Array
     load: Array
 
@@ -63,17 +65,20 @@ def simulate(
     seconds: Array,
     ready: Array,
     end: Array,
+    order: Array,
     limit: float,
     devices: int,
 ) -> float:
-    """Find when tasks are ready and end; the makespan, or infinity beyond the limit."""
+    """Find when tasks are ready and end, and in which order they are taken; the makespan, or infinity beyond the limit."""
     count = len(device)
     queue = Queue(
         ready,
         end,
-        np.zeros(count, np.int32),
-        np.empty(count),
-        np.empty(count, np.uint32),
+        order,
+        np.zeros(count, np.uint32),
+        np.empty(count + 1, np.uint32),
+        np.empty(count + 1, np.uint32),
+        np.arange(count),
         np.zeros(devices),
         np.zeros(devices),
     )
@@ -84,21 +89,26 @@ def simulate(
 
 @lean
 def _run(queue: Queue, first: Array, waiting: Array, device: Array, seconds: Array, limit: float) -> float:
-    ready, end, missing, times, heap, free, load = queue
-    makespan = 0.0
+    ready, end, order, missing, after, before, keys, free, load = queue
+    makespan, taken = 0.0, np.uint32(0)
     for task in range(len(device)):
         load[device[task]] += seconds[task]
         ready[task] = 0.0
     for work in load:
         if work > limit:
             return np.inf
-    size = 0
+    near = clear(after, before)
     for task in range(len(device)):
         if missing[task] == 0:
-            size = push(times, heap, size, 0.0, task)
-    while size:
-        task = heap[0]
-        size = pop(times, heap, size)
+            put(after, before, ready, keys, near, task)
+            near = task
+    ends = np.uint32(len(device))
+    while after[ends] != ends:
+        task = after[ends]
+        order[taken] = task
+        taken += np.uint32(1)
+        next = drop(after, before, task)
+        near = next if near == task else near
         at = device[task]
         start = max(ready[task], free[at])
         load[at] += start - free[at]
@@ -112,5 +122,6 @@ def _run(queue: Queue, first: Array, waiting: Array, device: Array, seconds: Arr
             ready[next] = max(ready[next], end[task])
             missing[next] -= 1
             if missing[next] == 0:
-                size = push(times, heap, size, ready[next], next)
+                put(after, before, ready, keys, near, next)
+                near = next
     return makespan

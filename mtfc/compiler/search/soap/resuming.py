@@ -16,76 +16,114 @@ Times are multiples of `building.TICK`, so that sums are exact and a difference 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from mtfc.compiler.search.soap.changing import Change
-from mtfc.compiler.search.soap.graphs import Graph, Timeline
-from mtfc.compiler.search.soap.running import (
+from mtfc.compiler.search.soap.changing import LOST, SAME
+from mtfc.compiler.search.soap.ready import clear
+from mtfc.compiler.search.soap.running import ended, meet, note, take
+from mtfc.compiler.search.soap.state import (
     AFFECTED,
     EPOCH,
+    FIRST,
     GONE,
+    LIVE,
+    NEAR,
+    NONE,
     OLD,
     PASSED,
     SHIFTS,
-    SIZE,
     TAKEN,
+    Change,
+    Kept,
     Run,
-    begun,
-    meet,
-    note,
-    take,
 )
-from mtfc.compiler.search.solver.kernels import compiled, lean, tight
+from mtfc.compiler.search.solver.kernels import lean, tight
 
 EXACT = 256.0
 """Seconds below which sums of multiples of a tick are exact."""
-WORTH = 16
+WORTH = 48
 """So many tasks at least are taken over at once: to find out costs something, too."""
 
 
-@compiled
-def resumed(old: Graph, was: Timeline, new: Change, limit: float, devices: int) -> Any:
-    """Simulate a change; what comes out, and the makespan. Beyond the limit it is infinite, and simulation ends early."""
-    run = begun(old, was, new, devices)
-    makespan = was.end.max() if len(was.end) else 0.0
-    is_complete = _run(old, was, new, run, limit, makespan)
-    return run, run.free.max() if is_complete else np.inf
-
-
 @lean
-def _run(old: Graph, was: Timeline, new: Change, run: Run, limit: float, makespan: float) -> bool:
-    """Take all tasks; whether the limit was kept."""
-    until, now = _agreed(was, new, run, 0, 0.0)
-    if not _take_over(old, was, new, run, until, now, 0.0, limit):
-        return False
-    tried = 0
-    while run.counts[SIZE]:
-        place = run.counts[PASSED]
-        if place >= tried and _is_next(was, new, run, place):
-            task = new.task[run.heap[0]]
-            shift = run.soonest[task] - was.ready[task]
+def resumed(kept: Kept, change: Change, run: Run, makespan: float, limit: float) -> float:
+    """Simulate a change of a timeline that has some makespan; the new one. Beyond the limit it is infinite, and simulation ends
+    early.
+    """
+    if not _begin(kept, change, run, limit):
+        return np.inf
+    tried, ends = 0, np.uint32(len(run.after) - 1)
+    while run.after[ends] != ends:
+        task, place = run.after[ends], kept.counts[PASSED]
+        if place >= tried and _is_next(kept, change, task, place):
+            shift = run.soonest[task] - kept.ready[task]
             is_exact = shift == 0 or max(makespan, makespan + shift) < EXACT
-            if is_exact and _agrees(run, shift, run.soonest[task], was.ready[task]):
-                until, now = _agreed(was, new, run, place, shift)
+            if is_exact and _agrees(run, shift, run.soonest[task], kept.ready[task]):
+                until = _unmarked(change, place)
+                until, now = _agreed(kept, change, run, place, until, shift, True)
                 tried = max(until, place + WORTH)
                 if until - place >= WORTH:
-                    if not _take_over(old, was, new, run, until, now, shift, limit):
-                        return False
+                    if not _take_over(kept, change, run, until, now, shift, limit):
+                        return np.inf
                     continue
-        if run.load[take(old, was, new, run)] > limit:
+        if run.load[take(kept, change, run, task)] > limit:
+            return np.inf
+    return float(run.free.max())
+
+
+@tight
+def _begin(kept: Kept, change: Change, run: Run, limit: float) -> bool:
+    """Pass the tasks that are as they were, of which nothing is written. Whether the limit may be kept."""
+    until = kept.counts[FIRST]
+    kept.counts[FIRST] = kept.counts[TAKEN] = kept.counts[GONE] = 0
+    run.latest[:] = run.late[:] = -np.inf
+    run.shift[:] = 0.0
+    until, now = _agreed(kept, change, run, 0, until, 0.0, False)
+    kept.counts[FIRST] = kept.counts[PASSED] = kept.counts[OLD] = until
+    _find_last(kept, run, until)
+    for device in range(len(run.last)):
+        last = run.last[device]
+        run.first_last[device], run.first_done[device] = last, kept.done[last] if last != NONE else 0.0
+        run.free[device] = kept.end[last] if last != NONE else 0.0
+        run.load[device] = change.load[device] + run.free[device] - run.first_done[device]
+        if run.load[device] > limit:
             return False
+    _wake(kept, change, run, now, 0.0)
     return True
 
 
 @tight
-def _is_next(was: Timeline, new: Change, run: Run, place: int) -> bool:
+def _find_last(kept: Kept, run: Run, place: int) -> None:
+    """Find the last task of each device before some place."""
+    left = 0
+    for device in range(len(run.last)):
+        run.last[device] = NONE
+        left += kept.earliest[device] < place
+    while left:
+        place -= 1
+        task = kept.order[place]
+        device = kept.device[task]
+        if run.last[device] == NONE:
+            run.last[device] = task
+            left -= 1
+
+
+@tight
+def _is_next(kept: Kept, change: Change, task: int, place: int) -> bool:
     """Whether all that stood before a place in the old queue have been taken, or are gone, and the next one stood there."""
-    task = new.task[run.heap[0]]
-    if run.counts[OLD] + run.counts[GONE] != place or task >= len(was.order):
-        return False
-    return bool(was.place[task] == place and not new.is_affected[task])
+    return bool(
+        kept.counts[OLD] + kept.counts[GONE] == place
+        and kept.place[task] == place
+        and change.mark[task] == SAME
+    )
+
+
+@tight
+def _unmarked(change: Change, place: int) -> int:
+    """The next place of a task that is affected or gone, or the end of the queue."""
+    while not change.is_marked[place]:
+        place += 1
+    return place
 
 
 @tight
@@ -94,38 +132,37 @@ def _agrees(run: Run, shift: float, now: float, before: float) -> bool:
     agrees = run.late[0] <= now and run.late[1] <= before
     for i in range(SHIFTS):
         if run.shift[i] != shift:
-            agrees &= run.last[i] <= now and run.last[i] - run.shift[i] <= before
+            agrees &= run.latest[i] <= now and run.latest[i] - run.shift[i] <= before
     return bool(agrees)
 
 
 @tight
-def _agreed(was: Timeline, new: Change, run: Run, place: int, shift: float) -> Any:
-    """Up to which place the old queue stays the same but for a shift, if it does so at one; and a time, by the new timeline,
-    before which the tasks up to there are ready, and no others.
+def _agreed(
+    kept: Kept, change: Change, run: Run, place: int, until: int, shift: float, is_begun: bool
+) -> tuple[int, float]:
+    """Up to which place the old queue stays the same but for a shift, if it does so at one, and at most `until`; and a time, by
+    the new timeline, before which the tasks up to there are ready, and no others.
     """
-    until = place
-    while not run.is_marked[until]:
-        until += 1
-    soonest = was.ready[was.order[until]] if until < len(was.order) else np.inf
+    soonest = kept.ready[kept.order[until]] if until < kept.counts[LIVE] else np.inf
     i = 0
-    while i < run.counts[AFFECTED]:
+    while i < kept.counts[AFFECTED]:
         task = run.affected[i]
         if run.end[task] < np.inf:
-            run.counts[AFFECTED] -= 1
-            run.affected[i] = run.affected[run.counts[AFFECTED]]
-            run.critical[i] = run.critical[run.counts[AFFECTED]]
+            kept.counts[AFFECTED] -= 1
+            run.affected[i] = run.affected[kept.counts[AFFECTED]]
+            run.critical[i] = run.critical[kept.counts[AFFECTED]]
             continue
-        if run.critical[i] < 0 or run.end[run.critical[i]] < np.inf:
-            run.critical[i] = _critical(was, new, run, task)
-        if run.critical[i] < 0:
-            soonest = min(soonest, run.soonest[task] - shift if run.counts[EPOCH] else 0.0)
-        elif not new.is_affected[run.critical[i]]:
-            soonest = min(soonest, was.end[run.critical[i]])
+        if not is_begun or (run.critical[i] != NONE and ended(kept, run, run.critical[i]) < np.inf):
+            run.critical[i] = _critical(kept, change, run, task)
+        if run.critical[i] == NONE:
+            soonest = min(soonest, run.soonest[task] - shift if is_begun else 0.0)
+        elif change.mark[run.critical[i]] == SAME:
+            soonest = min(soonest, kept.end[run.critical[i]])
         i += 1
     low, high = place, until
     while low < high:
         middle = (low + high) >> 1
-        if was.ready[was.order[middle]] < soonest:
+        if kept.ready[kept.order[middle]] < soonest:
             low = middle + 1
         else:
             high = middle
@@ -133,99 +170,88 @@ def _agreed(was: Timeline, new: Change, run: Run, place: int, shift: float) -> A
 
 
 @tight
-def _critical(was: Timeline, new: Change, run: Run, task: int) -> int:
-    """Of those not taken that an affected task waits for one that is affected, or else the last to end; -1 if there is none."""
-    found = -1
-    e = new.before.first[task]
-    while e >= 0:
-        found = _later(was, new, run, found, new.before.other[e])
-        e = new.before.next[e]
+def _critical(kept: Kept, change: Change, run: Run, task: int) -> int:
+    """Of those not taken that an affected task waits for one that is affected, or else the last to end; NONE if there is none."""
+    found: int = np.uint32(NONE)  # type: ignore[assignment]
+    e = change.first_before[task]
+    while e != NONE:
+        found = _later(kept, change, run, found, change.source[e])
+        e = change.next_before[e]
     return found
 
 
 @tight
-def _later(was: Timeline, new: Change, run: Run, found: int, other: int) -> int:
-    if run.end[other] < np.inf or (found >= 0 and new.is_affected[found]):
+def _later(kept: Kept, change: Change, run: Run, found: int, other: int) -> int:
+    if ended(kept, run, other) < np.inf or (found != NONE and change.mark[found] != SAME):
         return found
-    return other if found < 0 or new.is_affected[other] or was.end[other] > was.end[found] else found
+    is_later = found == NONE or change.mark[other] != SAME or kept.end[other] > kept.end[found]
+    return other if is_later else found
 
 
 @tight
 def _take_over(
-    old: Graph, was: Timeline, new: Change, run: Run, until: int, now: float, shift: float, limit: float
+    kept: Kept, change: Change, run: Run, until: int, now: float, shift: float, limit: float
 ) -> bool:
     """Take the next tasks of the old queue up to some place, so much later; all others are ready `now` at the soonest. Whether
     the limit may be kept.
     """
-    begin, at = run.counts[PASSED], run.counts[TAKEN]
+    begin, at = kept.counts[PASSED], kept.counts[TAKEN]
+    run.work[:] = 0.0
     for place in range(begin, until):
-        task = was.order[place]
-        rank = new.rank[task]
-        run.order[at] = rank
+        task = kept.order[place]
+        device = kept.device[task]
+        run.order[at] = task
         at += 1
-        run.ready[rank] = was.ready[task] + shift
-        run.end[task] = was.end[task] + shift
-    run.counts[OLD] += until - begin
-    run.counts[TAKEN], run.counts[PASSED] = at, until
-    run.counts[EPOCH] += 1
-    run.counts[SIZE] = 0
+        run.ready[task], run.end[task] = kept.ready[task] + shift, kept.end[task] + shift
+        run.work[device] += kept.seconds[task]
+        run.last[device] = task
+    kept.counts[OLD] += until - begin
+    kept.counts[TAKEN], kept.counts[PASSED] = at, until
     for device in range(len(run.free)):
-        last = _among(was, device, until)
-        if _among(was, device, begin) < last:
-            _idle(was, run, device, _among(was, device, begin), last)
+        if run.last[device] != NONE and kept.place[run.last[device]] >= begin:
+            end = run.end[run.last[device]]
+            run.load[device] += end - run.free[device] - run.work[device]
+            run.free[device] = end
         if run.load[device] > limit:
             return False
-        _wake(old, was, new, run, device, last, now, shift)
-    for i in range(run.counts[AFFECTED]):
-        if run.end[run.affected[i]] == np.inf:
-            meet(old, new, run, run.affected[i])
-    while until < len(was.order) and was.ready[was.order[until]] == 0:
-        meet(old, new, run, was.order[until])
-        until += 1
+    _wake(kept, change, run, now, shift)
     return True
 
 
 @tight
-def _among(was: Timeline, device: int, place: int) -> int:
-    """Where in the queue of a device those begin that stand at some place or behind."""
-    low, high = was.first[device], was.first[device + 1]
-    while low < high:
-        middle = (low + high) >> 1
-        if was.place[was.queue[middle]] < place:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
+def _wake(kept: Kept, change: Change, run: Run, now: float, shift: float) -> None:
+    """Begin an epoch: see which tasks are ready after those that end `now` or later, and which affected ones are; there are none
+    else.
+    """
+    kept.counts[EPOCH] += 1
+    kept.counts[NEAR] = clear(run.after, run.before)
+    for device in range(len(run.last)):
+        task = run.last[device]
+        while task != NONE:
+            if change.mark[task] != LOST:
+                end = ended(kept, run, task)
+                if end < now:
+                    break
+                note(run, shift, end)
+                _meet_next(kept, change, run, task)
+            task = kept.previous[task]
+    for i in range(kept.counts[AFFECTED]):
+        if run.end[run.affected[i]] == np.inf:
+            meet(kept, change, run, run.affected[i])
+    place = kept.counts[PASSED]
+    while place < kept.counts[LIVE] and kept.ready[kept.order[place]] == 0:
+        meet(kept, change, run, kept.order[place])
+        place += 1
 
 
 @tight
-def _idle(was: Timeline, run: Run, device: int, first: int, last: int) -> None:
-    """Some tasks of a device have been taken over: for how long it was idle."""
-    work = was.work[last - 1]
-    if first > was.first[device]:
-        work -= was.work[first - 1]
-    end = run.end[was.queue[last - 1]]
-    run.load[device] += end - run.free[device] - work
-    run.free[device] = end
-
-
-@tight
-def _wake(
-    old: Graph, was: Timeline, new: Change, run: Run, device: int, last: int, now: float, shift: float
-) -> None:
-    """See which tasks are ready after those of a device that end `now` or later: there are none else that are."""
-    while last > was.first[device]:
-        last -= 1
-        task = was.queue[last]
-        if new.rank[task] < 0:
-            continue
-        if run.end[task] < now:
-            break
-        note(run, shift, run.end[task])
-        for e in range(old.waiting.first[task], old.waiting.first[task + 1]):
-            if not new.is_affected[old.waiting.other[e]]:
-                meet(old, new, run, old.waiting.other[e])
-        e = new.waiting.first[task]
-        while e >= 0:
-            meet(old, new, run, new.waiting.other[e])
-            e = new.waiting.next[e]
+def _meet_next(kept: Kept, change: Change, run: Run, task: int) -> None:
+    """See what those that wait for a task wait for."""
+    first = kept.waiting_first[task]
+    for e in range(first, first + kept.waiting_count[task]):
+        if change.mark[kept.waiting[e]] == SAME:
+            meet(kept, change, run, kept.waiting[e])
+    e = change.first_waiting[task]
+    while e != NONE:
+        meet(kept, change, run, change.target[e])
+        e = change.next_waiting[e]

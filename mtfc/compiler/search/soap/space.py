@@ -9,10 +9,11 @@ devices (section 8.4) are some 25 configurations each.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
-from itertools import permutations
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate, permutations
 from math import prod
 from random import Random
 
@@ -27,6 +28,8 @@ from mtfc.compiler.operators.regions import Unsplittable
 from mtfc.compiler.operators.strategy import Configuration, Parts
 
 Degrees = tuple[tuple[str, int], ...]
+Orders = tuple[tuple[int, ...], ...]
+Lists = tuple[tuple[int, ...], ...]
 
 Alone = Mapping[tuple[str, int], Mapping[Step, Need]]
 """A dimension and a degree that it may have -> what parts need where an operator is split in it alone."""
@@ -41,7 +44,7 @@ class Choices:
     operator: Operator
     alone: Alone
     degrees: tuple[Degrees, ...]
-    lists: Mapping[int, tuple[tuple[int, ...], ...]]
+    lists: Mapping[int, Lists]
     only: Configuration | None = None
 
     def holding(self, asked: Configuration) -> Choices:
@@ -57,41 +60,58 @@ class Choices:
         return frozenset(self.degrees)
 
     @cached_property
+    def _options(self) -> list[tuple[Degrees, Orders, Lists]]:
+        """For each choice of degrees the orders and the lists that it may have."""
+        return [(each, _orders(len(each)), self.lists[_size(each)]) for each in self.degrees]
+
+    @cached_property
     def _weights(self) -> list[int]:
-        return [len(_orders(each)) * len(self.lists[_size(each)]) for each in self.degrees]
+        return [len(orders) * len(lists) for _, orders, lists in self._options]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return list(accumulate(self._weights))
 
     def __iter__(self) -> Iterator[Configuration]:
         if self.only is not None:
             yield self.only
             return
-        for degrees in self.degrees:
-            for order in _orders(degrees):
-                for devices in self.lists[_size(degrees)]:
+        for degrees, orders, lists in self._options:
+            for order in orders:
+                for devices in lists:
                     yield _configuration(degrees, order, devices)
 
     def draw(self, random: Random) -> Configuration:
         """One of them, all with the same probability (section 6.2)."""
         if self.only is not None:
             return self.only
-        (degrees,) = random.choices(self.degrees, self._weights)
-        return _configuration(
-            degrees, random.choice(_orders(degrees)), random.choice(self.lists[_size(degrees)])
-        )
+        at = bisect(self._bounds, random.random() * self._bounds[-1], hi=len(self._bounds) - 1)
+        degrees, orders, lists = self._options[at]
+        return _configuration(degrees, random.choice(orders), random.choice(lists))
 
 
 def _size(degrees: Degrees) -> int:
     return prod(degree for _, degree in degrees)
 
 
-def _orders(degrees: Degrees) -> list[tuple[int, ...]]:
+@cache
+def _orders(dims: int) -> Orders:
     """The orders in which dimensions may change along the devices, the last one fastest."""
-    return list(permutations(range(len(degrees))))
+    return tuple(permutations(range(dims)))
 
 
 def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int, ...]) -> Configuration:
-    sizes = [degree for _, degree in degrees]
-    places = np.arange(len(devices)).reshape([sizes[i] for i in order]).transpose(np.argsort(order))
-    return Configuration(degrees, tuple(devices[i] for i in places.ravel()))
+    if len(order) < 2:
+        return Configuration(degrees, devices)
+    places = _places(tuple(degree for _, degree in degrees), order)
+    return Configuration(degrees, tuple([devices[i] for i in places]))
+
+
+@lru_cache(1024)
+def _places(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the devices, in an order of dimensions, each part is on."""
+    places = np.arange(prod(sizes)).reshape([sizes[i] for i in order]).transpose(np.argsort(order))
+    return tuple(places.ravel().tolist())
 
 
 def space(flow: Flow, hardware: Hardware, devices: int) -> list[Choices]:
@@ -135,14 +155,14 @@ def legal_degrees(operator: Operator, alone: Alone, devices: int) -> Iterator[De
     yield from extend((), devices, 0)
 
 
-def device_lists(hardware: Hardware, devices: int) -> dict[int, tuple[tuple[int, ...], ...]]:
+def device_lists(hardware: Hardware, devices: int) -> dict[int, Lists]:
     """For each number of parts the lists of devices that they can be on."""
     strides, inner = [1], 1
     for link in hardware.links:
         inner *= prod(link.sizes) if link.sizes else devices
         if inner < devices and devices % inner == 0:
             strides.append(inner)
-    found: dict[int, tuple[tuple[int, ...], ...]] = {}
+    found: dict[int, Lists] = {}
     for count in range(1, devices + 1):
         lists = (
             tuple(order[start : start + count])
