@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from math import inf
@@ -105,6 +106,29 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
         assert_alike(found, space.evaluator.full(found.strategy, limit))
         if found.seconds < inf and random.random() < 0.5:
             known = [known[1], found]
+
+
+@pytest.mark.parametrize("what", ["proposed", "load", "Evaluated"])
+def test_an_evaluator_that_was_interrupted_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when compiled code is done, or whenever Python runs."""
+    space, random = soap_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(4)
+    known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
+    work = getattr(evaluation, what)
+
+    def interrupted(*args: Any) -> Any:
+        found = work(*args)
+        if random.random() < 0.3:
+            raise KeyboardInterrupt
+        return found
+
+    for i in range(100):
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(evaluation, what, interrupted)
+            space.evaluator.delta(known[0], {0: space.choices[0].draw(random)})
+        old, operator = random.choice(known), random.randrange(len(space.choices))
+        found = space.evaluator.delta(old, {operator: space.choices[operator].draw(random)})
+        assert_alike(found, space.evaluator.full(found.strategy))
+        known = [known[1], found] if i % 2 else known
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

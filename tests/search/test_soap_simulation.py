@@ -15,8 +15,8 @@ from mtfc.compiler.search.soap.blocks import Blocks
 from mtfc.compiler.search.soap.building import TICK
 from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed
 from mtfc.compiler.search.soap.kernels import connect, simulate
-from mtfc.compiler.search.soap.proposing import CROWDED, FORGOTTEN, IDLE, KEPT, PENDING, altered
-from mtfc.compiler.search.soap.state import EPOCH, INDEX, LIVE, Kept, Memory, load, memory, opened
+from mtfc.compiler.search.soap.proposing import CROWDED, ENDED, FORGOTTEN, IDLE, KEPT, PENDING, altered
+from mtfc.compiler.search.soap.state import EPOCH, INDEX, LIVE, NONE, Kept, Memory, load, memory, opened
 
 Edge = tuple[int, int, int, int]
 
@@ -119,6 +119,15 @@ def kept_in(room: Memory) -> Kept:
     return getattr(opened, "py_func", opened)(room)[0]  # type: ignore[no-any-return]
 
 
+def assert_forgotten(room: Memory) -> None:
+    """That nothing is left of a change."""
+    kept, change, run = getattr(opened, "py_func", opened)(room)
+    assert not change.mark.any() and not change.is_anew.any()
+    assert np.flatnonzero(change.is_marked).tolist() == [kept.counts[LIVE]]
+    assert (change.first_waiting == NONE).all() and (change.begin == kept.begin).all()
+    assert (run.end == inf).all()
+
+
 def assert_kept(room: Memory, graph: Graph, times: Timeline) -> None:
     """That a memory has a graph and its timeline, whatever numbers tasks have there."""
     kept = kept_in(room)
@@ -161,9 +170,10 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
     taken_over = crowded = 0
     before = IDLE
     for _ in range(50):
-        layer = random.randrange(len(layers))
-        layers[layer] = _layer(devices, random)
-        numbers = np.array(network.touched(layer))
+        changed = random.sample(range(len(layers)), random.choice([1, 1, 2]))
+        for layer in changed:
+            layers[layer] = _layer(devices, random)
+        numbers = np.unique([number for layer in changed for number in network.touched(layer)])
         new = network.blocks(layers, numbers.tolist(), random)
         for number, block in zip(numbers, new, strict=True):
             blocks[number] = block
@@ -177,6 +187,8 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
             if becomes == CROWDED:
                 break
             assert found in ((seconds,) if share == 1.0 else (inf, seconds))
+            if becomes == ENDED:
+                assert_forgotten(room)
         epoch = kept_in(room).counts[EPOCH].item()
         becomes, found, *_ = altered(numbers, made, leads, before, room, held, (inf, inf, old))
         taken_over += kept_in(room).counts[EPOCH].item() - epoch - 1

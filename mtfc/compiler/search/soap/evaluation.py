@@ -63,6 +63,7 @@ class Evaluated:
     @cached_property
     def base(self) -> Base:
         """Only where the seconds are known."""
+        assert self.seconds < inf
         return (self._simulated or simulated(self._tasks, self.placed)[0]).base
 
 
@@ -119,21 +120,24 @@ class Evaluator:
         self.count += 1
         placed = self.tasks.changed(old.placed, changes)
         seconds, sent, held = self._proposed(self._touched(changes), placed, old, limit * (1 + ROUNDING))
-        found = Evaluated(strategy, placed, seconds, old.sent + sent, held, self.tasks)
+        found = Evaluated(strategy, placed, seconds, old.sent + int(sent), held, self.tasks)
         self._last = found if seconds < inf else None
+        self._known = old
         return found
 
     def _proposed(
         self, numbers: Array, placed: Placed, old: Evaluated, limit: float
     ) -> tuple[float, int, Array]:
-        """Seconds, how many more bytes are sent, and those that each device holds."""
+        """Seconds, how many more bytes are sent, and those that each device holds. Whoever calls says what is known then: should
+        this be interrupted, nothing is.
+        """
         is_loaded = False
         while True:
             if old is not self._known and old is not self._last:
                 self._load(old, more=is_loaded)
                 is_loaded = True
-            before = IDLE if self._last is None else KEPT if self._last is old else FORGOTTEN
-            self._known = self._last = None  # until it is known, should this be interrupted
+            last = IDLE if self._last is None else KEPT if self._last is old else FORGOTTEN
+            self._known = self._last = None
             becomes, seconds, sent, held = proposed(
                 numbers,
                 self._plan,
@@ -141,17 +145,17 @@ class Evaluator:
                 tuple(placed),
                 self.tasks.leads,
                 self.tasks.room,
-                before,
+                last,
                 self._memory,
                 old.held,
                 (float(self.tasks.memory), limit, old.seconds),
             )
             if becomes != CROWDED:
-                self._known = old
                 return seconds, sent, held
 
     def _load(self, found: Evaluated, more: bool = False) -> None:
         """Keep the task graph and timeline of a strategy, without gaps, in the room that there is, if it suffices; or in more."""
+        self._known = self._last = None
         base = found.base
         size = len(base.graph.device), len(base.graph.owner)
         known = self._memory[1].shape[1] - ENDS, self._memory[5].shape[1]
@@ -160,7 +164,7 @@ class Evaluator:
             links = self.tasks.links
             self._memory = memory(tasks, edges, len(self.tasks.names), links.idle + 1, links.count)
         load(self._memory, base.graph, base.timeline)
-        self._known, self._last = found, None
+        self._known = found
 
     def _touched(self, operators: Collection[int]) -> Array:
         """The blocks that some operators decide, in ascending order."""
@@ -173,4 +177,3 @@ class Evaluator:
         found = simulated(self.tasks, placed, inf, none)[0]
         nothing = Evaluated((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)
         self._proposed(none, placed, nothing, inf)
-        self._known = None

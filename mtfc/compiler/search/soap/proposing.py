@@ -8,7 +8,7 @@ import numpy as np
 
 from mtfc.compiler.search.soap.blocks import Array, Blocks
 from mtfc.compiler.search.soap.building import built
-from mtfc.compiler.search.soap.changing import change, forget
+from mtfc.compiler.search.soap.changing import forget, renew
 from mtfc.compiler.search.soap.committing import commit
 from mtfc.compiler.search.soap.plan import Known, Placed, Plan
 from mtfc.compiler.search.soap.resuming import resumed
@@ -20,7 +20,7 @@ ENDED, PENDING, CROWDED = range(3)
 until the next one says whether it is kept; there is no room for it, and everything must be loaded anew.
 """
 IDLE, FORGOTTEN, KEPT = range(3)
-"""What becomes of the proposal before: there is none that pends, or it is forgotten or kept now."""
+"""What becomes of the last proposal: there is none that pends, or it is forgotten or kept now."""
 
 
 @compiled
@@ -31,7 +31,7 @@ def proposed(
     placed: Any,
     leads: Array,
     room: Array,
-    before: int,
+    last: int,
     memory: Memory,
     held: Array,
     limits: tuple[float, float, float],
@@ -40,7 +40,7 @@ def proposed(
     `building.built`.
     """
     new = built(numbers, Plan(*plan), Known(*known), Placed(*placed), room)
-    return altered(numbers, new, leads, before, memory, held, limits)
+    return altered(numbers, new, leads, last, memory, held, limits)
 
 
 @compiled
@@ -48,7 +48,7 @@ def altered(
     numbers: Array,
     new: Blocks,
     leads: Array,
-    before: int,
+    last: int,
     memory: Memory,
     held: Array,
     limits: tuple[float, float, float],
@@ -56,25 +56,25 @@ def altered(
     """What becomes of a step in which some blocks are new, its seconds, how many more bytes are sent, and those that each
     device holds.
 
-    leads: see `changing.change`. before: what becomes of the last proposal. memory: of a graph and its timeline. held [device]:
+    leads: see `changing.renew`. last: what becomes of the last proposal. memory: of a graph and its timeline. held [device]:
     bytes there. limits: bytes that a device has, seconds of the step, and those of the one that is changed.
     """
-    kept, changed, run = opened(memory)
-    if before == KEPT:
-        if not commit(kept, changed, run):
+    kept, change, run = opened(memory)
+    if last == KEPT:
+        if not commit(kept, change, run):
             return CROWDED, np.inf, 0, held
-    elif before == FORGOTTEN:
-        forget(kept, changed, run)
+    elif last == FORGOTTEN:
+        forget(kept, change, run)
     sent, held = 0, held.copy()
     for i in range(len(numbers)):
         sent += new.sent[i] - kept.sent[numbers[i]]
         held += new.held[i] - kept.held[numbers[i]]
     if held.max() > limits[0]:
         return ENDED, np.inf, sent, held
-    if not change(kept, numbers, new, leads, changed, run):
+    if not renew(kept, numbers, new, leads, change, run):
         return CROWDED, np.inf, sent, held
-    seconds = resumed(kept, changed, run, limits[2], limits[1])
+    seconds = resumed(kept, change, run, limits[2], limits[1])
     if seconds == np.inf:
-        forget(kept, changed, run)
+        forget(kept, change, run)
         return ENDED, seconds, sent, held
     return PENDING, seconds, sent, held

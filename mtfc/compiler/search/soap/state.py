@@ -34,9 +34,10 @@ NEAR, TAKEN, AFFECTED, PASSED, OLD, GONE = range(10, 16)
 """What `counts` has.
 
 Of what is kept: numbers of tasks that are in use, tasks in the queue, edges in each of the two pools, and the epoch. Of a
-change: its blocks, new tasks, those that have marks, edges, and the first place of the queue that it touches, from where it is
-simulated. Of a simulation: the task where one begins to look for the place of the next that is ready; tasks taken, and affected;
-places of the old queue that were passed, tasks of it that were taken, and those that are gone from places that were passed.
+change: its blocks, new tasks, those that have marks, edges, and the first place of the queue that it touches; once this is known,
+the first from which on tasks are taken. Of a simulation: the task where one begins to look for the place of the next that is
+ready; tasks taken, and affected; places of the old queue that were passed, tasks of it that were taken, and those that are gone
+from places that were passed.
 """
 
 
@@ -78,12 +79,15 @@ class Kept(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Blocks that are made anew; what is kept stays as it was but for the numbers, devices, seconds and keys of new tasks.
+    """Blocks that are made anew; what is kept stays as it was, and has entries for new tasks.
+
+    Between proposals nothing is made anew: all marks are the same, no edges are here, and blocks begin where they do in what is
+    kept; nor are there ends in `Run`.
 
     numbers: the blocks. is_anew [block]. begin, size, sent [block], held [block, device]: as of what is kept; of others than new
     blocks `begin` alone. load [device]: seconds of all its tasks. mark [task]: whether it is the same as before, affected, which
     is new or may wait for others than before, or gone; marked: those that are not the same. is_marked [place]: whether a task of
-    the queue is not.
+    the queue is not, and at the place behind the last one, where whoever looks for one stops.
     All edges to those that are affected are here, and not in the old lists: source, target, owner [edge]; first_waiting,
     first_before [task]: the first edge that it is the source of, or the target; next_waiting, next_before [edge]: the next such
     edge. NONE where there is none.
@@ -115,7 +119,7 @@ class Run(NamedTuple):
     soonest, missing [task]: when a task is ready as far as is known, and for how many it still waits; both are known where
     seen [task] is the present epoch. after, before: see `ready.py`. order: tasks as they were taken.
     affected: those not taken that are new or may wait for others than before; critical: for each of these a task that it waits
-    for, one that is affected or else the last to end, or NONE. moved: room for numbers of tasks.
+    for, one that is affected or else the last to end, or NONE. moved: room to list tasks.
     free, load [device]: when it has done all that was taken; its work, and how long it was idle. work [device]: room. last
     [device]: the last one of the tasks of the old queue that were passed, or NONE.
     first_done, first_last [device]: the seconds of those that were before the first that was taken; the last of them.
