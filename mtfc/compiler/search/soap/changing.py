@@ -10,16 +10,19 @@ import numpy as np
 from mtfc.compiler.search.soap.blocks import Array, Blocks
 from mtfc.compiler.search.soap.state import (
     AFFECTED,
+    ALTERED,
     EDGES,
     ENDS,
     EPOCH,
     FIRST,
     INDEX,
     LIVE,
+    LOST,
     MARKED,
     NEW,
     NONE,
     NUMBERS,
+    SAME,
     TAKEN,
     TASKS,
     Change,
@@ -27,9 +30,6 @@ from mtfc.compiler.search.soap.state import (
     Run,
 )
 from mtfc.compiler.search.solver.kernels import lean, tight
-
-SAME, ALTERED, LOST = range(3)
-"""Marks of tasks: as before; affected; gone."""
 
 
 @lean
@@ -44,7 +44,7 @@ def renew(kept: Kept, numbers: Array, new: Blocks, leads: Array, change: Change,
     kept.counts[NUMBERS], kept.counts[NEW], kept.counts[MARKED] = len(numbers), 0, 0
     kept.counts[FIRST] = kept.counts[LIVE]
     for i in range(len(numbers)):
-        _renew(kept, i, numbers[i], new, change, run)
+        _renew_block(kept, i, numbers[i], new, change, run)
     affected = kept.counts[NEW]
     for number in numbers:
         block = leads[number]
@@ -70,8 +70,8 @@ def _mark(kept: Kept, task: int, mark: int, change: Change) -> None:
 
 
 @tight
-def _renew(kept: Kept, i: int, number: int, new: Blocks, change: Change, run: Run) -> None:
-    """One block."""
+def _renew_block(kept: Kept, i: int, number: int, new: Blocks, change: Change, run: Run) -> None:
+    """One of them, the i-th."""
     for task in range(kept.begin[number], kept.begin[number] + kept.size[number]):
         _mark(kept, task, LOST, change)
         change.load[kept.device[task]] -= kept.seconds[task]
@@ -116,10 +116,8 @@ def _edges(kept: Kept, numbers: Array, new: Blocks, affected: int, change: Chang
     kept.counts[EDGES] = min(total, len(change.source))
     for e in range(kept.counts[EDGES]):
         source, target = change.source[e], change.target[e]
-        change.next_waiting[e], change.next_before[e] = (
-            change.first_waiting[source],
-            change.first_before[target],
-        )
+        change.next_waiting[e] = change.first_waiting[source]
+        change.next_before[e] = change.first_before[target]
         change.first_waiting[source] = change.first_before[target] = e
     kept.counts[AFFECTED] = affected
     return total <= len(change.source)

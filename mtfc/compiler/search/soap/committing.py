@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from mtfc.compiler.search.soap.changing import LOST, SAME, unmark
+from mtfc.compiler.search.soap.changing import unmark
 from mtfc.compiler.search.soap.state import (
     BEFORE,
     EDGES,
     EPOCH,
     FIRST,
     LIVE,
+    LOST,
     MARKED,
     NEW,
     NONE,
     NUMBERS,
+    SAME,
     TAKEN,
     TASKS,
     WAITING,

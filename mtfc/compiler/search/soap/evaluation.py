@@ -15,7 +15,7 @@ from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed
 from mtfc.compiler.search.soap.kernels import ROUNDING, connect, simulate
 from mtfc.compiler.search.soap.plan import Placed
 from mtfc.compiler.search.soap.proposing import CROWDED, FORGOTTEN, IDLE, KEPT, proposed
-from mtfc.compiler.search.soap.state import ENDS, Memory, load, memory
+from mtfc.compiler.search.soap.state import Memory, load, memory, room
 from mtfc.compiler.search.soap.tasks import Tasks
 
 ROOM = 2
@@ -158,7 +158,7 @@ class Evaluator:
         self._known = self._last = None
         base = found.base
         size = len(base.graph.device), len(base.graph.owner)
-        known = self._memory[1].shape[1] - ENDS, self._memory[5].shape[1]
+        known = room(self._memory)
         tasks, edges = (max(ROOM * n + SLACK, (1 + more) * had) for n, had in zip(size, known, strict=True))
         if (tasks, edges) != known:
             links = self.tasks.links

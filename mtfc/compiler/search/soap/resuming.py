@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from mtfc.compiler.search.soap.changing import LOST, SAME
 from mtfc.compiler.search.soap.ready import clear
 from mtfc.compiler.search.soap.running import ended, meet, note, take
 from mtfc.compiler.search.soap.state import (
@@ -27,10 +26,12 @@ from mtfc.compiler.search.soap.state import (
     FIRST,
     GONE,
     LIVE,
+    LOST,
     NEAR,
     NONE,
     OLD,
     PASSED,
+    SAME,
     SHIFTS,
     TAKEN,
     Change,
@@ -55,17 +56,14 @@ def resumed(kept: Kept, change: Change, run: Run, makespan: float, limit: float)
     tried, ends = 0, np.uint32(len(run.after) - 1)
     while run.after[ends] != ends:
         task, place = run.after[ends], kept.counts[PASSED]
-        if place >= tried and _is_next(kept, change, task, place):
-            shift = run.soonest[task] - kept.ready[task]
-            is_exact = shift == 0 or max(makespan, makespan + shift) < EXACT
-            if is_exact and _agrees(run, shift, run.soonest[task], kept.ready[task]):
-                until = _unmarked(change, place)
-                until, now = _agreed(kept, change, run, place, until, shift, True)
-                tried = max(until, place + WORTH)
-                if until - place >= WORTH:
-                    if not _take_over(kept, change, run, until, now, shift, limit):
-                        return np.inf
-                    continue
+        if place >= tried and _is_shifted(kept, change, run, task, place, makespan):
+            shift, until = run.soonest[task] - kept.ready[task], _unmarked(change, place)
+            until, now = _agreed(kept, change, run, place, until, shift, True)
+            tried = max(until, place + WORTH)
+            if until - place >= WORTH:
+                if not _take_over(kept, change, run, until, now, shift, limit):
+                    return np.inf
+                continue
         if run.load[take(kept, change, run, task)] > limit:
             return np.inf
     return float(run.free.max())
@@ -109,13 +107,16 @@ def _find_last(kept: Kept, run: Run, place: int) -> None:
 
 
 @tight
-def _is_next(kept: Kept, change: Change, task: int, place: int) -> bool:
-    """Whether all that stood before a place in the old queue have been taken, or are gone, and the next one stood there."""
-    return bool(
-        kept.counts[OLD] + kept.counts[GONE] == place
-        and kept.place[task] == place
-        and change.mark[task] == SAME
-    )
+def _is_shifted(kept: Kept, change: Change, run: Run, task: int, place: int, makespan: float) -> bool:
+    """Whether nothing tells the new state from the old one but that it is so much later: all that stood before a place in the old
+    queue have been taken, or are gone, the next one stood there, and what has not ended is as much later.
+    """
+    are_taken = kept.counts[OLD] + kept.counts[GONE] == place
+    if not are_taken or kept.place[task] != place or change.mark[task] != SAME:
+        return False
+    now, before = run.soonest[task], kept.ready[task]
+    is_exact = now == before or max(makespan, makespan + (now - before)) < EXACT
+    return bool(is_exact and _agrees(run, now - before, now, before))
 
 
 @tight

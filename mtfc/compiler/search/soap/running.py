@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from mtfc.compiler.search.soap.changing import ALTERED, LOST, SAME
 from mtfc.compiler.search.soap.ready import drop, put
 from mtfc.compiler.search.soap.state import (
+    ALTERED,
     EPOCH,
     FIRST,
     GONE,
     LIVE,
+    LOST,
     NEAR,
     NONE,
     OLD,
     PASSED,
+    SAME,
     SHIFTS,
     TAKEN,
     Change,

@@ -25,6 +25,8 @@ SHIFTS = 4
 """How many differences in time are told apart at once."""
 ENDS = 2
 """There are so many entries more by task than tasks."""
+SAME, ALTERED, LOST = range(3)
+"""Marks of tasks in a change: as before; affected, which is new or may wait for others than before; gone."""
 INDEX = 32
 """Bits of a key for the number of a task in its block."""
 
@@ -85,9 +87,9 @@ class Change(NamedTuple):
     kept; nor are there ends in `Run`.
 
     numbers: the blocks. is_anew [block]. begin, size, sent [block], held [block, device]: as of what is kept; of others than new
-    blocks `begin` alone. load [device]: seconds of all its tasks. mark [task]: whether it is the same as before, affected, which
-    is new or may wait for others than before, or gone; marked: those that are not the same. is_marked [place]: whether a task of
-    the queue is not, and at the place behind the last one, where whoever looks for one stops.
+    blocks `begin` alone. load [device]: seconds of all its tasks. mark [task]: SAME, ALTERED or LOST; marked: those that are not
+    SAME. is_marked [place]: whether a task of the queue is not, and at the place behind the last one, where whoever looks for one
+    stops.
     All edges to those that are affected are here, and not in the old lists: source, target, owner [edge]; first_waiting,
     first_before [task]: the first edge that it is the source of, or the target; next_waiting, next_before [edge]: the next such
     edge. NONE where there is none.
@@ -165,6 +167,11 @@ def memory(tasks: int, edges: int, blocks: int, devices: int, computing: int) ->
         np.zeros((3, devices), np.uint32),
         np.zeros((3, SHIFTS)),
     )
+
+
+def room(memory: Memory) -> tuple[int, int]:
+    """For how many tasks and edges there is some."""
+    return memory[1].shape[1] - ENDS, memory[5].shape[1]
 
 
 @inner
