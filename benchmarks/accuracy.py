@@ -22,6 +22,7 @@ from benchmarks.steps import (
     AS_DECLARED,
     AT_LAST_LOOKED_AT,
     COMPILED,
+    FEW_IMAGES,
     HELD_OUT,
     LATER,
     LOOKED_AT,
@@ -165,6 +166,7 @@ def _compiled() -> Iterator[Figure]:
         ("that lie in the processor's own memory", THAT_FIT),
         ("of such, compared at last", THAT_FIT_TOO),
         ("of recurrent networks", RECURRENT),
+        ("of few images a core, of which one was looked at", FEW_IMAGES),
     )
     for what, cases in sets:
         others, at_most = [], 0 if cases in (LOOKED_AT, THEN_LOOKED_AT, AT_LAST_LOOKED_AT) else None

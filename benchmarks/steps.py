@@ -223,3 +223,17 @@ RECURRENT = (
     ("v6e:2x4", Case("rnnlm", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
 )
 """Chosen when rnnlm of `HELD_OUT` and `LATER` had been looked at, before any of these was compiled, and compared once."""
+
+SMALL_IMAGES = (("height", 256), ("width", 256))
+
+FEW_IMAGES = (
+    ("v3:2x2", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 16),))),
+    ("v4:2x2x2", Case("vgg16", "data", None, (("batch", 16),))),
+    ("v5e:2x4", Case("unet", "data", "rows:2;cols:4", (("batch", 16), *SMALL_IMAGES))),
+    ("v5p:2x2x2", Case("unet", "hybrid", "rows:4;cols:2", (("batch", 8), *SMALL_IMAGES))),
+    ("v2:2x2", Case("alexnet", "data", None, (("batch", 32),))),
+    ("v6e:2x4", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 32),))),
+    ("v4:2x2x2", Case("unet", "tiles", "rows:2;cols:4", (("batch", 4), *SMALL_IMAGES))),
+    ("v3:2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 32),))),
+)
+"""Two or four images a core, chosen when U-Net had been looked at, before any of these was compiled. Then the first was."""

@@ -8,13 +8,10 @@ are one kernel, the transpose of a convolution.
 On CPUs and GPUs products are kernels of libraries, which take whole arrays: where a product takes a slice of what a loop runs
 along, as the weights of one layer, that is copied, and so is what it computes for the loop to keep.
 
-On a TPU arrays are filled up to whole tiles (`tiles.py`), and more is as XLA's compiler for TPUs has it (libtpu 0.0.42). It
-expects of single kernels, the same on v2 to v6e:
+On a TPU arrays are filled up to whole tiles (`tiles.py`), kernels hold some of what they compute (`holding.py`), and more is as
+XLA's compiler for TPUs has it (libtpu 0.0.42). Of single kernels it expects:
 
-- What is added up takes the time of its bytes in f32 as if it were written, so `sum(x * x)` takes twice as long as reading x.
-- So does what is computed and stored in 16 bits: component-wise, or by a product.
 - What is component-wise and cheap is computed again by each kernel that uses it. Random numbers are: adding, shifting and xor.
-
 - A kernel takes some time even where it has next to nothing to do (`Device.overhead`): a product once where it reads memory, and
   once where it writes. A reduction has a kernel of its own there, though it reads nothing, and what is component-wise is one
   kernel with what it is joined to.
@@ -22,9 +19,7 @@ expects of single kernels, the same on v2 to v6e:
 And it makes kernels of several equations:
 
 - What a component-wise equation computes is reduced, or used component-wise in the same stage, by the same kernel, stored or not,
-  and so is not read for that. If it is given away, what is computed of it is not held again. Products that are sums, without
-  rows and columns, are reductions.
-- Several reductions of an array hold once what they add up.
+  and so is not read for that. Products that are sums, without rows and columns, are reductions.
 - A reduction of windows, as it pools, is a kernel of its own, and reads what is stored.
 - A product that is only added to something is added by its own kernel, and so is what is computed of the sum alone: the end of
   that is stored, and nothing before it.
@@ -38,44 +33,16 @@ And it makes kernels of several equations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from mtfc.compiler.analysis.holding import held, holds, rounding_bytes
 from mtfc.compiler.analysis.tiles import LANES, Windows, is_product, is_sum, pixels_of, stored_bytes
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, is_loop
-from mtfc.compiler.ir.opdef import Storage
-from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
-from mtfc.compiler.ir.views import folded, readers_of, sources
-
-HELD = "f32"
-"""What is added up, or computed, is held as: see above."""
-
-
-def storage(eqn: Equation) -> Storage:
-    """Loops store what they give."""
-    return "kernel" if eqn.regions else OPS[eqn.op].storage
-
-
-def is_component_wise(eqn: Equation) -> bool:
-    return storage(eqn) == "fused"
-
-
-def is_short(type: TensorType) -> bool:
-    """Whether an element has 16 bits."""
-    return ITEM_BYTES[type.dtype] == 2
-
-
-def holds(eqn: Equation, device: Device) -> bool:
-    """Whether it moves what it adds up."""
-    return device.matrix is not None and (storage(eqn) == "reduced" or is_sum(eqn))
-
-
-def rounding_bytes(type: TensorType, memory: Memory, device: Device) -> int:
-    """Read, written and held where an array in f32 is rounded to 16 bits; nothing where it has 16."""
-    return memory.bytes(type, device) * 5 // 2 if type.dtype == HELD else 0
+from mtfc.compiler.ir.types import Dim, Mesh, TensorType
+from mtfc.compiler.ir.views import folded, is_component_wise, readers_of, sources, storage
 
 
 def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator[Equation]:
@@ -125,6 +92,7 @@ class Memory:
                 self.staying, self.is_near = set(_able_to_stay(function)), True
             self.stored -= self.staying
         self.firsts = set(_firsts(function.body, self, device)) if device else set[Equation]()
+        self.following = dict(self._following(function.body)) if self.is_tpu else {}
 
     def _stored(self, function: Function) -> set[Value]:
         """The values that are in memory: see the top."""
@@ -152,13 +120,13 @@ class Memory:
                 source = self.seen(value)[-1]
                 if storage(eqn) == "reduced" or is_sum(eqn):
                     self.holders.setdefault(source, eqn)
-                elif is_product(eqn) and source in inputs and self._is_window(value):
+                elif is_product(eqn) and source in inputs and self.is_window(value):
                     self.images.setdefault(source, eqn)
 
     def _store_ends(self, function: Function) -> None:
         """What pools reads what is stored; a product that is only added to something is not, but the end of what follows is."""
         reducing = (eqn for eqn in function.body if storage(eqn) == "reduced")
-        pooled = (value for eqn in reducing for value in eqn.operands if self._is_window(value))
+        pooled = (value for eqn in reducing for value in eqn.operands if self.is_window(value))
         self.stored.update(sources(pooled, self.makers))
         added = {value for value in self.stored if self._is_accumulated(value)}
         sums = {eqn.result for value in added for eqn in self.users(value)}
@@ -173,9 +141,27 @@ class Memory:
 
     def _end(self, value: Value) -> Value:
         """The last of what is computed component-wise of this value alone."""
+        return [value, *(eqn.result for eqn in self._followers(value))][-1]
+
+    def _followers(self, value: Value) -> Iterator[Equation]:
+        """What is computed component-wise of this value alone, one after the other."""
         while (follower := self._follower(value)) is not None:
+            yield follower
             value = follower.result
-        return value
+
+    def _following(self, body: Iterable[Equation]) -> Iterator[tuple[Equation, Equation]]:
+        """Equations, and the products whose kernels compute them: what folds those, and what is component-wise of that alone."""
+        for product in filter(is_product, body):
+            folds = [*self.folds(product.result)]
+            followers = self._followers(folds[-1].result if folds else product.result)
+            yield from ((eqn, product) for eqn in (product, *folds, *followers))
+
+    def folds(self, value: Value) -> Iterator[Equation]:
+        """What adds up the windows that a product makes, one after the other."""
+        while value in self.folded and value in self.readers:
+            (reader,) = self.readers[value]
+            yield reader
+            value = reader.result
 
     def _follower(self, value: Value) -> Equation | None:
         """What is component-wise of a value, if nothing else uses that, and it may be part of the same kernel."""
@@ -237,7 +223,7 @@ class Memory:
         """The op, or what it is together with others (`hardware.KERNELS`)."""
         if eqn.op == "fold":
             return "fold" if eqn.operands[0] in self.folded else "unpool"
-        is_windowed = any(map(self._is_window, eqn.operands))
+        is_windowed = any(map(self.is_window, eqn.operands))
         if eqn.op == "einsum":
             return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
         return "pool" if is_windowed and storage(eqn) == "reduced" else eqn.op
@@ -246,16 +232,12 @@ class Memory:
         """The windows that a product reads, or makes for `fold`, on a TPU."""
         if eqn.op != "einsum" or not self.pixels:
             return None
-        value, folds = eqn.result, []
-        while value in self.folded:
-            (reader,) = self.readers[value]
-            folds += [reader] if reader.op == "fold" else []
-            value = reader.result
+        folds = [each for each in self.folds(eqn.result) if each.op == "fold"]
         seen = (each for operand in eqn.operands for each in self.seen(operand)[:-1])
         read = [maker for each in seen if (maker := self.makers[each]).op == "window"]
         return Windows.of(folds or read, bool(folds)) if folds or read else None
 
-    def _is_window(self, value: Value) -> bool:
+    def is_window(self, value: Value) -> bool:
         """Whether it is a view of windows."""
         return any(self.makers[each].op == "window" for each in self.seen(value)[:-1])
 
@@ -283,28 +265,14 @@ class Memory:
         written = [value for value in eqn.results if value in self.stored]
         written += [value for value in written if self.is_kept(value)]
         moved = sum(self.bytes(value.type, device) for value in written) + sum(read)
-        return moved + self.held(eqn, device) + self.merged(eqn, eqn, device) + self._rounded(eqn, device)
+        return moved + self._held(eqn, device) + self.merged(eqn, eqn, device) + self._rounded(eqn, device)
 
-    def held(self, eqn: Equation, device: Device) -> int:
-        """Bytes of what is added up, or computed and stored in 16 bits, as it is held."""
-        if self.is_widened(eqn, device):
-            return sum(self.bytes(value.type.with_dtype(HELD), device) for value in eqn.results)
-        if not self.is_holding(eqn, device):
-            return 0
-        types = ([each.type.with_dtype(HELD) for each in self.seen(value)] for value in eqn.operands)
-        return max(min(self.bytes(type, device) for type in each) for each in types)
-
-    def is_widened(self, eqn: Equation, device: Device) -> bool:
-        """Whether it computes what it stores in 16 bits, and its kernel does not hold it yet."""
-        is_able = device.matrix is not None and self.is_stored(eqn)
-        if not (is_able and all(is_short(value.type) for value in eqn.results)):
-            return False
-        return not self.is_held(eqn, device) if is_component_wise(eqn) else is_product(eqn)
-
-    def is_held(self, eqn: Equation, device: Device) -> bool:
-        """Whether its kernel holds already what it computes component-wise of: it is given away, too."""
-        joined = (value for value in eqn.operands if self.is_joined(eqn, value, device))
-        return any(self.seen(value)[-1] in self.given for value in joined)
+    def _held(self, eqn: Equation, device: Device) -> int:
+        made = [value.type for value in eqn.results]
+        seen = (
+            {value: [each.type for each in self.seen(value)] for value in eqn.operands} if self.is_tpu else {}
+        )
+        return held(self, eqn, made, seen, device)
 
     def _rounded(self, eqn: Equation, device: Device) -> int:
         """Bytes of rounding an input for convolutions."""
@@ -316,7 +284,7 @@ class Memory:
         if device.matrix is not None or not is_product(eqn):
             return
         for value in (*eqn.operands, eqn.result):
-            is_slice = self.seen(value)[-1] in self.slices and not self._is_window(value)
+            is_slice = self.seen(value)[-1] in self.slices and not self.is_window(value)
             if is_slice or value in self.kept:
                 yield value
 
@@ -324,7 +292,7 @@ class Memory:
         """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""
         if device.matrix is None or self.kernel(eqn) != "convolution":
             return 0
-        is_known = [self._is_window(value) for value in eqn.operands]
+        is_known = [self.is_window(value) for value in eqn.operands]
         if len(is_known) != 2 or all(is_known) or not any(is_known):
             return 0
         known, other = (placed.operands[is_known.index(each)].type for each in (True, False))
@@ -333,17 +301,12 @@ class Memory:
         is_aligned = len(features) < 2 or features[-1] % LANES == 0
         return 0 if is_aligned else 2 * max(self.bytes(each, device) for each in (other, placed.result.type))
 
-    def is_holding(self, eqn: Equation, device: Device) -> bool:
-        """Whether it moves what it adds up, as none before does."""
-        sources = [self.seen(value)[-1] for value in eqn.operands] if holds(eqn, device) else []
-        return bool(sources) and all(self.holders[source] is eqn for source in sources)
-
     def is_joined(self, eqn: Equation, value: Value, device: Device) -> bool:
         """Whether an equation is part of the kernel that makes its operand, component-wise."""
         maker = self.makers.get(self.seen(value)[-1])
         if device.matrix is None or maker is None or not is_component_wise(maker):
             return False
-        if storage(eqn) == "reduced" and self._is_window(value):
+        if storage(eqn) == "reduced" and self.is_window(value):
             return False
         return holds(eqn, device) or (is_component_wise(eqn) and eqn.stage == maker.stage)
 

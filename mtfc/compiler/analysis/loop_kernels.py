@@ -8,7 +8,9 @@ An iteration costs `Device.loop`. On a TPU, as XLA's compiler for TPUs has it (l
   then read half as much is left out.)
 - What stays in the processor's own memory from iteration to iteration is read and written once.
 - What an iteration keeps but does not compute is copied: what it was given, what was sent, what a loop inside gave. So is the
-  slice that a loop inside takes its own slices of.
+  slice that a loop inside takes its own slices of, and what is carried if the product reads it that makes what takes its place,
+  but where products leave that in the processor's own memory.
+- A loop that runs once is none: it costs nothing.
 
 What is cleared or rounded in kernels of its own may take longer than its bytes (`hardware.KERNELS`).
 """
@@ -21,14 +23,15 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.kernels import HELD, Memory, is_short, rounding_bytes, storage, users
+from mtfc.compiler.analysis.holding import HELD, clearing_bytes, copying_bytes, rounding_bytes
+from mtfc.compiler.analysis.kernels import Memory, users
 from mtfc.compiler.analysis.tiles import is_product
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import TensorType
-from mtfc.compiler.ir.views import readers_of
+from mtfc.compiler.ir.views import is_component_wise, is_view, readers_of
 
 Looks = tuple[str, tuple[int, ...]]
 """Dtype and sizes of one processor's array."""
@@ -45,7 +48,7 @@ class Loops:
 
     @classmethod
     def of(cls, function: Function, memory: Memory, device: Device) -> Loops:
-        loops = [eqn for eqn in function.body if eqn.regions and device.matrix is not None]
+        loops = [eqn for eqn in function.body if is_repeated(eqn) and device.matrix is not None]
         looks = ({_looks(value.type, memory) for value in stacks(loop)} for loop in loops)
         alike = Counter(each for found in looks for each in found)
         rounded = {value: loop for loop in reversed(loops) for value in _rounded(loop)}
@@ -58,8 +61,14 @@ class Loops:
         trips = dim_of(loop).size
         if self.device.matrix is None:
             return 0, trips * self.device.loop
-        passes, types = [*self._passes(loop), *self._loaded(loop)], [*_copied(loop)]
-        copied = sum(map(self._copied, types))
+        if not is_repeated(loop):
+            return 0, 0.0
+        inside = Memory(region_of(loop), self.memory.mesh, self.device)
+        passes = [*self._passes(loop), *self._loaded(inside)]
+        types = [*_copied(region_of(loop))]
+        if not (inside.is_near and self.device.keeps_results):
+            types += _displaced(region_of(loop), inside)
+        copied = sum(copying_bytes(each, self.memory, self.device) for each in types)
         copying = len(types) * self.device.overhead + copied / self.device.bandwidth.at(copied)
         each = self.device.loop + copying
         size = sum(size for size, _ in passes) + trips * copied
@@ -68,31 +77,26 @@ class Loops:
     def _passes(self, loop: Equation) -> Iterator[tuple[int, float]]:
         for value in stacks(loop):
             if loop.attrs["reverse"] or self.alike[_looks(value.type, self.memory)] > 1:
-                yield self._pass(self._written(value.type), value.type, "clear")
+                yield self._pass(clearing_bytes(value.type, self.memory, self.device), value.type, "clear")
         for value, first in self.rounded.items():
             if first is loop:
                 yield self._pass(rounding_bytes(value.type, self.memory, self.device), value.type, "round")
 
-    def _loaded(self, loop: Equation) -> Iterator[tuple[int, float]]:
+    def _loaded(self, inside: Memory) -> Iterator[tuple[int, float]]:
         """What stays for all iterations."""
-        if self.device.own:
-            for value in Memory(region_of(loop), self.memory.mesh, self.device).staying:
-                size = self.memory.bytes(value.type, self.device)
-                yield size, size / self.device.bandwidth.at(size)
+        for value in inside.staying:
+            size = self.memory.bytes(value.type, self.device)
+            yield size, size / self.device.bandwidth.at(size)
 
     def _pass(self, size: int, type: TensorType, kernel: str) -> tuple[int, float]:
         elements = type.local_size(self.memory.mesh)
         rate = self.device.ops.get(kernel, inf)
         return size, max(size / self.device.bandwidth.at(size), elements / rate)
 
-    def _copied(self, type: TensorType) -> int:
-        """Bytes of copying an array."""
-        return self.memory.bytes(type, self.device) + self._written(type)
 
-    def _written(self, type: TensorType) -> int:
-        """Bytes of writing one, and of holding what has 16 bits."""
-        held = self.memory.bytes(type.with_dtype(HELD), self.device) if is_short(type) else 0
-        return self.memory.bytes(type, self.device) + held
+def is_repeated(eqn: Equation) -> bool:
+    """Whether it is a loop of several iterations."""
+    return bool(eqn.regions) and dim_of(eqn).size > 1
 
 
 def stacks(loop: Equation) -> list[Value]:
@@ -119,9 +123,8 @@ def _rounded(loop: Equation) -> Iterator[Value]:
             yield value
 
 
-def _copied(loop: Equation) -> Iterator[TensorType]:
-    """What each iteration copies."""
-    region = region_of(loop)
+def _copied(region: Function) -> Iterator[TensorType]:
+    """What each iteration copies to keep it, or to take slices of it."""
     makers = {value: eqn for eqn in region.body for value in eqn.results}
     readers = readers_of(region)
     for output in region.outputs:
@@ -132,9 +135,26 @@ def _copied(loop: Equation) -> Iterator[TensorType]:
             yield argument.value.type
 
 
+def _displaced(region: Function, memory: Memory) -> Iterator[TensorType]:
+    """What is carried, and read by the kernel of the product that makes what takes its place."""
+    for argument, output in zip(carried(region), region.outputs, strict=False):
+        maker = memory.makers.get(memory.seen(output.value)[-1])
+        product = memory.following.get(maker) if maker else None
+        if product and any(argument.value in _sources(value, memory) for value in product.operands):
+            yield argument.value.type
+
+
+def _sources(value: Value, memory: Memory) -> list[Value]:
+    """What a product reads that takes this value, or what is component-wise of something."""
+    source = memory.seen(value)[-1]
+    maker = memory.makers.get(source)
+    computed = maker.operands if maker is not None and is_component_wise(maker) else ()
+    return [source, *(memory.seen(each)[-1] for each in computed)]
+
+
 def _is_computed(value: Value, makers: Mapping[Value, Equation]) -> bool:
     """Whether an equation computes it, or what it is a view of."""
     maker = makers.get(value)
-    if maker is not None and storage(maker) == "view":
+    if maker is not None and is_view(maker):
         return _is_computed(maker.operands[0], makers)
     return maker is not None and not maker.regions and maker.op not in KIND_OF

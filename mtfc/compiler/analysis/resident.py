@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mtfc.compiler.analysis.kernels import Memory, is_component_wise, storage
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.analysis.memory import memory_on
 from mtfc.compiler.analysis.sizes import whole
 from mtfc.compiler.analysis.tiles import is_product, is_sum
@@ -30,6 +30,7 @@ from mtfc.compiler.hardware import Device, Scratchpad
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import is_loop
 from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.views import is_component_wise, storage
 
 Kernel = Equation | None
 """A product, or any other kernel."""
@@ -133,7 +134,7 @@ class Resident(Memory):
     # What is stored
 
     def _computes(self, eqn: Equation) -> bool:
-        reads_windows = any(map(self._is_window, eqn.operands))
+        reads_windows = any(map(self.is_window, eqn.operands))
         return super()._computes(eqn) or (is_product(eqn) and not reads_windows)
 
     def _store_ends(self, function: Function) -> None:
@@ -204,7 +205,7 @@ class Resident(Memory):
     def _is_able(self, eqn: Equation) -> bool:
         """Whether the kernel of a product can compute it."""
         is_able = is_component_wise(eqn) or _is_reduction(eqn)
-        return is_able and eqn.op != "is_argmax" and not any(map(self._is_window, eqn.operands))
+        return is_able and eqn.op != "is_argmax" and not any(map(self.is_window, eqn.operands))
 
     def _is_part(self, eqn: Equation, product: Equation, latest: Sequence[Equation]) -> bool:
         """Whether the kernel of a product computes what it needs `latest`, and so computes it, too."""

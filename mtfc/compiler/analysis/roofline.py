@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.kernels import Memory, storage
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.analysis.loop_kernels import Loops
 from mtfc.compiler.analysis.resident import kernels_of
 from mtfc.compiler.analysis.sizes import Numbers
@@ -24,6 +24,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.products import reordered, transposed
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.views import storage
 
 FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
 """Elements that are moved for a product besides, by the names of their rates."""

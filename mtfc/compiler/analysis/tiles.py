@@ -14,13 +14,15 @@ in the second all. The gradient of images is a convolution as well, with the fil
 that can lie on it, one by one. Where pixels are held for it, the unit is loaded for each place anew while rows go through it, and
 what takes longer counts. The gradient of a filter is a product like others.
 
+Registers have 8 x 128 elements in f32: what lies in smaller tiles fills them only in part (`held_bytes`).
+
 `least_bytes` is for bounds. However a dimension is split, the tiles of all parts together have no fewer lanes than those of the
 whole. That does not hold for rows, of which a tile may have fewer. Of products it holds: `filled` times the FLOPs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from math import prod
 
 import attrs
@@ -53,11 +55,14 @@ def pixels_of(equations: Iterable[Equation]) -> set[Dim]:
 
 def stored_bytes(type: TensorType, mesh: Mesh, device: Device, pixels: Set[Dim] = frozenset()) -> int:
     """Bytes that one processor's array takes in memory; `pixels` are those of `pixels_of`."""
-    shape = type.local_shape(mesh)
     if device.matrix is None:
-        return prod(shape) * ITEM_BYTES[type.dtype]
-    others = [i for i, dim in enumerate(type.dims) if dim not in pixels and shape[i] > 1]
-    return _tiled(shape, others) * ITEM_BYTES[type.dtype]
+        return prod(type.local_shape(mesh)) * ITEM_BYTES[type.dtype]
+    return _tiled(type, mesh, pixels)[0] * ITEM_BYTES[type.dtype]
+
+
+def held_bytes(type: TensorType, mesh: Mesh, pixels: Set[Dim] = frozenset()) -> int:
+    """Bytes that registers have room for where a kernel holds one in f32: of each of its tiles all 8 rows."""
+    return _tiled(type, mesh, pixels)[1] * ITEM_BYTES["f32"]
 
 
 def least_bytes(type: TensorType, device: Device) -> int:
@@ -164,18 +169,22 @@ def _size(dims: Iterable[Dim], eqn: Equation, mesh: Mesh) -> int:
     return prod(dim.size // mesh.size(axes[dim]) for dim in dims)
 
 
-def _tiled(shape: tuple[int, ...], wanted: Sequence[int]) -> int:
-    """Elements of an array of whole tiles, which lie along the dimensions with the wanted numbers if there are enough."""
+def _tiled(type: TensorType, mesh: Mesh, pixels: Set[Dim]) -> tuple[int, int]:
+    """Elements of an array of whole tiles, and of as many with all their rows. They lie along other dimensions than `pixels` if
+    there are enough.
+    """
+    shape = type.local_shape(mesh)
     size = prod(shape)
-    if size == 0:
-        return 0
+    if size == 0 or not shape:
+        return size, size
     lanes = [size // n * _up(n, LANES) for n in shape]
-    rows = [min(_up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
     if len(shape) < 2:
-        return lanes[0] if lanes else 1
+        return lanes[0], lanes[0]
+    rows = [min(_up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
     every = range(len(shape))
+    wanted = [i for i in every if type.dims[i] not in pixels and shape[i] > 1]
     pairs = ((i, j) for i in wanted or every for j in (wanted if len(wanted) > 1 else every) if i != j)
-    return min(lanes[i] // shape[j] * rows[j] for i, j in pairs)
+    return min((lanes[i] // shape[j] * rows[j], lanes[i] // shape[j] * _up(shape[j], ROWS)) for i, j in pairs)
 
 
 def _up(size: int, multiple: int) -> int:

@@ -1,15 +1,25 @@
-"""Values that are in memory nowhere, as others are read or written in their place."""
+"""What equations store, and values that are in memory nowhere, as others are read or written in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.opdef import Storage
 from mtfc.compiler.ir.ops import OPS
 
 
+def storage(eqn: Equation) -> Storage:
+    """Loops store what they give."""
+    return "kernel" if eqn.regions else OPS[eqn.op].storage
+
+
 def is_view(eqn: Equation) -> bool:
-    return not eqn.regions and OPS[eqn.op].storage == "view"
+    return storage(eqn) == "view"
+
+
+def is_component_wise(eqn: Equation) -> bool:
+    return storage(eqn) == "fused"
 
 
 def sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterator[Value]:

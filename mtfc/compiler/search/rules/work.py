@@ -8,8 +8,9 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.kernels import HELD, Memory, is_component_wise, is_short
-from mtfc.compiler.analysis.loop_kernels import stacks
+from mtfc.compiler.analysis.holding import HELD, is_held, is_holding, is_short, is_widened
+from mtfc.compiler.analysis.kernels import Memory
+from mtfc.compiler.analysis.loop_kernels import is_repeated, stacks
 from mtfc.compiler.analysis.roofline import largest
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.analysis.tiles import is_product, is_sum, least_bytes, ways
@@ -18,6 +19,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.views import is_component_wise
 from mtfc.compiler.search.rules.arrays import (
     SINGLE,
     Array,
@@ -103,7 +105,7 @@ def work_of(
         if eqn.regions:
             slices = [a.value for v, a in pairs(eqn) if a.role == "sliced" and v in stays]
             yield from work_of(region_of(eqn), naming, device, trips * dim_of(eqn).size, sure, sums, slices)
-            is_cleared = device.matrix is not None and eqn.attrs["reverse"]
+            is_cleared = device.matrix is not None and is_repeated(eqn) and eqn.attrs["reverse"]
             cleared = [Moved((reads.tiled(value),)) for value in stacks(eqn) if is_cleared]
             cleared += [reads.widened(value) for value in stacks(eqn) if is_cleared and is_short(value.type)]
             yield Work(0.0, frozenset(), frozenset(), (), tuple(cleared), 0.0, trips), ()
@@ -203,9 +205,9 @@ class _Reads:
         """What is stored in 16 bits, or added up, as the largest operand can be seen; None where that is not known."""
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
-        if self.memory.is_widened(eqn, self.device) and (is_known or not is_component_wise(eqn)):
+        if is_widened(self.memory, eqn, self.device) and (is_known or not is_component_wise(eqn)):
             return self.widened(eqn.result)
-        if not (self.memory.is_holding(eqn, self.device) and is_known):
+        if not (is_holding(self.memory, eqn, self.device) and is_known):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
         return Moved(self.arrays(eqn, seen[value], HELD))
@@ -247,7 +249,7 @@ class _Reads:
         yield Moved((self.tiled(eqn.result),))
         is_able = self.device.matrix is not None and is_component_wise(eqn) and is_short(eqn.result.type)
         is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
-        if is_able and is_known and not self.memory.is_held(eqn, self.device):
+        if is_able and is_known and not is_held(self.memory, eqn, self.device):
             yield self.widened(eqn.result)
 
     def widened(self, value: Value) -> Moved:

@@ -17,11 +17,12 @@ from math import prod
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.kernels import Memory, storage
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, TensorType
+from mtfc.compiler.ir.views import storage
 from mtfc.compiler.operators.gradients import Flow
 from mtfc.compiler.operators.graph import Step
 from mtfc.compiler.operators.parts import Need

@@ -6,14 +6,15 @@ so is what loops take besides their iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.kernels import HELD, Memory
+from mtfc.compiler.analysis.holding import held
+from mtfc.compiler.analysis.kernels import Memory
 from mtfc.compiler.analysis.resident import kernels_of
 from mtfc.compiler.analysis.roofline import copy_seconds, kernel_seconds
 from mtfc.compiler.analysis.sizes import Numbers
@@ -105,16 +106,20 @@ class Roofline:
         read = [self._read(memory, eqn, value, types) for value, types in seen.items()]
         if OPS[eqn.op].storage == "lookup":
             read[0] = np.minimum(read[0], self._bytes(memory, choices.made(0)))
-        if memory.is_holding(eqn, self.device):
-            held = [
-                np.min([self._bytes(memory, map(_held, each)) for each in types], axis=0)
-                for types in seen.values()
-            ]
-            moved += np.max(held, axis=0)
-        if memory.is_widened(eqn, self.device):
-            for i in range(len(eqn.results)):
-                moved += self._bytes(memory, map(_held, choices.made(i)))
+        moved += self._held(memory, eqn, choices, seen)
         return sum(read, start=moved)
+
+    def _held(
+        self, memory: Memory, eqn: Equation, choices: Choices, seen: Mapping[Value, list[list[TensorType]]]
+    ) -> Sizes:
+        """Bytes that it holds besides."""
+        strategies = range(len(choices.placed)) if self.device.matrix is not None else ()
+        found = []
+        for n in strategies:
+            made = [choices.made(i)[n] for i in range(len(eqn.results))]
+            types = {value: [each[n] for each in views] for value, views in seen.items()}
+            found.append(held(memory, eqn, made, types, self.device))
+        return np.array(found or 0, np.int64)
 
     def _read(self, memory: Memory, eqn: Equation, value: Value, types: list[list[TensorType]]) -> Sizes:
         if memory.is_joined(eqn, value, self.device) or not memory.views(value):
@@ -135,7 +140,3 @@ class Roofline:
             found.append(types)
             value = view
         return found
-
-
-def _held(type: TensorType) -> TensorType:
-    return type.with_dtype(HELD)
