@@ -30,6 +30,7 @@ from benchmarks.steps import (
     RECURRENT,
     SMALL_ON_V6E,
     SMALLER,
+    STRIPES,
     THAT_FIT,
     THAT_FIT_TOO,
     THEN_LOOKED_AT,
@@ -166,7 +167,8 @@ def _compiled() -> Iterator[Figure]:
         ("that lie in the processor's own memory", THAT_FIT),
         ("of such, compared at last", THAT_FIT_TOO),
         ("of recurrent networks", RECURRENT),
-        ("of few images a core, of which one was looked at", FEW_IMAGES),
+        ("of few images a core, of which six were looked at", FEW_IMAGES),
+        ("of few images, chosen later", STRIPES),
     )
     for what, cases in sets:
         others, at_most = [], 0 if cases in (LOOKED_AT, THEN_LOOKED_AT, AT_LAST_LOOKED_AT) else None

@@ -236,4 +236,12 @@ FEW_IMAGES = (
     ("v4:2x2x2", Case("unet", "tiles", "rows:2;cols:4", (("batch", 4), *SMALL_IMAGES))),
     ("v3:2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 32),))),
 )
-"""Two or four images a core, chosen when U-Net had been looked at, before any of these was compiled. Then the first was."""
+"""Two or four images a core, chosen when U-Net had been looked at, before any of these was compiled. Then six of them were."""
+
+STRIPES = (
+    ("v5e:2x4", Case("vgg16", "data", None, (("batch", 32),))),
+    ("v4:2x2x2", Case("alexnet", "data", None, (("batch", 32),))),
+    ("v6e:2x4", Case("unet", "data", "rows:2;cols:4", (("batch", 8), *SMALL_IMAGES))),
+    ("v5p:2x2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 16),))),
+)
+"""One to four images a core, chosen when stripes were known, before any of these was compiled, and compared once."""

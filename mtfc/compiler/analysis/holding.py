@@ -44,8 +44,6 @@ def held(
     device: Device,
 ) -> int:
     """Bytes, where its results have the types `made`; `seen` are those of each operand and of what that is a view of."""
-    if device.matrix is None:
-        return 0
     if is_holding(memory, eqn, device):
         return max(_added_up(memory, eqn, value, types, device) for value, types in seen.items())
     widened, product = is_widened(memory, eqn, device), memory.following.get(eqn)
@@ -53,7 +51,7 @@ def held(
         return sum(_rows(memory, type, device) for type in made) if widened else 0
     if not (widened or product or eqn in memory.firsts):
         return 0
-    whole = sum(_whole(memory, type) for type in made if widened or _is_narrow(memory, type, device))
+    whole = sum(_whole(memory, type, device) for type in made if widened or _is_narrow(memory, type, device))
     for each in memory.folds(eqn.results[0]):
         whole = whole * each.result.type.size // each.operands[0].type.size
     return whole
@@ -83,25 +81,25 @@ def rounding_bytes(type: TensorType, memory: Memory, device: Device) -> int:
     """Read, written and held where an array in f32 is rounded to 16 bits; nothing where it has 16."""
     if type.dtype != HELD:
         return 0
-    return memory.bytes(type, device) * 3 // 2 + _whole(memory, type)
+    return memory.bytes(type, device) * 3 // 2 + _whole(memory, type, device)
 
 
 def clearing_bytes(type: TensorType, memory: Memory, device: Device) -> int:
     """Written, and held where it has 16 bits."""
-    return memory.bytes(type, device) + (_whole(memory, type) if is_short(type) else 0)
+    return memory.bytes(type, device) + (_whole(memory, type, device) if is_short(type) else 0)
 
 
 def copying_bytes(type: TensorType, memory: Memory, device: Device) -> int:
     """Read, written and held as what is computed."""
     is_held = is_short(type) or _is_narrow(memory, type, device)
-    return 2 * memory.bytes(type, device) + (_whole(memory, type) if is_held else 0)
+    return 2 * memory.bytes(type, device) + (_whole(memory, type, device) if is_held else 0)
 
 
 def _added_up(
     memory: Memory, eqn: Equation, value: Value, types: Sequence[TensorType], device: Device
 ) -> int:
     is_beside = memory.is_window(value) or _is_made_beside(memory, eqn, value, device)
-    return min(_rows(memory, type, device) if is_beside else _whole(memory, type) for type in types)
+    return min(_rows(memory, type, device) if is_beside else _whole(memory, type, device) for type in types)
 
 
 def _is_made_beside(memory: Memory, eqn: Equation, value: Value, device: Device) -> bool:
@@ -117,10 +115,11 @@ def _rows(memory: Memory, type: TensorType, device: Device) -> int:
     return memory.bytes(type.with_dtype(HELD), device)
 
 
-def _whole(memory: Memory, type: TensorType) -> int:
+def _whole(memory: Memory, type: TensorType, device: Device) -> int:
     """Bytes of whole tiles of it."""
-    return held_bytes(type, memory.mesh, memory.pixels)
+    is_cut = memory.has_stripes and not memory.pixels.isdisjoint(type.dims)
+    return _rows(memory, type, device) if is_cut else held_bytes(type, memory.mesh, memory.pixels)
 
 
 def _is_narrow(memory: Memory, type: TensorType, device: Device) -> bool:
-    return _whole(memory, type) > _rows(memory, type, device)
+    return _whole(memory, type, device) > _rows(memory, type, device)

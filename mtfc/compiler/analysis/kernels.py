@@ -36,7 +36,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.analysis.holding import held, holds, rounding_bytes
-from mtfc.compiler.analysis.tiles import LANES, Windows, is_product, is_sum, pixels_of, stored_bytes
+from mtfc.compiler.analysis.stripes import has_stripes, striped_bytes
+from mtfc.compiler.analysis.tiles import (
+    LANES,
+    Windows,
+    is_product,
+    is_sum,
+    pixels_of,
+    stored_bytes,
+    wholes_of,
+)
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, is_loop
@@ -72,10 +81,12 @@ class Memory:
         self.readers = readers_of(function)
         self.folded = folded(whole or function)
         self.is_tpu = device is not None and device.matrix is not None
+        self.has_stripes = device is not None and has_stripes(device)
         self.stored = self._stored(function) - self.folded
         self.slices = {argument.value for argument in function.arguments if argument.role == "sliced"}
         self.kept = set(sources(_kept(function), self.makers))
         self.pixels: set[Dim] = set()
+        self.wholes: dict[Dim, Dim] = {}
         self.stacked: set[Value] = set()
         self.holders: dict[Value, Equation] = {}
         self.images: dict[Value, Equation] = {}
@@ -108,12 +119,13 @@ class Memory:
     def _know_tpu(self, function: Function) -> None:
         """What counts on TPUs: see the top.
 
-        pixels: dimensions that windows turn into others. stacked: what a loop keeps. holders: the first to add up an array.
-        images: the first to see an input as windows. ends: what is stored in place of products that are added to something.
+        pixels: dimensions that windows turn into others, or parts of such. wholes: what these are parts of. stacked: what a loop
+        keeps. holders: the first to add up an array. images: the first to see an input as windows. ends: what is stored in place
+        of products that are added to something.
         """
         self._store_ends(function)
         self.stacked = set(_kept(function))
-        self.pixels = pixels_of(function.body)
+        self.pixels, self.wholes = pixels_of(function.body, self.mesh), wholes_of(function.body, self.mesh)
         inputs = {argument.value for argument in function.arguments if argument.role == "input"}
         for eqn in function.body:
             for value in eqn.operands:
@@ -235,7 +247,7 @@ class Memory:
         folds = [each for each in self.folds(eqn.result) if each.op == "fold"]
         seen = (each for operand in eqn.operands for each in self.seen(operand)[:-1])
         read = [maker for each in seen if (maker := self.makers[each]).op == "window"]
-        return Windows.of(folds or read, bool(folds)) if folds or read else None
+        return Windows.of(folds or read, bool(folds), self.wholes) if folds or read else None
 
     def is_window(self, value: Value) -> bool:
         """Whether it is a view of windows."""
@@ -265,13 +277,16 @@ class Memory:
         written = [value for value in eqn.results if value in self.stored]
         written += [value for value in written if self.is_kept(value)]
         moved = sum(self.bytes(value.type, device) for value in written) + sum(read)
-        return moved + self._held(eqn, device) + self.merged(eqn, eqn, device) + self._rounded(eqn, device)
+        if device.matrix is None:
+            return moved
+        return (
+            moved + self._held(eqn, device) + self.rearranged(eqn, eqn, device) + self._rounded(eqn, device)
+        )
 
     def _held(self, eqn: Equation, device: Device) -> int:
+        """Bytes that its kernel holds."""
         made = [value.type for value in eqn.results]
-        seen = (
-            {value: [each.type for each in self.seen(value)] for value in eqn.operands} if self.is_tpu else {}
-        )
+        seen = {value: [each.type for each in self.seen(value)] for value in eqn.operands}
         return held(self, eqn, made, seen, device)
 
     def _rounded(self, eqn: Equation, device: Device) -> int:
@@ -288,10 +303,16 @@ class Memory:
             if is_slice or value in self.kept:
                 yield value
 
-    def merged(self, eqn: Equation, placed: Equation, device: Device) -> int:
-        """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""
+    def rearranged(self, eqn: Equation, placed: Equation, device: Device) -> int:
+        """Bytes that are copied for a convolution, as it is placed."""
         if device.matrix is None or self.kernel(eqn) != "convolution":
             return 0
+        windows = self.windows(eqn)
+        cut = striped_bytes(placed, self.mesh, device, windows) if windows else 0
+        return self._merged(eqn, placed, device) + cut
+
+    def _merged(self, eqn: Equation, placed: Equation, device: Device) -> int:
+        """Bytes that are copied so that the features of a convolution, as it is placed, are one dimension, or several again."""
         is_known = [self.is_window(value) for value in eqn.operands]
         if len(is_known) != 2 or all(is_known) or not any(is_known):
             return 0

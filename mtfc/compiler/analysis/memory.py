@@ -87,7 +87,7 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
 
 def memory_on(function: Function, mesh: Mesh, device: Device) -> Memory:
     """What a placed function needs on a device: of a TPU, arrays take whole tiles (`tiles.py`)."""
-    return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body))))
+    return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body), mesh)))
 
 
 def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]:

@@ -22,7 +22,8 @@ whole. That does not hold for rows, of which a tile may have fewer. Of products 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import pairwise, permutations
 from math import prod
 
 import attrs
@@ -30,6 +31,7 @@ import attrs
 from mtfc.compiler.analysis.sizes import Numbers
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import geometry
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 
@@ -47,10 +49,36 @@ class Tiles(Numbers):
         return stored_bytes(type, self.mesh, self.device, self.pixels) // ITEM_BYTES[type.dtype]
 
 
-def pixels_of(equations: Iterable[Equation]) -> set[Dim]:
-    """The dimensions that windows turn into others."""
-    turned = (eqn for eqn in equations if eqn.op in ("window", "fold"))
-    return {dim for eqn in turned for dim in set(eqn.operands[0].type.dims) ^ set(eqn.result.type.dims)}
+def pixels_of(equations: Iterable[Equation], mesh: Mesh) -> set[Dim]:
+    """The dimensions that windows turn into others, and those that these are parts of."""
+    equations = list(equations)
+    found, blocks = set[Dim](), set[Dim]()
+    for eqn in equations:
+        if eqn.op in ("window", "fold"):
+            source, made = eqn.operands[0].type.dims, eqn.result.type.dims
+            turned = set(source) ^ set(made)
+            blocks |= {before for before, dim in (*pairwise(source), *pairwise(made)) if dim in turned}
+            found |= turned
+    for block, part, whole in _parts(equations, mesh):
+        if block in blocks or part in found:
+            found |= {part, whole}
+    return found
+
+
+def wholes_of(equations: Iterable[Equation], mesh: Mesh) -> dict[Dim, Dim]:
+    """By what each processor has of it, where halos are added to that, a split dimension."""
+    return {part: whole for _, part, whole in _parts(equations, mesh)}
+
+
+def _parts(equations: Iterable[Equation], mesh: Mesh) -> Iterator[tuple[Dim, Dim, Dim]]:
+    """Split dimensions that are taken apart, or put together: blocks, of which a processor has one, its size, and the whole."""
+    for eqn in equations:
+        types = (eqn.operands[0].type, eqn.result.type) if eqn.op == "reshape" else ()
+        for whole, parts in permutations(types, 2):
+            sizes = dict(zip(parts.dims, parts.local_shape(mesh), strict=True))
+            for group in reshape_groups(whole.dims, parts.dims):
+                if len(group.sources) == 1 and len(group.targets) == 2 and sizes[group.targets[0]] == 1:
+                    yield (*group.targets, *group.sources)
 
 
 def stored_bytes(type: TensorType, mesh: Mesh, device: Device, pixels: Set[Dim] = frozenset()) -> int:
@@ -69,28 +97,30 @@ def least_bytes(type: TensorType, device: Device) -> int:
     """Of a whole tensor: no more bytes than all its parts take together, however it is split."""
     if device.matrix is None or not type.dims:
         return type.size * ITEM_BYTES[type.dtype]
-    return min(type.size // dim.size * _up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
+    return min(type.size // dim.size * up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
 
 
 @attrs.frozen
 class Windows:
     """Those that a convolution reads, or makes where it is the gradient of images. places: the dimensions within windows. pixels:
-    those that windows lie along. growth: of a gradient, pixels that windows lie on, if only in part, for each window; of 5 pixels
-    without padding, 14 x 14 for 10 x 10.
+    those that windows lie along, `width` the last of them, where windows have so many places in a `row`. growth: of a gradient,
+    pixels that windows lie on, if only in part, for each window; of 5 pixels without padding, 14 x 14 for 10 x 10.
     """
 
     is_made: bool
     places: frozenset[Dim]
     pixels: frozenset[Dim]
     growth: float
+    width: Dim
+    row: int
 
     @classmethod
-    def of(cls, equations: Iterable[Equation], is_made: bool) -> Windows:
-        """What `window` equations make, or `fold` equations add up."""
+    def of(cls, equations: Iterable[Equation], is_made: bool, wholes: Mapping[Dim, Dim]) -> Windows:
+        """What `window` equations make, or `fold` equations add up, the last dimension first."""
         found = [geometry(eqn.attrs) for eqn in equations]
-        places, pixels = frozenset(g.kernel for g in found), frozenset(g.out for g in found)
-        growth = prod(max(1.0, g.source.size / (g.out.size * g.stride)) for g in found)
-        return cls(is_made, places, pixels, growth if is_made else 1.0)
+        places, pixels = [g.kernel for g in found], [wholes.get(g.out, g.out) for g in found]
+        growth = prod(max(1.0, g.source.size / (g.out.size * g.stride)) for g in found) if is_made else 1.0
+        return cls(is_made, frozenset(places), frozenset(pixels), growth, pixels[0], places[0].size)
 
 
 def filled(eqn: Equation, mesh: Mesh, device: Device, windows: Windows | None = None) -> float:
@@ -108,14 +138,14 @@ def _convolved(eqn: Equation, mesh: Mesh, side: int, loading: float, windows: Wi
     if not big.issubset(filter if windows.is_made else summed):
         return 0.0
     sizes = (images, set(images) - windows.pixels, set(filter) - big, set(summed) - big, big)
-    pixels, batch, made, added, places = (_size(dims, eqn, mesh) for dims in sizes)
+    pixels, batch, made, added, places = (size_of(dims, eqn, mesh) for dims in sizes)
     if windows.is_made:
-        rows, together = max(_up(made, ROWS), min(added, side) / loading) * _up(added, side) * places, 1
+        rows, together = max(up(made, ROWS), min(added, side) / loading) * up(added, side) * places, 1
     else:
-        rows = _up(made, ROWS) * _up(added * places, side) + added * places * side / loading
+        rows = up(made, ROWS) * up(added * places, side) + added * places * side / loading
         together = max((dim.size for dim in big), default=1)
-    images_held = pixels // batch * _up(batch, side) * rows
-    images_through = _up(pixels, ROWS) * _up(made, side) * _up(added * together, side) * places / together
+    images_held = pixels // batch * up(batch, side) * rows
+    images_through = up(pixels, ROWS) * up(made, side) * up(added * together, side) * places / together
     return min(images_held, images_through) * windows.growth / (pixels * made * added * places)
 
 
@@ -125,7 +155,7 @@ def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]
     """
     if device.matrix is None or not is_product(eqn):
         return [(1.0, 0.0)]
-    one, other, summed = (_size(dims, eqn, mesh) for dims in _roles(eqn))
+    one, other, summed = (size_of(dims, eqn, mesh) for dims in _roles(eqn))
     computed = one * other * summed
     taken = (_taken(one, other, summed, device.matrix), _taken(other, one, summed, device.matrix))
     return [(through / computed, loaded / computed) for through, loaded in taken]
@@ -133,8 +163,8 @@ def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]
 
 def _taken(columns: int, rows: int, summed: int, side: int) -> tuple[int, int]:
     """Multiplications that could be done while the rows go through a matrix unit, and while it is loaded with the columns."""
-    through = _up(rows, ROWS) * _up(columns, side) * _up(summed, side)
-    loaded = min(_up(columns, side) * summed, columns * _up(summed, side)) * side
+    through = up(rows, ROWS) * up(columns, side) * up(summed, side)
+    loaded = min(up(columns, side) * summed, columns * up(summed, side)) * side
     return through, loaded
 
 
@@ -159,7 +189,7 @@ def _roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:
     return one, other, summed
 
 
-def _size(dims: Iterable[Dim], eqn: Equation, mesh: Mesh) -> int:
+def size_of(dims: Iterable[Dim], eqn: Equation, mesh: Mesh) -> int:
     """Of the dimensions together, on one processor."""
     axes = {
         dim: each
@@ -177,15 +207,15 @@ def _tiled(type: TensorType, mesh: Mesh, pixels: Set[Dim]) -> tuple[int, int]:
     size = prod(shape)
     if size == 0 or not shape:
         return size, size
-    lanes = [size // n * _up(n, LANES) for n in shape]
+    lanes = [size // n * up(n, LANES) for n in shape]
     if len(shape) < 2:
         return lanes[0], lanes[0]
-    rows = [min(_up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
+    rows = [min(up(n, ROWS), 1 << (n - 1).bit_length()) for n in shape]
     every = range(len(shape))
     wanted = [i for i in every if type.dims[i] not in pixels and shape[i] > 1]
     pairs = ((i, j) for i in wanted or every for j in (wanted if len(wanted) > 1 else every) if i != j)
-    return min((lanes[i] // shape[j] * rows[j], lanes[i] // shape[j] * _up(shape[j], ROWS)) for i, j in pairs)
+    return min((lanes[i] // shape[j] * rows[j], lanes[i] // shape[j] * up(shape[j], ROWS)) for i, j in pairs)
 
 
-def _up(size: int, multiple: int) -> int:
+def up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

@@ -73,7 +73,7 @@ class Roofline:
         each = zip(choices.placed, flops, self._moved(eqn, choices).tolist(), strict=True)
         found = []
         for placed, computed, moved in each:
-            size = moved + memory.merged(eqn, placed, self.device)
+            size = moved + memory.rearranged(eqn, placed, self.device)
             found.append(kernel_seconds(eqn, placed, computed, size, memory, self.device))
         return np.array(found, np.float64)
 
