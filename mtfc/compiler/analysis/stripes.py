@@ -32,7 +32,7 @@ def striped_bytes(eqn: Equation, mesh: Mesh, device: Device, windows: Windows) -
     arrays = [set(value.type.dims) for value in (*eqn.operands, eqn.result)]
     images = [dims for dims in arrays if not windows.pixels.isdisjoint(dims)]
     filters = [dims for dims in arrays if windows.pixels.isdisjoint(dims)]
-    if len(images) != 2 or windows.row == 1:
+    if len(images) != 2 or all(dim.size == 1 for dim in windows.places):
         return 0
     pixels = images[0] & windows.pixels
     batch = (images[0] & images[1]) - pixels - filters[0]
