@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mtfc.compiler.analysis.stripes import has_stripes
 from mtfc.compiler.analysis.tiles import held_bytes, is_product, is_sum
 from mtfc.compiler.hardware import Device
 from mtfc.compiler.ir.core import Equation, Value
@@ -117,7 +118,7 @@ def _rows(memory: Memory, type: TensorType, device: Device) -> int:
 
 def _whole(memory: Memory, type: TensorType, device: Device) -> int:
     """Bytes of whole tiles of it."""
-    is_cut = memory.has_stripes and not memory.pixels.isdisjoint(type.dims)
+    is_cut = has_stripes(device) and not memory.pixels.isdisjoint(type.dims)
     return _rows(memory, type, device) if is_cut else held_bytes(type, memory.mesh, memory.pixels)
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.analysis.holding import held, holds, rounding_bytes
-from mtfc.compiler.analysis.stripes import has_stripes, striped_bytes
+from mtfc.compiler.analysis.stripes import striped_bytes
 from mtfc.compiler.analysis.tiles import (
     LANES,
     Windows,
@@ -66,8 +66,9 @@ def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator
 class Memory:
     """Which values of a function are stored, and what reading each one reads; `mesh` is where they are placed.
 
-    whole: the function, where some of its equations are left out. elsewhere: equations that start no kernel. crosses_stages:
-    whether what follows a product is part of its kernel in another stage, too.
+    whole: the function, where some of its equations are left out. elsewhere: equations that start no kernel. firsts: of each
+    kernel but those of products an equation. following: the products whose kernels compute equations. crosses_stages: whether
+    what follows a product is part of its kernel in another stage, too.
     """
 
     crosses_stages = False
@@ -81,7 +82,6 @@ class Memory:
         self.readers = readers_of(function)
         self.folded = folded(whole or function)
         self.is_tpu = device is not None and device.matrix is not None
-        self.has_stripes = device is not None and has_stripes(device)
         self.stored = self._stored(function) - self.folded
         self.slices = {argument.value for argument in function.arguments if argument.role == "sliced"}
         self.kept = set(sources(_kept(function), self.makers))

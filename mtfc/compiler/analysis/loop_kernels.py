@@ -31,7 +31,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import TensorType
-from mtfc.compiler.ir.views import is_component_wise, is_view, readers_of
+from mtfc.compiler.ir.views import is_component_wise, readers_of
 
 Looks = tuple[str, tuple[int, ...]]
 """Dtype and sizes of one processor's array."""
@@ -65,7 +65,7 @@ class Loops:
             return 0, 0.0
         inside = Memory(region_of(loop), self.memory.mesh, self.device)
         passes = [*self._passes(loop), *self._loaded(inside)]
-        types = [*_copied(region_of(loop))]
+        types = [*_copied(region_of(loop), inside)]
         if not (inside.is_near and self.device.keeps_results):
             types += _displaced(region_of(loop), inside)
         copied = sum(copying_bytes(each, self.memory, self.device) for each in types)
@@ -123,15 +123,15 @@ def _rounded(loop: Equation) -> Iterator[Value]:
             yield value
 
 
-def _copied(region: Function) -> Iterator[TensorType]:
-    """What each iteration copies to keep it, or to take slices of it."""
-    makers = {value: eqn for eqn in region.body for value in eqn.results}
-    readers = readers_of(region)
+def _copied(region: Function, memory: Memory) -> Iterator[TensorType]:
+    """What each iteration copies to keep it, as it does not compute it, or to take slices of it."""
     for output in region.outputs:
-        if output.updates is None and not _is_computed(output.value, makers):
+        maker = memory.makers.get(memory.seen(output.value)[-1])
+        is_computed = maker is not None and not maker.regions and maker.op not in KIND_OF
+        if output.updates is None and not is_computed:
             yield output.value.type
     for argument in region.arguments:
-        if argument.role == "sliced" and any(eqn.regions for eqn in users(argument.value, readers)):
+        if argument.role == "sliced" and any(eqn.regions for eqn in memory.users(argument.value)):
             yield argument.value.type
 
 
@@ -150,11 +150,3 @@ def _sources(value: Value, memory: Memory) -> list[Value]:
     maker = memory.makers.get(source)
     computed = maker.operands if maker is not None and is_component_wise(maker) else ()
     return [source, *(memory.seen(each)[-1] for each in computed)]
-
-
-def _is_computed(value: Value, makers: Mapping[Value, Equation]) -> bool:
-    """Whether an equation computes it, or what it is a view of."""
-    maker = makers.get(value)
-    if maker is not None and is_view(maker):
-        return _is_computed(maker.operands[0], makers)
-    return maker is not None and not maker.regions and maker.op not in KIND_OF

@@ -113,13 +113,14 @@ class Roofline:
         self, memory: Memory, eqn: Equation, choices: Choices, seen: Mapping[Value, list[list[TensorType]]]
     ) -> Sizes:
         """Bytes that it holds besides."""
-        strategies = range(len(choices.placed)) if self.device.matrix is not None else ()
+        if self.device.matrix is None:
+            return np.zeros(len(choices.placed), np.int64)
         found = []
-        for n in strategies:
+        for n in range(len(choices.placed)):
             made = [choices.made(i)[n] for i in range(len(eqn.results))]
             types = {value: [each[n] for each in views] for value, views in seen.items()}
             found.append(held(memory, eqn, made, types, self.device))
-        return np.array(found or 0, np.int64)
+        return np.array(found, np.int64)
 
     def _read(self, memory: Memory, eqn: Equation, value: Value, types: list[list[TensorType]]) -> Sizes:
         if memory.is_joined(eqn, value, self.device) or not memory.views(value):
