@@ -19,7 +19,7 @@ import attrs
 
 from benchmarks.figures import Figure
 from benchmarks.steps import Case
-from mtfc.backends import jax_backend, jax_runtime, tpu
+from mtfc.backends import jax_backend, jax_runtime, module, tpu
 from mtfc.backends.devices import Unavailable, devices, import_jax
 from mtfc.backends.emitter import Emitter
 from mtfc.backends.hlo import collectives
@@ -119,7 +119,7 @@ def _partitioned(program: Program, on: Sequence[Any], step: Callable[..., Any]) 
     for argument in program.function("step").arguments:
         type = argument.value.type
         sharding = jax.NamedSharding(mesh, jax.P(*type.splits))
-        dtype = jax_backend.DTYPES[type.dtype]
+        dtype = module.DTYPES[type.dtype]
         array = jax.ShapeDtypeStruct([dim.size for dim in type.dims], dtype, sharding=sharding)
         placed[argument.role][argument.value.name] = array
     parameters, state = placed["parameter"], placed["state"]

@@ -103,11 +103,11 @@ class Emitter:
             self._identifiers[value] = self._names.fresh(wanted)
         return self._identifiers[value]
 
-    def function(self, function: Function, name: str, doc: str) -> str:
-        """The definition of a whole function, under `name` and with a docstring."""
+    def function(self, function: Function, name: str, doc: str, first: Iterable[str] = ()) -> str:
+        """The definition of a whole function, under `name` and with a docstring; it begins with the statements `first`."""
         self._file = source_file([function])
         self._short = short_names(value.name for value in all_values(function))
-        lines = [*self._arguments(function), *self.body(function), *self._results(function)]
+        lines = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
         lines = [*_docstring(doc), *lines]
         return f"def {name}({SIGNATURES[function.name]}):\n" + "".join(
             f"    {line}\n" if line else "\n" for line in lines

@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from string import Template
 
 from mtfc.backends.emitter import NAMES, Dialect, Emitter
+from mtfc.backends.jax_gradients import differentiable, differentiated
 from mtfc.backends.loop_text import jax_loop
 from mtfc.backends.module import (
+    DTYPES,
     dict_text,
     imports,
     initial_states,
     initial_value,
     is_wide,
+    kinds_of,
     stacked_inputs,
     summary,
     tables,
@@ -34,16 +37,6 @@ from mtfc.compiler.ir.ops.contraction import subscripts
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.products import is_turned, made
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
-
-DTYPES = {
-    "f32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f64": "float64",
-    "i32": "int32",
-    "u32": "uint32",
-    "bool": "bool_",
-}
 
 HEADER = '''\
 """{title}
@@ -61,7 +54,7 @@ Under `shard_map` an array is one device's shard and every collective is written
 IMPORTS = (
     (r"\bmath\.", "import math"),
     (r"\bzlib\.", "import zlib"),
-    (r"\bpartial\(", "from functools import partial"),
+    (r"\bwraps\(", "from functools import partial, wraps"),
     ("", ""),
     (r"\bjax\.", "import jax"),
     (r"\bjnp\.", "import jax.numpy as jnp"),
@@ -74,28 +67,46 @@ IMPORTS = (
 
 PLACING = '''\
 def shard(arrays, specs):
-    """Global arrays, each placed on the devices of the mesh as its spec says."""
+    """Global arrays, each placed on the devices of the mesh as its spec says. Raises `ValueError`."""
+    check_whole(arrays, specs)
     return {name: jax.device_put(array, specs[name]) for name, array in arrays.items()}
 
 
 def unshard(arrays, specs):
     """The arrays that `specs` names, whole, as NumPy arrays."""
     return {name: np.asarray(arrays[name]) for name in specs}
+
+
+def checked(*kinds):
+    """Decorate a function to check its arguments, of these kinds, when it is traced. Raises `ValueError`."""
+
+    def decorate(function):
+        @wraps(function)
+        def call(*arguments):
+            for kind, arrays in zip(kinds, arguments):
+                check(kind, {name: (x.dtype.name, x.shape) for name, x in arrays.items()})
+            return function(*arguments)
+
+        return call
+
+    return decorate
 '''
 
 EVALUATION = """\
 @jax.jit
+@checked($kinds)
 @jax.shard_map(in_specs=(PARAMETERS, INPUTS), out_specs=OUTPUTS["$name"])
 """
 
 TRAINING = """\
 @partial(jax.jit, donate_argnames=("params", "state"))
+@checked($kinds)
 @jax.shard_map(
     in_specs=(PARAMETERS, STATE, $inputs, P()), out_specs=(OUTPUTS["train_step"], PARAMETERS, STATE)
 )
 """
 
-PRELUDE, RANDOM = ("jax_prelude.py",), ("random.py",)
+PRELUDE, RANDOM = ("checks.py", "jax_prelude.py"), ("random.py",)
 
 DRAWING = "# From here on: random numbers, the same bits on any devices and on NumPy.\n"
 
@@ -134,7 +145,7 @@ def _axes_text(axes: Axes) -> str:
 
 
 def _dtype(dtype: str) -> str:
-    return f"jnp.{DTYPES[dtype]}"
+    return "jnp.bool_" if dtype == "bool" else f"jnp.{DTYPES[dtype]}"
 
 
 def _make_mesh(mesh: Mesh) -> str:
@@ -232,7 +243,18 @@ def _function(program: Program, function: Function) -> str:
     """The definition; it runs as one program on every device of the mesh."""
     name = NAMES[function.name]
     decorators = Template(TRAINING if function.name == "step" else EVALUATION)
-    head = decorators.substitute(name=name, inputs="BATCHES" if stacked_inputs(program) else "INPUTS")
-    function, texts = fused(function, program.placed_on)
+    kinds = ", ".join(f'"{kind}"' for kind in kinds_of(program, function))
+    inputs = "BATCHES" if stacked_inputs(program) else "INPUTS"
+    head = decorators.substitute(name=name, inputs=inputs, kinds=kinds)
+    function, texts = _texts(function, program.placed_on)
     emitter = Emitter(dialect(program.placed_on, function, texts))
     return head + emitter.function(function, name, summary(function))
+
+
+def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Text]]:
+    """The function to write, and the texts of equations that are not written as their op is."""
+    if function.name != "forward":
+        return fused(function, mesh)
+    passed = differentiated(function)  # a user may differentiate `forward`, and no other function
+    function, texts = fused(function, mesh, passed)
+    return function, {**differentiable(function, passed), **texts}

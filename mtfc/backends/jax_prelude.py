@@ -40,6 +40,42 @@ def shift_shards(x, axes, by, wrap):
     return lax.ppermute(x, axes, [(devices[i], devices[(i + by) % len(devices)]) for i in places])
 
 
+def pmax(x, axes):
+    """The largest over `axes` of an array, or of each in a tuple. The first device that holds it takes the gradient."""
+
+    def slope(primals, tangents):
+        (x,), (tangent,) = primals, tangents
+        parts = lax.all_gather(x, axes, to="invarying")
+        holds = jnp.argmax(parts, axis=0) == lax.axis_index(axes)
+        return jnp.max(parts, axis=0), lax.psum(jnp.where(holds, tangent, 0), axes)
+
+    largest = jax.custom_jvp(lambda x: lax.pmax(x, axes))
+    largest.defjvp(slope)
+    return jax.tree.map(largest, x)
+
+
+def largest(x, axes):
+    """The largest over array axes. The first of equals takes the gradient, which `jnp.max` would share among them."""
+
+    def slope(primals, tangents):
+        (x,), (tangent,) = primals, tangents
+        return jnp.max(x, axes), jnp.sum(jnp.where(is_argmax(x, axes), tangent, 0), axes)
+
+    found = jax.custom_jvp(lambda x: jnp.max(x, axes))
+    found.defjvp(slope)
+    return found(x)
+
+
+def smallest(x, axes):
+    """The smallest over array axes, like `largest`."""
+    return -largest(-x, axes)
+
+
+def pmin(x, axes):
+    """The smallest over `axes`, like `pmax`."""
+    return jax.tree.map(jnp.negative, pmax(jax.tree.map(jnp.negative, x), axes))
+
+
 def along(axis, rank, before, after, between):
     """Padding of one axis, counted from the end, as `lax.pad` takes it; negative numbers cut off."""
     return [(before, after, between) if i == rank + axis else (0, 0, 0) for i in range(rank)]
@@ -91,8 +127,8 @@ def cumsum(x, axis, exclusive=False, reverse=False):
 
 
 def top_k(x, k, axis):
-    """The k largest elements along `axis` and their indices. JAX puts 0.0 before -0.0, which are equal."""
-    return lax.top_k(jnp.where(x == 0, jnp.zeros((), x.dtype), x), k, axis=axis)
+    """The k largest elements along `axis` and their indices. JAX puts 0.0 before -0.0, which are equal, so -0.0 becomes 0.0."""
+    return lax.top_k(x - lax.stop_gradient(jnp.where(x == 0, x, jnp.zeros((), x.dtype))), k, axis=axis)
 
 
 def is_argmax(x, axes):

@@ -10,7 +10,8 @@ from typing import Any
 
 from mtfc.backends.devices import devices, import_jax
 from mtfc.backends.emitter import NAMES
-from mtfc.backends.jax_backend import DTYPES, generate
+from mtfc.backends.jax_backend import generate
+from mtfc.backends.module import DTYPES
 from mtfc.compiler.ir.core import Program
 
 
@@ -52,23 +53,41 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
 
 
 def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
-    """The module as it stands, and its mesh."""
+    """The module with its functions bound to a mesh, and the mesh.
+
+    A bound function runs under `jax.grad` and `jax.jit`, where `jax.set_mesh` is not allowed.
+    """
     import_jax()
-    module = ModuleType("program")
-    exec(compile(source, "<generated>", "exec"), module.__dict__)
+    module = _module(source)
     count = prod(module.MESH.values())
-    return module, module.make_mesh(devices(count) if on is None else on[:count])
+    mesh = module.make_mesh(devices(count) if on is None else on[:count])
+    bound = source.replace("@jax.shard_map(", "@jax.shard_map(mesh=bound_mesh, ")
+    return _module(bound, bound_mesh=mesh), mesh
+
+
+def _module(source: str, **names: Any) -> ModuleType:
+    module = ModuleType("program")
+    module.__dict__.update(names)
+    exec(compile(source, "<generated>", "exec"), module.__dict__)
+    return module
 
 
 def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    jax = import_jax()
-
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with jax.set_mesh(mesh):
+        with _set(mesh):
             return function(*args, **kwargs)
 
     return call
+
+
+def _set(mesh: Any) -> Any:
+    """The mesh as a context. Under `jax.grad` and `jax.jit` only its axes can be set."""
+    jax = import_jax()
+    try:
+        return jax.set_mesh(mesh)
+    except ValueError:
+        return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def _structs(module: ModuleType, program: Program, role: str, function: str) -> dict[str, Any]:

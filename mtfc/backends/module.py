@@ -13,6 +13,20 @@ from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import TensorType
 
+DTYPES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "u32": "uint32",
+    "bool": "bool",
+}
+"""What both backends call a dtype."""
+
+KINDS = {"params": "parameter", "state": "state", "inputs": "input"}
+"""The dicts that functions take -> the role of what is in them."""
+
 
 def title(program: Program) -> str:
     """What the module computes, on which mesh, and in which layout."""
@@ -62,7 +76,7 @@ def summary(function: Function) -> str:
 
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
-    """`MESH`, `PARAMETERS`, `STATE`, `INPUTS`, `BATCHES` if needed, `OUTPUTS`; `layout` gives the text of one entry."""
+    """`MESH`, `PARAMETERS`, `STATE`, `INPUTS`, `BATCHES` if needed, `OUTPUTS`, `TYPES`; `layout` gives the text of one entry."""
     sizes = ", ".join(f'"{name}": {size}' for name, size in program.placed_on.axes)
     lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
     for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
@@ -73,7 +87,36 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
     for function in program.functions:
         entries = ((output.name, layout(output.value.type)) for output in results(function))
         lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
+    return "".join([*lines, "}\n\n", _types(program)])
+
+
+def _types(program: Program) -> str:
+    """The table that arguments are checked against."""
+    kinds = {kind: arguments(program, role) for kind, role in KINDS.items()} | {
+        "batches": stacked_inputs(program)
+    }
+    lines = [
+        "# Dtype and sizes of whole arrays: every function checks that it is given these.\n",
+        "TYPES = {\n",
+    ]
+    for kind, types in kinds.items():
+        if types or kind != "batches":
+            entries = ((name, _type_text(type)) for name, type in types.items())
+            lines.append(f'    "{kind}": {dict_text(entries, indent=4)},\n')
     return "".join([*lines, "}\n"])
+
+
+def _type_text(type: TensorType) -> str:
+    """`("float32", {"batch": 64, "io": 128})`"""
+    sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in type.dims)
+    return f'("{DTYPES[type.dtype]}", {{{sizes}}})'
+
+
+def kinds_of(program: Program, function: Function) -> list[str]:
+    """The kinds in `TYPES` of a function's arguments, in the order of its signature."""
+    if function.name != "step":
+        return ["params", "inputs"]
+    return ["params", "state", "batches" if stacked_inputs(program) else "inputs"]
 
 
 def _table(name: str, types: Mapping[str, TensorType], layout: Callable[[TensorType], str]) -> str:

@@ -17,12 +17,13 @@ from mtfc.backends.module import (
     initial_states,
     initial_value,
     is_wide,
+    kinds_of,
     summary,
     tables,
     title,
 )
 from mtfc.backends.prelude import definitions, prelude
-from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.core import Function, Program, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
@@ -61,7 +62,7 @@ IMPORTS = (
 )
 """What each import is needed for, in the order in which they stand."""
 
-PRELUDE = ("numpy_prelude.py", "random.py")
+PRELUDE = ("checks.py", "numpy_prelude.py", "random.py")
 
 PUBLIC = ("shard", "unshard")
 """What every module has of the prelude, used or not."""
@@ -77,11 +78,22 @@ def generate(program: Program, checked: bool = False) -> str:
     """
     layouts = f"{tables(program, layout_text)}\n{_narrowed(program)}\n{definitions(PRELUDE)['SENT']}"
     speech = dialect(program.placed_on, checked)
-    functions = [Emitter(speech).function(f, NAMES[f.name], summary(f)) for f in program.functions]
+    functions = [
+        Emitter(speech).function(f, NAMES[f.name], summary(f), _checks(program, f)) for f in program.functions
+    ]
     sections = [layouts, *_initial(program), *functions]
     sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
+
+
+def _checks(program: Program, function: Function) -> list[str]:
+    """Statements that check the arguments."""
+    tables = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
+    return [
+        f'check("{kind}", whole({"inputs" if kind == "batches" else kind}, {tables[kind]}))'
+        for kind in kinds_of(program, function)
+    ]
 
 
 def load(source: str) -> ModuleType:

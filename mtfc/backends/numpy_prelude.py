@@ -15,6 +15,8 @@ import re
 
 import numpy as np
 
+from mtfc.backends.checks import check_whole
+
 MESH: dict[str, int] = {}
 """Name of a mesh axis -> its size; a generated module has its own."""
 
@@ -29,7 +31,8 @@ SENT = {
 
 
 def shard(arrays, layouts):
-    """Global arrays, each as the stack of the processors' parts."""
+    """Global arrays, each as the stack of the processors' parts. Raises `ValueError`."""
+    check_whole(arrays, layouts)
     return {name: split(np.asarray(x), layouts[name]) for name, x in arrays.items()}
 
 
@@ -54,6 +57,19 @@ def join(x, layout):
         if axes is not None:
             x = collect(x, axes, dim - len(layout))
     return np.asarray(x[(0,) * len(MESH)])
+
+
+def whole(arrays, layouts):
+    """Dtype and shape of the global arrays whose parts are stacked, by name, as `check` takes them."""
+    return {name: (x.dtype.name, whole_shape(x, layouts.get(name, ()))) for name, x in arrays.items()}
+
+
+def whole_shape(x, layout):
+    """The shape of the global array; that of `x` itself where it is no stack."""
+    if x.ndim != len(MESH) + len(layout):
+        return x.shape
+    shards = [math.prod(x.shape[i] for i in numbers(axes or ())) for axes in layout]
+    return tuple(np.multiply(shards, x.shape[len(MESH) :]).astype(int).tolist())
 
 
 def numbers(axes):

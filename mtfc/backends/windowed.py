@@ -10,7 +10,7 @@ one element: so dimensions are cut into blocks, and merged again, where they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import chain
 from math import prod
 
@@ -68,10 +68,13 @@ def _alone(value: Value) -> Windowed:
 
 @attrs.frozen
 class Context:
-    """What a pattern may look at: who defines a value, and how large things are on one processor."""
+    """What a pattern may look at: who defines a value, how large things are on one processor, and which values `jax.grad` may
+    differentiate.
+    """
 
     defined: Mapping[Value, Equation]
     mesh: Mesh
+    differentiated: Set[Value] = frozenset()
 
     def sizes(self, value: Value) -> Sizes:
         return dict(zip(value.type.names, value.type.local_shape(self.mesh), strict=True))
@@ -277,8 +280,15 @@ def _spread(w: Sliding) -> Spatial:
 def _pooled(c: Context, eqn: Equation) -> Fused | None:
     """A reduction over the elements of every window, and nothing else, is one of the array that is windowed."""
     found = c.base(eqn.operands[0])
+    if eqn.op != "sum" and eqn.result in c.differentiated and _is_dilated(found):
+        return None
     plan = _pooling(c, eqn, found)
     return ((found.value,), plan.text) if plan else None
+
+
+def _is_dilated(found: Windowed) -> bool:
+    """JAX has no derivative of a maximum over such windows."""
+    return any(w.geometry.dilation > 1 for w in found.windows)
 
 
 def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
@@ -314,8 +324,8 @@ def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
     x, plan = found.value, _pooling(c, c.defined[hit], found)
     if plan is None or not _same_windows(found, folded) or x.type.names != eqn.result.type.names:
         return None
-    if any(w.geometry.dilation > 1 for w in found.windows):
-        return None  # of such JAX has no gradient
+    if _is_dilated(found):
+        return None
     sources = [w.source for kernel in gone for w in found.windows if w.kernel == kernel]
     if sources != [name for name in x.type.names if name in sources]:
         return None  # `is_argmax` would look for the first in another order
@@ -352,12 +362,19 @@ MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose",
 """What patterns see through, and what therefore may have lost its use."""
 
 
-def fused(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Text]]:
-    """The function without windows that need not be made, and the text of the equations, by result, that do without them."""
+def fused(
+    function: Function, mesh: Mesh, differentiated: Set[Value] = frozenset()
+) -> tuple[Function, Mapping[Value, Text]]:
+    """The function without windows that need not be made, and the text of the equations, by result, that do without them.
+
+    `differentiated` are the values whose derivative `jax.grad` may need.
+    """
     texts: dict[Value, Text] = {}
 
     def rewritten(function: Function) -> Function:
-        context = Context({value: eqn for eqn in function.body for value in eqn.results}, mesh)
+        context = Context(
+            {value: eqn for eqn in function.body for value in eqn.results}, mesh, differentiated
+        )
         body = []
         for eqn in function.body:
             found = PATTERNS[eqn.op](context, eqn) if eqn.op in PATTERNS else None

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from mtfc.backends.hlo import collectives
-from mtfc.backends.jax_backend import DTYPES, generate
+from mtfc.backends.jax_backend import generate
 from mtfc.backends.jax_runtime import hlo, load, lowered, stablehlo
+from mtfc.backends.module import DTYPES
 from mtfc.backends.random import random_key, random_normal
 from mtfc.compiler.analysis.cost import charges, total
 from mtfc.compiler.analysis.sizes import Numbers

@@ -293,7 +293,7 @@ UNARY = (
     componentwise("not", lambda np, x: np.logical_not(x), "np.logical_not({0})", no_gradient, "Logical not.",
                   accepted=BOOL),
     componentwise("stop_gradient", lambda np, x: x, "{0}", no_gradient, "x, as a constant for differentiation.",
-                  accepted=NUMBERS | BOOL, linear=linear_in_first),
+                  jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first),
 )  # fmt: skip
 
 BINARY = (

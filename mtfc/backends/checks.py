@@ -1,0 +1,68 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""The checks with which generated modules of both backends begin: are these the arrays that the program is compiled for?
+
+A module holds numbers that depend on sizes, 1 / batch for example, so that arrays of other sizes would give wrong results. The
+text of these functions is copied into the modules, which have a table `TYPES` of their own.
+"""
+
+import numpy as np
+
+TYPES: dict[str, dict[str, tuple[str, dict[str, int]]]] = {}
+"""Kind of arguments -> name -> dtype, and the size of each dimension of the whole array. A generated module has its own."""
+
+
+def check(kind, given):
+    """Raise `ValueError` unless `TYPES` has just these arrays of that kind: name -> dtype and whole shape."""
+    what, wanted = "inputs" if kind == "batches" else kind, TYPES[kind]
+    names = f"it takes {', '.join(wanted) or 'none'}"
+    problems = [f'{what} lacks "{name}": {names}' for name in wanted if name not in given]
+    problems += [
+        f'{what} has "{name}", which the program does not know: {names}'
+        for name in given
+        if name not in wanted
+    ]
+    known = [name for name in wanted if name in given]
+    problems += [mismatch(f'{what}["{name}"]', given[name], wanted[name]) for name in known]
+    raise_if(problems)
+
+
+def check_whole(given, layouts):
+    """Raise `ValueError` where an array to be placed has a shape that no function takes, or no layout."""
+    problems = []
+    for name, x in given.items():
+        if name not in layouts:
+            problems.append(f'no layout is given for "{name}", but for {", ".join(layouts) or "nothing"}')
+        wanted = [types[name] for types in TYPES.values() if name in types]
+        found = [mismatch(f'"{name}"', (dtype, np.shape(x)), (dtype, sizes)) for dtype, sizes in wanted]
+        problems += found[-1:] if all(found) else []
+    raise_if(problems)
+
+
+def raise_if(problems):
+    """Raise `ValueError` with the problems that are no empty text."""
+    if any(problems):
+        raise ValueError("\n".join(filter(None, problems)))
+
+
+def mismatch(label, given, wanted):
+    """How an array differs from the wanted one, and what to do, as text; empty where it does not differ."""
+    dtype, shape = given
+    sizes = wanted[1]
+    if (dtype, tuple(shape)) == (wanted[0], tuple(sizes.values())):
+        return ""
+    named = ", ".join(f"{dim}: {size}" for dim, size in sizes.items())
+    found = f"{label} is {wanted[0]}[{named}], and the given array is {dtype}[{', '.join(map(str, shape))}]"
+    return f"{found}: {remedy(dtype, tuple(shape), wanted)}"
+
+
+def remedy(dtype, shape, wanted):
+    """What to do about an array of another dtype or shape."""
+    sizes = wanted[1]
+    if shape == tuple(sizes.values()):
+        return f'convert it with .astype("{wanted[0]}")'
+    if len(shape) != len(sizes):
+        return f"its dimensions are {', '.join(sizes) or 'none'}"
+    others = {dim: found for (dim, size), found in zip(sizes.items(), shape, strict=True) if size != found}
+    fixed = ", ".join(f"{dim} = {sizes[dim]}" for dim in others)
+    options = " ".join(f"--dim {dim}={size}" for dim, size in others.items())
+    return f"the program is compiled for {fixed}; for other sizes compile it again, with {options}"

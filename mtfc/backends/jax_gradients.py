@@ -1,0 +1,111 @@
+"""Keeps `jax.grad` of an emitted `forward` equal to the compiler's own gradients: a few ops are not written as usual.
+
+JAX has no derivative of `lax.pmax`. Most maxima over devices belong to a softmax that the file wraps in `stop_gradient`: there
+the operand of `lax.pmax` is written as a constant for differentiation. Where a gradient does pass, the module calls `pmax` or
+`pmin` of its prelude. On one device it calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal elements. And
+`jnp.abs` has the slope 1 at 0, where the language says 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.opdef import Code, Text, no_gradient
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops.reductions import over
+from mtfc.compiler.ir.types import FLOATS
+
+MOVES = frozenset({*KIND_OF, "local_slice", "unreduce"})
+"""Ops that a gradient passes although they have no gradient rule: differentiation comes before they are inserted."""
+
+EXTREMA = {"max": "largest", "min": "smallest"}
+"""Reductions, and the functions of the prelude that stand for them."""
+
+
+def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value, Text]:
+    """The text of each equation that must not be written as its op is, by its first result."""
+    found: dict[Value, Text] = {}
+    for eqn in _equations(function):
+        if not eqn.operands or eqn.operands[0].type.dtype not in FLOATS:
+            continue
+        passes = not differentiated.isdisjoint(eqn.results)
+        if eqn.op == "all_reduce" and eqn.operands[0].type.reduction in EXTREMA:
+            found[eqn.results[0]] = _by_prelude if passes else _constant
+        elif eqn.op in EXTREMA and passes:
+            found[eqn.result] = _first_of_equals
+        elif eqn.op == "abs" and passes:
+            found[eqn.result] = "{0} * jnp.sign({0})"  # the slope of `jnp.abs` at 0 is 1, and not 0
+    return found
+
+
+def _first_of_equals(code: Code) -> str:
+    """`largest(x, axes=(-1,))`, a function of the prelude."""
+    axes = tuple(code.axis(0, dim.name) for dim in over(code.eqn))
+    return f"{EXTREMA[code.eqn.op]}({code.args[0]}, axes={axes})"
+
+
+def _constant(code: Code) -> str:
+    """`lax.pmax(lax.stop_gradient(x), "cols")`"""
+    call = str(_all_reduce(code))
+    operands = code.args[0] if len(code.args) == 1 else f"({', '.join(code.args)})"
+    return call.replace(f"({operands}, ", f"(lax.stop_gradient({operands}), ", 1)
+
+
+def _by_prelude(code: Code) -> str:
+    """`pmax(x, "cols")`, a function of the prelude."""
+    return _all_reduce(code).removeprefix("lax.")
+
+
+def _all_reduce(code: Code) -> str:
+    text = OPS["all_reduce"].jax
+    assert callable(text)
+    return text(code)
+
+
+def _equations(function: Function) -> Iterator[Equation]:
+    for eqn in function.body:
+        yield eqn
+        for region in eqn.regions:
+            yield from _equations(region)
+
+
+def differentiated(function: Function) -> frozenset[Value]:
+    """Float values through which a gradient of the outputs passes, those inside of loops included."""
+    found = {output.value for output in function.outputs}
+    _reach(function, found)
+    return frozenset(found)
+
+
+def _reach(function: Function, found: set[Value]) -> None:
+    """Add what the gradient reaches from the values of the function that are found."""
+    for eqn in reversed(function.body):
+        if not found.intersection(eqn.results):
+            continue
+        if eqn.regions:
+            _reach_loop(eqn, found)
+        elif eqn.op in MOVES or OPS[eqn.op].gradient is not no_gradient:
+            found.update(value for value in eqn.operands if value.type.dtype in FLOATS)
+
+
+def _reach_loop(eqn: Equation, found: set[Value]) -> None:
+    """Go through the body until its carries reach no more: an iteration's result may depend on any earlier one.
+
+    A carry is reached with its update, as JAX differentiates what it starts as even where the first iteration overwrites it.
+    """
+    region = region_of(eqn)
+    carries = [(o.value, _named(region, o.updates)) for o in region.outputs if o.updates is not None]
+    found.update(o.value for o, v in zip(region.outputs, eqn.results, strict=True) if v in found)
+    before = 0
+    while len(found) > before:
+        before = len(found)
+        _reach(region, found)
+        for pair in carries:
+            found.update(pair if not found.isdisjoint(pair) else ())
+    found.update(value for value, argument in pairs(eqn) if argument.value in found)
+
+
+def _named(region: Function, name: str) -> Value:
+    return next(argument.value for argument in region.arguments if argument.value.name == name)
