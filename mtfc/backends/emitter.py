@@ -10,10 +10,12 @@ Both backends write modules of one shape, so that whoever runs one need not know
   a step takes several micro-batches, `BATCHES` is `INPUTS` with their number as the first dimension. A
   layout has one entry per dimension: None, the name of the mesh axis that splits it, or a tuple of names,
   most major first. Names are the user's own dotted ones (`layers.ffn.wi`).
+- `TYPES`: kind of arguments -> name -> dtype and sizes of the whole array, which every function checks.
 - `init(seed=0) -> params` and, where there is optimizer state, `init_state() -> state`.
 - `forward(params, inputs) -> outputs`, `gradients(params, inputs) -> outputs`, `train_step(params, state,
   inputs, step) -> (outputs, params, state)`, each argument and result a dict from name to sharded array,
   `step` counting from 0. A function is there when the program has it (`train_step` is the IR's `step`).
+- `value_and_grad(params, inputs, step=0) -> (loss, gradients)`, where the program trains; see `module.value_and_grad`.
 - `shard(arrays, layouts) -> arrays` and `unshard(arrays, layouts) -> arrays` go between global NumPy arrays
   and sharded ones, for dicts: `shard({"x": x}, INPUTS)`, `unshard(outputs, OUTPUTS["forward"])`.
 """
@@ -28,6 +30,7 @@ from textwrap import wrap
 
 import attrs
 
+from mtfc.backends.forms import FORMS
 from mtfc.backends.loop_text import LoopText, Slice
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
@@ -39,18 +42,8 @@ from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 WIDTH = 110
 """Columns of a generated line."""
 
-LOCALS = ("params", "state", "inputs", "step", "outputs", "float", "range")
+LOCALS = ("params", "state", "inputs", "step", "outputs", "gradients", "float", "range")
 """What a generated function calls its own; no value may take these names."""
-
-NAMES = {"forward": "forward", "gradients": "gradients", "step": "train_step"}
-"""What the program's functions are called in a module."""
-
-SIGNATURES = {
-    "forward": "params, inputs",
-    "gradients": "params, inputs",
-    "step": "params, state, inputs, step",
-}
-_SOURCES = {"parameter": "params", "state": "state", "input": "inputs"}
 
 
 @attrs.frozen(kw_only=True)
@@ -109,7 +102,7 @@ class Emitter:
         self._short = short_names(value.name for value in all_values(function))
         lines = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
         lines = [*_docstring(doc), *lines]
-        return f"def {name}({SIGNATURES[function.name]}):\n" + "".join(
+        return f"def {name}({FORMS[function.name].signature}):\n" + "".join(
             f"    {line}\n" if line else "\n" for line in lines
         )
 
@@ -123,18 +116,18 @@ class Emitter:
                 self._identifiers[argument.value] = "step"
                 yield f"step = {self.dialect.step}"
             else:
-                source = _SOURCES[argument.role]
+                source = FORMS[function.name].takes[argument.role]
                 name = self.identifier(argument.value)
                 yield f'{name} = {source}["{argument.value.name}"]'
                 yield from filter(None, [self.dialect.after(argument.value, name)])
 
     def _results(self, function: Function) -> Iterator[str]:
         roles = {argument.value.name: argument.role for argument in function.arguments}
-        names: dict[str, list[str]] = {"outputs": []}
-        if function.name == "step":
-            names |= {"params": [], "state": []}
+        form = FORMS[function.name]
+        names: dict[str, list[str]] = {"outputs": []} if form.outputs else {}
+        names |= {group: [] for group in form.gives.values()}
         for output in function.outputs:
-            group = _SOURCES[roles[output.updates]] if output.updates else "outputs"
+            group = form.gives[roles[output.updates]] if output.updates else "outputs"
             names[group].append(f'"{output.name}": {self.identifier(output.value)}')
         for group, entries in names.items():
             yield from fold(f"{group} = {{{', '.join(entries)}}}")

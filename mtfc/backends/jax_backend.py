@@ -9,10 +9,10 @@ caller sets with `jax.set_mesh`, so that importing a module needs no devices. It
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from string import Template
+from collections.abc import Mapping, Sequence
 
-from mtfc.backends.emitter import NAMES, Dialect, Emitter
+from mtfc.backends.emitter import WIDTH, Dialect, Emitter
+from mtfc.backends.forms import FORMS, NAMES
 from mtfc.backends.jax_gradients import differentiable, differentiated
 from mtfc.backends.loop_text import jax_loop
 from mtfc.backends.module import (
@@ -23,10 +23,10 @@ from mtfc.backends.module import (
     initial_value,
     is_wide,
     kinds_of,
-    stacked_inputs,
     summary,
     tables,
     title,
+    value_and_grad,
 )
 from mtfc.backends.prelude import definitions, prelude
 from mtfc.backends.windowed import fused
@@ -92,20 +92,6 @@ def checked(*kinds):
     return decorate
 '''
 
-EVALUATION = """\
-@jax.jit
-@checked($kinds)
-@jax.shard_map(in_specs=(PARAMETERS, INPUTS), out_specs=OUTPUTS["$name"])
-"""
-
-TRAINING = """\
-@partial(jax.jit, donate_argnames=("params", "state"))
-@checked($kinds)
-@jax.shard_map(
-    in_specs=(PARAMETERS, STATE, $inputs, P()), out_specs=(OUTPUTS["train_step"], PARAMETERS, STATE)
-)
-"""
-
 PRELUDE, RANDOM = ("checks.py", "jax_prelude.py"), ("random.py",)
 
 DRAWING = "# From here on: random numbers, the same bits on any devices and on NumPy.\n"
@@ -119,6 +105,7 @@ def generate(program: Program) -> str:
     mesh = program.placed_on
     sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
+    sections += value_and_grad(program)
     text = "\n".join(sections)
     sections += prelude(text, PRELUDE)
     drawn = [re.sub(r"\bnp\.", "jnp.", source) for source in prelude(text, RANDOM)]
@@ -239,16 +226,33 @@ def _ordered(code: Code, order: tuple[str, ...]) -> str:
     return f'jnp.einsum("{factors}->{"".join(letters[name] for name in order)}", {", ".join(code.args)})'
 
 
+TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
+"""Kind of arguments -> the table of their layouts."""
+
+
 def _function(program: Program, function: Function) -> str:
     """The definition; it runs as one program on every device of the mesh."""
-    name = NAMES[function.name]
-    decorators = Template(TRAINING if function.name == "step" else EVALUATION)
-    kinds = ", ".join(f'"{kind}"' for kind in kinds_of(program, function))
-    inputs = "BATCHES" if stacked_inputs(program) else "INPUTS"
-    head = decorators.substitute(name=name, inputs=inputs, kinds=kinds)
+    head = _decorators(program, function)
     function, texts = _texts(function, program.placed_on)
     emitter = Emitter(dialect(program.placed_on, function, texts))
-    return head + emitter.function(function, name, summary(function))
+    return head + emitter.function(function, NAMES[function.name], summary(function))
+
+
+def _decorators(program: Program, function: Function) -> str:
+    form, kinds = FORMS[function.name], kinds_of(program, function)
+    taken = [*(TABLES[kind] for kind in kinds), *(["P()"] if form.counts else [])]
+    given = [f'OUTPUTS["{form.name}"]'] * form.outputs
+    given += ["STATE" if role == "state" else "PARAMETERS" for role in form.gives]
+    specs = f"in_specs={_tuple(taken)}, out_specs={given[0] if len(given) == 1 else _tuple(given)}"
+    line = f"@jax.shard_map({specs})"
+    mapped = line if len(line) <= WIDTH else f"@jax.shard_map(\n    {specs}\n)"
+    donated = '@partial(jax.jit, donate_argnames=("params", "state"))'
+    checks = ", ".join(f'"{kind}"' for kind in kinds)
+    return f"{donated if function.name == 'step' else '@jax.jit'}\n@checked({checks})\n{mapped}\n"
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' * (len(items) == 1)})"
 
 
 def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Text]]:

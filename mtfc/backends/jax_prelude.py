@@ -41,7 +41,7 @@ def shift_shards(x, axes, by, wrap):
 
 
 def pmax(x, axes):
-    """The largest over `axes` of an array, or of each in a tuple. The first device that holds it takes the gradient."""
+    """The largest over `axes`, of each array of a tuple. The first device that holds it takes the gradient."""
 
     def slope(primals, tangents):
         (x,), (tangent,) = primals, tangents
@@ -55,7 +55,7 @@ def pmax(x, axes):
 
 
 def largest(x, axes):
-    """The largest over array axes. The first of equals takes the gradient, which `jnp.max` would share among them."""
+    """The largest over array axes. The first of equals takes the gradient, which `jnp.max` would share out."""
 
     def slope(primals, tangents):
         (x,), (tangent,) = primals, tangents
@@ -127,7 +127,7 @@ def cumsum(x, axis, exclusive=False, reverse=False):
 
 
 def top_k(x, k, axis):
-    """The k largest elements along `axis` and their indices. JAX puts 0.0 before -0.0, which are equal, so -0.0 becomes 0.0."""
+    """The k largest elements along `axis`, and their indices. JAX puts 0.0 before -0.0: both become 0.0."""
     return lax.top_k(x - lax.stop_gradient(jnp.where(x == 0, x, jnp.zeros((), x.dtype))), k, axis=axis)
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from mtfc.backends.devices import devices, import_jax
-from mtfc.backends.emitter import NAMES
+from mtfc.backends.forms import FORMS, NAMES
 from mtfc.backends.jax_backend import generate
 from mtfc.backends.module import DTYPES
 from mtfc.compiler.ir.core import Program
@@ -21,7 +21,7 @@ def load(source: str) -> ModuleType:
     Raises `Unavailable` where JAX is missing or has too few devices.
     """
     module, mesh = _execute(source)
-    for name in ("init", "init_state", "shard", *NAMES.values()):
+    for name in ("init", "init_state", "shard", *NAMES.values(), "value_and_grad"):
         if hasattr(module, name):
             setattr(module, name, _under(mesh, getattr(module, name)))
     return module
@@ -43,11 +43,11 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
     """
     module, mesh = _execute(generate(program), on)
     name = function or program.functions[-1].name
-    roles = ("parameter", "state", "input") if name == "step" else ("parameter", "input")
+    form = FORMS[name]
     jax = import_jax()
     with jax.set_mesh(mesh):
-        structs = [_structs(module, program, role, name) for role in roles]
-        if name == "step":
+        structs = [_structs(module, program, role, name) for role in form.takes]
+        if form.counts:
             structs.append(_struct("i32", (), jax.sharding.PartitionSpec()))
         return getattr(module, NAMES[name]).lower(*structs)
 
@@ -92,7 +92,8 @@ def _set(mesh: Any) -> Any:
 
 def _structs(module: ModuleType, program: Program, role: str, function: str) -> dict[str, Any]:
     types = {a.value.name: a.value.type for a in program.function(function).arguments if a.role == role}
-    inputs = getattr(module, "BATCHES", module.INPUTS) if function == "step" else module.INPUTS
+    stacked = function in ("step", "step_gradients")
+    inputs = getattr(module, "BATCHES", module.INPUTS) if stacked else module.INPUTS
     specs = {"parameter": module.PARAMETERS, "state": module.STATE, "input": inputs}[role]
     shapes = {name: tuple(dim.size for dim in type.dims) for name, type in types.items()}
     return {name: _struct(type.dtype, shapes[name], specs[name]) for name, type in types.items()}

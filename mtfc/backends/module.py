@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from mtfc.backends.emitter import NAMES, WIDTH
+from mtfc.backends.emitter import WIDTH
+from mtfc.backends.forms import FORMS, NAMES
 from mtfc.compiler.ir.core import Function, Output, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal
@@ -69,10 +70,42 @@ def results(function: Function) -> list[Output]:
 
 def summary(function: Function) -> str:
     """A function's docstring."""
-    computed = ", ".join(output.name for output in results(function))
-    return f"Computes {computed}" + (
-        ", and what replaces params and state." if function.name == "step" else "."
-    )
+    if function.name == "clip_gradients":
+        return "Scales the gradients so that their joint norm is at most what the file asks for."
+    also = {"parameter": "params", "state": "state"}
+    groups = FORMS[function.name].gives
+    more = ", and what replaces params and state" if also.keys() == groups.keys() else ""
+    more = ", and the gradients of params" if "gradients" in groups.values() else more
+    return f"Computes {', '.join(output.name for output in results(function))}{more}."
+
+
+def value_and_grad(program: Program) -> list[str]:
+    """The function that `jax.value_and_grad` would make of the loss, where the program has functions of gradients.
+
+    `accumulate` and `clip` are arguments where the file asks for these.
+    """
+    if not program.has_function("batch_gradients") or program.training is None:
+        return []
+    accumulates, clips = (program.has_function(name) for name in ("step_gradients", "clip_gradients"))
+    options = ["accumulate=False"] * accumulates + ["clip=False"] * clips
+    signature = ", ".join(["params", "inputs", "step=0", *(["*", *options] if options else [])])
+    chosen = "(step_gradients if accumulate else batch_gradients)" if accumulates else "batch_gradients"
+    gradients = "clip_gradients(gradients) if clip else gradients" if clips else "gradients"
+    lines = [
+        f"def value_and_grad({signature}):",
+        f'    """Computes {program.training.minimize}, and the gradients of params, which are placed as params are.',
+        "",
+        *(
+            ["    accumulate: inputs are BATCHES, as in `train_step`; the gradients are the mean."]
+            * accumulates
+        ),
+        *(["    clip: scale the gradients as `train_step` does."] * clips),
+        "    step: the number that random draws and schedules depend on.",
+        '    """',
+        f"    outputs, gradients = {chosen}(params, inputs, step)",
+        f'    return outputs["{program.training.minimize}"], {gradients}',
+    ]
+    return ["\n".join(lines) + "\n"]
 
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
@@ -114,9 +147,9 @@ def _type_text(type: TensorType) -> str:
 
 def kinds_of(program: Program, function: Function) -> list[str]:
     """The kinds in `TYPES` of a function's arguments, in the order of its signature."""
-    if function.name != "step":
-        return ["params", "inputs"]
-    return ["params", "state", "batches" if stacked_inputs(program) else "inputs"]
+    stacked = function.name in ("step", "step_gradients") and stacked_inputs(program)
+    kinds = {"parameter": "params", "state": "state", "input": "batches" if stacked else "inputs"}
+    return [kinds[role] for role in FORMS[function.name].takes]
 
 
 def _table(name: str, types: Mapping[str, TensorType], layout: Callable[[TensorType], str]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from mtfc.backends.emitter import NAMES, Dialect, Emitter, layout_text
+from mtfc.backends.emitter import Dialect, Emitter, layout_text
+from mtfc.backends.forms import FORMS, NAMES
 from mtfc.backends.loop_text import numpy_loop
 from mtfc.backends.module import (
     dict_text,
@@ -21,6 +22,7 @@ from mtfc.backends.module import (
     summary,
     tables,
     title,
+    value_and_grad,
 )
 from mtfc.backends.prelude import definitions, prelude
 from mtfc.compiler.ir.core import Function, Program, Value
@@ -81,7 +83,7 @@ def generate(program: Program, checked: bool = False) -> str:
     functions = [
         Emitter(speech).function(f, NAMES[f.name], summary(f), _checks(program, f)) for f in program.functions
     ]
-    sections = [layouts, *_initial(program), *functions]
+    sections = [layouts, *_initial(program), *functions, *value_and_grad(program)]
     sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
@@ -90,10 +92,8 @@ def generate(program: Program, checked: bool = False) -> str:
 def _checks(program: Program, function: Function) -> list[str]:
     """Statements that check the arguments."""
     tables = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
-    return [
-        f'check("{kind}", whole({"inputs" if kind == "batches" else kind}, {tables[kind]}))'
-        for kind in kinds_of(program, function)
-    ]
+    taken = zip(kinds_of(program, function), FORMS[function.name].takes.values(), strict=True)
+    return [f'check("{kind}", whole({name}, {tables[kind]}))' for kind, name in taken]
 
 
 def load(source: str) -> ModuleType:
