@@ -1,0 +1,158 @@
+"""`jax.grad` of emitted modules: ops of which JAX has no derivative or another one, and the examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from mtfc.backends.jax_backend import generate
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.compiler.pipelines import lower
+from tests.harness import FINE, call, exact_data, generic_data, jax_module, lowered, numpy_module
+from tests.jax_gradients import gradients_by_jax
+from tests.test_examples import EXAMPLES, Example, path
+
+SPLIT = """
+dim batch = 4
+dim io = 8
+mesh grid = [rows: 2, cols: 2]
+layout split on grid = { batch: rows, io: cols }
+"""
+
+
+def agree(source: str, layout: str | None = None) -> None:
+    """Assert that JAX and the compiler find the same gradients, in f64 and with many equal elements."""
+    placed = lowered(SPLIT + source, "gradients", layout)
+    function = placed.function("gradients")
+    arrays = exact_data(function, seed=3)
+    expected = call(numpy_module(placed), function, arrays)
+    actual = gradients_by_jax(placed, arrays)
+    FINE.check(actual, {name: expected[name] for name in actual}, "jax.grad of forward")
+
+
+def test_stop_gradient_is_kept() -> None:
+    """The loss sum(stop_gradient(w x) w) has the slope w x, and not 2 w x."""
+    source = """
+model m(x: f64[io]) {
+  param w: f64[io] = ones()
+  loss = sum(stop_gradient(w * x) * w)
+  return loss
+}
+"""
+    agree(source)
+    placed = lowered(SPLIT + source, "gradients")
+    x, w = np.arange(8.0), np.ones(8)
+    found = gradients_by_jax(placed, {"x": x, "w": w})
+    np.testing.assert_array_equal(found["d_w"], x)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sum(nn.softmax(x * w, io) * x)",
+        "sum(max(x * w, over = [io]) * w)",
+        "sum(min(x * w, over = [batch]))",
+        "max(x * w)",
+        "sum(abs(x * w))",
+        "sum(relu(x * w)) + sum(maximum(x, w))",
+    ],
+)
+def test_ops_that_jax_differentiates_otherwise(loss: str) -> None:
+    agree(f"""
+import nn
+model m(x: f64[batch, io], w: f64[batch, io]) {{
+  loss = {loss}
+  return loss
+}}
+""")
+
+
+def test_zeros_among_the_largest_have_a_gradient() -> None:
+    agree("""
+dim best = 3
+model m(x: f64[batch, io]) {
+  values, indices = top_k(x, io -> best)
+  loss = sum(values * values + 2.0 * values)
+  return loss
+}
+""")
+
+
+def test_maximum_of_dilated_windows() -> None:
+    """JAX has no derivative of its own `reduce_window` here."""
+    agree("""
+dim out = 4
+dim kernel = 3
+model m(x: f64[batch, io]) {
+  loss = sum(max(window(x, io -> [out, kernel], dilation = 2), over = [kernel]))
+  return loss
+}
+""")
+
+
+def test_maximum_that_a_loop_carries() -> None:
+    agree("""
+dim layers = 3
+model m(x: f64[batch, io]) {
+  h = x
+  best = x
+  repeat layers {
+    param w: f64[io] = normal()
+    best = max(h, over = [io]) + x
+    h = best * w
+  }
+  loss = sum(h) + sum(best)
+  return loss
+}
+""")
+
+
+def test_softmax_over_a_split_dimension_stops_the_gradient_before_the_all_reduce() -> None:
+    source = """
+import nn
+model m(x: f32[batch, io]) {
+  y = nn.softmax(x, io)
+  return y
+}
+"""
+    text = generate(lowered(SPLIT + source, "gradients"))
+    forward = text[text.index("def forward") : text.index("def gradients")]
+    assert 'lax.pmax(lax.stop_gradient(max), "cols")' in forward
+    assert "def pmax" not in text
+
+
+def test_a_loaded_module_runs_under_jit_and_grad_without_a_mesh_that_is_set() -> None:
+    """The loss depends on no parameter, so that nothing but the mesh says on which devices the gradient is computed."""
+    placed = lowered(SPLIT + "model m(x: f32[io]) {\n  loss = sum(x)\n  return loss\n}\n", "gradients")
+    module = jax_module(placed)
+    inputs = module.shard({"x": np.ones(8, np.float32)}, module.INPUTS)
+
+    def loss(inputs: dict[str, Any]) -> Any:
+        return module.forward({}, inputs)["loss"]
+
+    for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        found = gradient(inputs)["x"]
+        np.testing.assert_array_equal(found, np.ones(8))
+        assert found.sharding.spec == module.INPUTS["x"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.file)
+def test_the_examples(example: Example) -> None:
+    """In f64, under the last layout of the file, which splits the most; no two elements are equal."""
+    file = path(example)
+    selection = choose(
+        file.read_text("utf-8"), str(file), Choice(None, None, example.mesh, example.dims), every_layout=True
+    )
+    program = everything_in(selection.program, "f64")
+    case = selection.cases[-1]
+    placed = lower(program, case.mesh, case.layout, "gradients")
+    function = placed.function("gradients")
+    data = generic_data(function, seed=4)
+    arrays = {name: np.abs(x) if x.dtype.kind == "i" else x / 4 for name, x in data.items()}
+    expected = call(numpy_module(placed, checked=False), function, arrays)
+    actual = gradients_by_jax(placed, arrays)
+    FINE.check(actual, {name: expected[name] for name in actual}, "jax.grad of forward")
