@@ -16,11 +16,7 @@ def check(kind, given):
     what, wanted = "inputs" if kind == "batches" else kind, TYPES[kind]
     names = f"it takes {', '.join(wanted) or 'none'}"
     problems = [f'{what} lacks "{name}": {names}' for name in wanted if name not in given]
-    problems += [
-        f'{what} has "{name}", which the program does not know: {names}'
-        for name in given
-        if name not in wanted
-    ]
+    problems += [f'{what} has "{name}", which is unknown: {names}' for name in given if name not in wanted]
     known = [name for name in wanted if name in given]
     problems += [mismatch(f'{what}["{name}"]', given[name], wanted[name]) for name in known]
     raise_if(problems)

@@ -65,11 +65,11 @@ def whole(arrays, layouts):
 
 
 def whole_shape(x, layout):
-    """The shape of the global array; that of `x` itself where it is no stack."""
-    if x.ndim != len(MESH) + len(layout):
-        return x.shape
-    shards = [math.prod(x.shape[i] for i in numbers(axes or ())) for axes in layout]
-    return tuple(np.multiply(shards, x.shape[len(MESH) :]).astype(int).tolist())
+    """The shape of the global array; that of `x` itself where it is no stack. Layouts are aligned at the end."""
+    parts = x.shape[len(MESH) :]
+    known = ((None,) * len(parts) + tuple(layout))[len(layout) :]
+    shards = [math.prod(x.shape[i] for i in numbers(axes or ())) for axes in known]
+    return tuple(np.multiply(shards, parts).astype(int).tolist()) if x.ndim >= len(MESH) else x.shape
 
 
 def numbers(axes):

@@ -1,0 +1,121 @@
+"""Generated modules refuse arrays that they are not compiled for: both backends, with the same messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtfc.compiler.ir.core import Program
+from tests.harness import jax_module, lowered, numpy_module
+
+SOURCE = """
+dim batch = 32
+dim io = 4
+mesh grid = [rows: 2, cols: 2]
+layout split on grid = { batch: rows, io: cols }
+
+model m(x: [batch, io], ids: i32[batch]) {
+  param w: [io] = ones()
+  loss = mean(square(x * w)) + mean(cast(ids, f32))
+  return loss
+}
+
+train m {
+  minimize loss
+  optimizer = momentum(learning_rate = 0.1)
+  ACCUMULATE
+}
+"""
+
+
+def program(accumulate: int = 1) -> Program:
+    return lowered(SOURCE.replace("ACCUMULATE", f"accumulate = {accumulate}"))
+
+
+@pytest.fixture(params=["numpy", "jax"])
+def load(request: pytest.FixtureRequest) -> Any:
+    return jax_module if request.param == "jax" else numpy_module
+
+
+def batch(rows: int, *front: int) -> dict[str, Any]:
+    return {"x": np.ones((*front, rows, 4), np.float32), "ids": np.ones((*front, rows), np.int32)}
+
+
+def unchecked(module: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays, placed by a module that is compiled for their sizes."""
+    return dict(module.shard(arrays, module.INPUTS))
+
+
+def message(call: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 64])
+def test_another_batch_size_is_refused(load: Any, rows: int) -> None:
+    """The mean over 32 rows is written as a product with 1/32, which gives a wrong loss for any other number."""
+    module = load(program())
+    wanted = f'"x"] is float32[batch: 32, io: 4], and the given array is float32[{rows}, 4]'
+    advice = (
+        f"the program is compiled for batch = 32; for other sizes compile it again, with --dim batch={rows}"
+    )
+    assert advice in message(lambda: module.shard(batch(rows), module.INPUTS))
+    other = load(lowered(SOURCE.replace("ACCUMULATE", "").replace("batch = 32", f"batch = {rows}")))
+    params, inputs = module.init(0), unchecked(other, batch(rows))
+    for call in (
+        lambda: module.forward(params, inputs),
+        lambda: module.train_step(params, module.init_state(), inputs, 0),
+    ):
+        assert f"inputs[{wanted}: {advice}" in message(call)
+
+
+def test_arrays_of_the_right_sizes_are_taken(load: Any) -> None:
+    module = load(program())
+    inputs = module.shard(batch(32), module.INPUTS)
+    assert float(np.ravel(module.forward(module.init(0), inputs)["loss"])[0]) == 2.0
+    outputs, _, _ = module.train_step(module.init(0), module.init_state(), inputs, 0)
+    assert float(np.ravel(outputs["loss"])[0]) == 2.0
+
+
+def test_another_dtype_is_refused(load: Any) -> None:
+    module = load(program())
+    given = {**batch(32), "ids": np.ones(32, np.float32)}
+    found = message(lambda: module.forward(module.init(0), module.shard(given, module.INPUTS)))
+    assert found == (
+        'inputs["ids"] is int32[batch: 32], and the given array is float32[32]: convert it with .astype("int32")'
+    )
+
+
+def test_missing_and_unknown_names_are_told(load: Any) -> None:
+    module = load(program())
+    inputs = module.shard(batch(32), module.INPUTS)
+    found = message(lambda: module.forward({"v": inputs["ids"]}, {"x": inputs["x"]}))
+    assert found == 'params lacks "w": it takes w\nparams has "v", which is unknown: it takes w'
+    found = message(lambda: module.forward(module.init(0), {"x": inputs["x"]}))
+    assert found == 'inputs lacks "ids": it takes x, ids'
+    found = message(lambda: module.train_step(module.init(0), {}, inputs, 0))
+    assert found == 'state lacks "w.velocity": it takes w.velocity'
+    found = message(lambda: module.shard({"y": inputs["x"]}, module.INPUTS))
+    assert found == 'no layout is given for "y", but for x, ids'
+
+
+def test_a_step_takes_all_its_micro_batches(load: Any) -> None:
+    module = load(program(accumulate=3))
+    params, state = module.init(0), module.init_state()
+    single = module.shard(batch(32), module.INPUTS)
+    found = message(lambda: module.train_step(params, state, single, 0))
+    assert "is float32[micro: 3, batch: 32, io: 4], and the given array is float32[32, 4]" in found
+    assert "its dimensions are micro, batch, io" in found
+    stacked = module.shard(batch(32, 3), module.BATCHES)
+    assert "batch, io" in message(lambda: module.forward(params, stacked))
+    outputs, _, _ = module.train_step(params, state, stacked, 0)
+    assert float(np.ravel(outputs["loss"])[0]) == 2.0
+
+
+def test_parameters_of_another_model_are_refused(load: Any) -> None:
+    module = load(program())
+    wrong = {"w": np.ones(8, np.float32)}
+    assert "compiled for io = 4" in message(lambda: module.shard(wrong, module.PARAMETERS))
