@@ -28,16 +28,18 @@ def compile(
     layout: str | None = None,
     mesh: str | None = None,
     dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
 ) -> Compiled:
     """Compile a .mtf file for one layout, by default its first.
 
     The options are those of the `mtfc` command: `layout` and `mesh` are names that the file declares, or rules and shapes such as
-    `"batch:rows;hidden:cols"` and `"rows:2;cols:4"`; `dims` changes sizes. Raises `OSError`, and `CompileError` with
-    the diagnostics of a file that has errors.
+    `"batch:rows;hidden:cols"` and `"rows:2;cols:4"`; `dims` changes sizes, and `set` entries of the `train` block, such as
+    `{"accumulate": 4, "optimizer.learning_rate": 1e-3}`. Raises `OSError`, and `CompileError` with the diagnostics of a file that
+    has errors.
     """
     from mtfc.api import read
 
-    return compile_text(read(path), model=model, layout=layout, mesh=mesh, dims=dims, file=str(path))
+    return compile_text(read(path), model=model, layout=layout, mesh=mesh, dims=dims, set=set, file=str(path))
 
 
 def compile_text(
@@ -47,12 +49,15 @@ def compile_text(
     layout: str | None = None,
     mesh: str | None = None,
     dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
     file: str = "<text>",
 ) -> Compiled:
     """Compile the text of a .mtf file; `file` is what diagnostics call it, and what it imports is looked for beside it."""
     from mtfc.api import Choice, compile_case
+    from mtfc.cli.selection import settings_of
 
-    return compile_case(text, file, Choice(model, layout, mesh, dict(dims or {})))
+    choice = Choice(model, layout, mesh, dict(dims or {}), settings_of(set or {}))
+    return compile_case(text, file, choice)
 
 
 def search(

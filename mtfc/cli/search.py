@@ -256,7 +256,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _choice(options: argparse.Namespace) -> Choice:
-    return Choice(options.model, None, options.mesh, options.dims)
+    return Choice(options.model, None, options.mesh, options.dims, tuple(options.settings))
 
 
 def _request(

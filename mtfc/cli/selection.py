@@ -69,12 +69,25 @@ class Selection:
 
 @attrs.frozen
 class Choice:
-    """What of a file is compiled, and under which layouts; None leaves it to the file."""
+    """What of a file is compiled, and under which layouts; None leaves it to the file.
+
+    `settings` are entries of the model's `train` block, each `KEY=VALUE` (see `frontend/overrides.py`).
+    """
 
     model: str | None
     layout: str | None
     mesh: str | None
     dims: Mapping[str, int]
+    settings: tuple[str, ...] = ()
+
+
+def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Entries of a `train` block as Python values, in the form that `Choice` has them in."""
+    return tuple(f"{key}={_text_of(value)}" for key, value in values.items())
+
+
+def _text_of(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())
 
 
 def select(
@@ -85,7 +98,7 @@ def select(
     Raises `CompileError` and `UsageError`.
     """
     file = sources.read(options.file)
-    choice = Choice(options.model, options.layout, options.mesh, options.dims)
+    choice = Choice(options.model, options.layout, options.mesh, options.dims, tuple(options.settings))
     text = sources.texts[file]
     return choose(text, file, choice, every_layout, sources.neighbour, or_placement=or_placement)
 
@@ -105,7 +118,8 @@ def choose(
     that has none unless these are to be skipped, and `UsageError`.
     """
     diagnostics = Diagnostics()
-    module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model, neighbour)
+    tree = parse(text, file, diagnostics)
+    module = elaborate(tree, diagnostics, choice.dims, choice.model, neighbour, choice.settings)
     diagnostics.raise_if_errors()
     if not module.programs:
         raise UsageError(f"{file} declares no model")

@@ -285,3 +285,18 @@ def test_an_unknown_option_shows_the_usage_of_its_subcommand(mtfc: Mtfc, name: s
     outcome = mtfc(name, "model.mtf", "--nothing")
     assert outcome.status == 2
     assert f"usage: mtfc {name}" in outcome.err and "unrecognized arguments: --nothing" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "command", ["check", "compile", "run", "verify", "cost", "explain", "simulate", "diff", "search"]
+)
+def test_set_is_an_option_of_every_command_that_compiles(mtfc: Mtfc, command: str) -> None:
+    more = {"simulate": ("--target", "h100"), "search": ("--devices", "2", "--target", "h100")}.get(
+        command, ()
+    )
+    outcome = mtfc(command, "model.mtf", "--set", "acumulate=4", *more)
+    assert outcome.status == 1
+    assert "error[E012]: a train block has no entry `acumulate`" in outcome.err
+    assert "1 | acumulate=4\n  | ^^^^^^^^^\n" in outcome.err
+    wrong = mtfc(command, "model.mtf", "--set", "accumulate", *more)
+    assert (wrong.status, "expected KEY=VALUE" in wrong.err) == (2, True)
