@@ -57,6 +57,14 @@ def _whole(text: str, number: int) -> Span:
     return Span(OPTION, number, 1, number, 1 + len(text))
 
 
+def _is_alone(key: str, decl: ast.Declaration) -> bool:
+    """Whether a `train` block has no other entry than `key`."""
+    values = attrs.asdict(
+        decl, recurse=False, filter=lambda field, _: field.name not in ("span", "model", key)
+    )
+    return not any(value is not None and value != () for value in values.values())
+
+
 @attrs.frozen
 class _Override:
     """One option. `key` spans from its first character to the last before `=`, which is the character number `equal`."""
@@ -130,9 +138,8 @@ class _Override:
         if found.errors:
             return None
         decl = declarations[0]
-        others = {name for name in SETTINGS if name != key and getattr(decl, name, None) is not None}
         value: ast.Expr | None = getattr(decl, key, None)
-        if len(declarations) > 1 or others or value is None:
+        if len(declarations) > 1 or value is None or not _is_alone(key, decl):
             self._error("E410", "expected one entry, and nothing else", _whole(self.text, self.number))
             return None
         return value

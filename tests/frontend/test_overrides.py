@@ -109,6 +109,7 @@ def test_the_chosen_model_is_changed_alone() -> None:
         ("optimizer=adam(", "E002", (15, 16), None),
         ("accumulate=0", "E410", (12, 13), None),
         ("accumulate=4; clip=1", "E410", (1, 21), None),
+        ('accumulate=4; frozen "w"', "E410", (1, 25), None),
         ("clip=1 } train other {", "E001", (10, 15), None),
         ("clip=", "E001", (6, 7), None),
         ("precision.compute=4", "E410", (19, 20), None),
