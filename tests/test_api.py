@@ -62,3 +62,9 @@ def test_entries_of_the_train_block_are_changed() -> None:
     assert "0.001" in changed.jax()
     with pytest.raises(CompileError, match=r"<--set>:1:1: E012"):
         mtfc.compile_text(MODEL, set={"acumulate": 2})
+
+
+def test_one_device() -> None:
+    compiled = mtfc.compile_text(MODEL, mesh="one")
+    assert compiled.program.mesh is not None and compiled.program.mesh.devices == 1
+    assert compiled.cost()["layout"] == "undistributed"

@@ -112,5 +112,7 @@ def add_selection(
         **collected,
     )
     group.add_argument(
-        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape (default: the layout's)"
+        "--mesh",
+        metavar="NAME|SHAPE",
+        help="a declared mesh, or a shape; `one` is one device, with nothing split (default: the layout's)",
     )

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     where = parser.add_argument_group("for which processors")
     where.add_argument("--devices", type=count, metavar="N", help="so many, as a mesh of any shape")
-    where.add_argument("--mesh", metavar="NAME|SHAPE", help="this mesh")
+    where.add_argument("--mesh", metavar="NAME|SHAPE", help="this mesh; `one` is one device")
     where.add_argument(
         "--target",
         metavar="HW",

@@ -17,7 +17,14 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
 from mtfc.compiler.placeable import placeable
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts import chosen_layouts, fitting, parse_mesh, placement_named
+from mtfc.frontend.layouts import (
+    ONE_DEVICE,
+    chosen_layouts,
+    fitting,
+    is_one_device,
+    parse_mesh,
+    placement_named,
+)
 from mtfc.frontend.legality import check_layout
 from mtfc.frontend.modules import Neighbour
 from mtfc.frontend.parser import parse
@@ -27,9 +34,6 @@ if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
     from mtfc.frontend.placements import DeclaredPlacement
     from mtfc.frontend.scope import Scope
-
-ONE_DEVICE = Mesh("single", (("all", 1),))
-"""Where a program runs whose file declares no mesh."""
 
 UNDISTRIBUTED = Layout("undistributed")
 
@@ -129,7 +133,8 @@ def choose(
         if choice.mesh is not None:
             raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
         return Selection(program, (), module.hardware, (placement,), module.scope)
-    if skip_illegal and choice.layout is None and choice.mesh is not None:
+    is_one = is_one_device(choice.mesh, module)
+    if skip_illegal and choice.layout is None and choice.mesh is not None and not is_one:
         declared = fitting(parse_mesh(choice.mesh, module), module)
     else:
         declared = chosen_layouts(module, choice.layout, choice.mesh)
@@ -138,7 +143,8 @@ def choose(
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
     cases = tuple(_cases(declared, module, choice.mesh))
-    return Selection(program, cases, module.hardware, module.placements, module.scope)
+    placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
+    return Selection(program, cases, module.hardware, placements, module.scope)
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:

@@ -1,7 +1,8 @@
 """Parameter groups: the entries of a `train` block that are for some parameters.
 
-`optimizer for "*.bias" = ...` gives some an optimizer of their own, and `frozen "embed.*"` leaves some as they are. A pattern is compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots
-included. The last entry that matches a parameter decides, so that general entries come first and exceptions after them.
+`optimizer for "*.bias" = ...` gives some an optimizer of their own, and `frozen "embed.*"` leaves some as they are. A pattern is
+compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots included. The
+last entry that matches a parameter decides, so that general entries come first and exceptions after them.
 """
 
 from __future__ import annotations
