@@ -231,7 +231,7 @@ def test_an_update_of_what_is_no_parameter_is_refused() -> None:
     (program,) = load(FROZEN).programs
     text = print_program(program)
     for wrong in ("update nothing, ", f"update {DOWN}, "):
-        with pytest.raises(VerifyError, match="none has two"):
+        with pytest.raises(VerifyError, match="one update or none"):
             verify(read_program(text.replace("update ", wrong, 1)), "global")
 
 

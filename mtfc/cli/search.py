@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,12 @@ from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
 from mtfc.cli.sources import Sources, known_as
-from mtfc.cli.target import check_room, target_of
+from mtfc.cli.target import target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
     from mtfc.cli.search_soap import Placed
+    from mtfc.cli.why_not import Asked
     from mtfc.compiler.hardware import Hardware
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.pricing import Pricer
@@ -45,8 +46,6 @@ with the placement `found`, which `mtfc verify OUT.mtf` runs.
 
 DEFAULT_TARGET = "h100"
 
-MOST_DEVICES = 1_000_000
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
@@ -58,8 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HW",
         help=f"which machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
     )
+    where.add_argument("--axes", type=count, metavar="N", help="axes of a mesh at most (default: 3)")
     where.add_argument(
-        "--axes", type=count, default=3, metavar="N", help="axes of a mesh at most (default: 3)"
+        "--axes-names",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="A,B",
+        help="what the axes are called, the outermost first, and so how many there are at most (default: x,y,z)",
     )
     parser.add_argument(
         "--space",
@@ -208,6 +211,8 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 
     Raises `NothingFits`, `CompileError` and `UsageError`.
     """
+    from mtfc.cli.search_meshes import searched_meshes
+
     _check(options)
     started = monotonic()
     file = sources.read(options.file)
@@ -220,7 +225,8 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
         skip_illegal=True,
     )
     hardware = _hardware(options, selection, sources)
-    meshes = _meshes(options, selection, hardware)
+    meshes = searched_meshes(options, selection, hardware)
+    asked = _asked(options, file, sources, meshes)
     until = started + options.budget
     if options.space == "tiling":
         from mtfc.compiler.search.solver.ready import compile_loops
@@ -229,20 +235,36 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     if options.space == "soap":
         from mtfc.cli.search_soap import search
 
-        return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress)
+        why_not = options.why_not
+        return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress, why_not)
     request = _request(options, selection, hardware, meshes, until, progress)
     found = SPACES[options.space].search(request)
     if options.export is not None:
         _export(options.export, request, found.mesh)
-    return _result(options, request, found, started)
+    return _result(options, request, found, asked, started)
+
+
+def _asked(options: argparse.Namespace, file: str, sources: Sources, meshes: Sequence[Mesh]) -> Asked | None:
+    """The rules of `--why-not` in a space of layouts; what is wrong with them is known before the search begins."""
+    if options.why_not is None:
+        return None
+    sources.texts["<--why-not>"] = options.why_not
+    if options.space == "soap":
+        return None
+    from mtfc.cli.why_not import asked_of
+
+    if options.space == "tiling":
+        from mtfc.compiler.search.tiling.search import of_few_axes
+
+        meshes = of_few_axes(meshes)
+    return asked_of(options.why_not, file, _choice(options), sources, options.space, meshes)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise `UsageError` where options do not go together, or ask for too much."""
-    from mtfc.compiler.search.rules.space import AXES
+    from mtfc.cli.search_meshes import check_options
 
-    if options.axes > len(AXES) or (options.devices or 0) > MOST_DEVICES:
-        raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
+    check_options(options)
     if options.export is not None and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     if options.exhaustive and options.space != "soap":
@@ -295,7 +317,9 @@ def _seconds_of(pricer: Pricer, mesh: Mesh, layout: Layout) -> float:
     return monotonic() - started
 
 
-def _result(options: argparse.Namespace, request: Request, found: Found, started: float) -> Result:
+def _result(
+    options: argparse.Namespace, request: Request, found: Found, asked: Asked | None, started: float
+) -> Result:
     from mtfc.cli.search_result import Result
 
     return Result(
@@ -308,6 +332,7 @@ def _result(options: argparse.Namespace, request: Request, found: Found, started
         options.objective,
         options.storage,
         monotonic() - started,
+        asked,
     )
 
 
@@ -316,13 +341,11 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     from mtfc.cli.search_result import inserted, record, report, resized
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
-    file, choice = known_as(options.file), _choice(options)
     if options.output is not None:
-        write_text(options.output, inserted(resized(sources.texts[file], options.dims), result))
+        text = resized(sources.texts[known_as(options.file)], options.dims)
+        write_text(options.output, inserted(text, result))
     until = monotonic() + options.budget
-    asked = (
-        forced(options.why_not, file, choice, sources, result, until) if options.why_not is not None else None
-    )
+    asked = forced(result.asked, result, until) if result.asked is not None else None
     to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": why_not_json(asked, result)} if asked else {}
@@ -363,35 +386,3 @@ def _hardware(options: argparse.Namespace, selection: Selection, sources: Source
     if options.target is None:
         say(f"for {DEFAULT_TARGET}; choose another machine with --target")
     return target_of(options.target or DEFAULT_TARGET, selection.hardware, sources)
-
-
-def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardware) -> tuple[Mesh, ...]:
-    """The mesh that is asked for, or all shapes for as many devices as are asked for, or as there are. Raises `UsageError`."""
-    from mtfc.compiler.analysis.topology import Topology
-    from mtfc.compiler.search.rules.space import meshes
-
-    if options.mesh is not None:
-        found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
-        _check_given(options, found[0])
-    else:
-        devices = options.devices or hardware.devices
-        if devices is None:
-            raise UsageError(
-                f"{hardware.name} has room for any number of devices: say how many with --devices N"
-            )
-        found = tuple(meshes(devices, options.axes))
-        found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
-    check_room(hardware, found[0], options.target or hardware.name)
-    return found
-
-
-def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
-    """Raise `UsageError` unless the mesh that is asked for can be searched, and has as many devices as are asked for."""
-    from mtfc.compiler.search.rules.space import AXES
-
-    if options.devices not in (None, mesh.devices):
-        raise UsageError(
-            f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
-        )
-    if len(mesh.axes) > len(AXES) and options.space != "soap":
-        raise UsageError(f"--mesh {options.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched")

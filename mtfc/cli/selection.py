@@ -16,9 +16,9 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
 from mtfc.compiler.placeable import placeable
+from mtfc.frontend import layouts
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts import (
-    ONE_DEVICE,
     chosen_layouts,
     fitting,
     is_one_device,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
     from mtfc.frontend.placements import DeclaredPlacement
     from mtfc.frontend.scope import Scope
+
+ONE_DEVICE = layouts.ONE_DEVICE
 
 UNDISTRIBUTED = Layout("undistributed")
 

@@ -330,9 +330,9 @@ def test_one_device_has_the_numbers_of_a_file_without_layouts(mtfc: Mtfc, folder
     text = (folder / "model.mtf").read_text()
     lines = (line for line in text.splitlines() if not line.startswith(("mesh", "layout")))
     (folder / "plain.mtf").write_text("\n".join(lines) + "\n")
-    for command in (("run", "--train", "--steps", "2"), ("cost",)):
+    for which_command in (("run", "--train", "--steps", "2"), ("cost",)):
         one, plain = (
-            mtfc(*command, *which, "--format", "json").json
+            mtfc(*which_command, *which, "--format", "json").json
             for which in (("model.mtf", "--mesh", "one"), ("plain.mtf",))
         )
         for each in (one, plain):

@@ -44,7 +44,7 @@ def updates_error(training: Training, program: Program) -> str | None:
     updated = [name for update in training.updates for name in update.parameters]
     declared = {parameter.name: parameter.type for parameter in program.parameters}
     if len(updated) != len(set(updated)) or not declared.keys() >= set(updated):
-        return "each update is for parameters of the program, and none has two"
+        return "each parameter has one update or none, and nothing else has one"
     errors = (_update_error(update, declared) for update in training.updates)
     return next((f"update {error}" for error in errors if error), None)
 
