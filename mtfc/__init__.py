@@ -11,7 +11,7 @@ Design after Mesh-TensorFlow (Shazeer et al., 2018).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ def search(
     mesh: str | None = None,
     model: str | None = None,
     dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    axes_names: Sequence[str] | None = None,
     space: str = "rules",
     objective: str = "time",
     budget: float = 60.0,
@@ -76,13 +78,16 @@ def search(
     """The best layout, or in the space `"soap"` the best placement, of a .mtf file's model on a machine: what
     `mtfc search --format json` prints, with seconds and bytes of one device.
 
-    The options are those of the command; `budget` is in seconds. Raises `OSError`, `CompileError`, and
+    The options are those of the command; `set` has entries of the `train` block as for `compile`, `axes_names` are names for the
+    axes of searched meshes, and `budget` is in seconds. Raises `OSError`, `CompileError`, and
     `mtfc.compiler.search.found.NothingFits` where memory suffices for none.
     """
     from mtfc.api import found
+    from mtfc.cli.selection import settings_of
 
-    sizes = dict(dims or {})
+    sizes, names = dict(dims or {}), None if axes_names is None else list(axes_names)
     return found(
         file=str(path), target=target, devices=devices, mesh=mesh, model=model, dims=sizes,
+        settings=settings_of(set or {}), axes_names=names,
         space=space, objective=objective, budget=budget, exhaustive=exhaustive,
     )  # fmt: skip

@@ -34,6 +34,7 @@ examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf
   mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
   mtfc search model.mtf --target p2_8xlarge --objective memory
+  mtfc search model.mtf --target tpu_v2 --axes-names data,model
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  what this rule would cost, and through which lines
 
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--why-not",
         metavar="RULES",
-        help="what the best layout with these rules takes, on the mesh that was found, and through which lines",
+        help="what the best layout with these rules takes, and through which lines",
     )
     parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with what was found")
     parser.add_argument(
@@ -107,13 +108,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @attrs.frozen
 class Request:
-    """What is searched: the program, on which meshes of which machine, until when, and what is known already."""
+    """What is searched: the program, on which meshes of which machine, until when, and what is known already. known: the others
+    as they are compared with what is found, which has the names of axes that were asked for.
+    """
 
     selection: Selection
     pricer: Pricer
     hardware: Hardware
     meshes: tuple[Mesh, ...]
     others: Mapping[str, tuple[Mesh, Layout]]
+    known: tuple[tuple[Mesh, Layout], ...]
     objective: Objective
     storage: bool
     until: float
@@ -139,7 +143,7 @@ def _rules(request: Request) -> Found:
         request.pricer.pricing(request.objective),
         request.until,
         request.objective,
-        request.others.values(),
+        request.known,
         request.progress,
         storage=request.storage,
     )
@@ -159,7 +163,7 @@ def _tiling(request: Request) -> Found:
         request.pricer.pricing(request.objective),
         request.until,
         request.objective,
-        request.others.values(),
+        request.known,
         request.progress,
     )
 
@@ -226,7 +230,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     )
     hardware = _hardware(options, selection, sources)
     meshes = searched_meshes(options, selection, hardware)
-    asked = _asked(options, file, sources, meshes)
+    asked = _asked(options, selection, sources, meshes)
     until = started + options.budget
     if options.space == "tiling":
         from mtfc.compiler.search.solver.ready import compile_loops
@@ -244,20 +248,20 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     return _result(options, request, found, asked, started)
 
 
-def _asked(options: argparse.Namespace, file: str, sources: Sources, meshes: Sequence[Mesh]) -> Asked | None:
+def _asked(
+    options: argparse.Namespace, selection: Selection, sources: Sources, meshes: Sequence[Mesh]
+) -> Asked | None:
     """The rules of `--why-not` in a space of layouts; what is wrong with them is known before the search begins."""
     if options.why_not is None:
         return None
     sources.texts["<--why-not>"] = options.why_not
     if options.space == "soap":
         return None
+    from mtfc.cli.search_meshes import possible_meshes
     from mtfc.cli.why_not import asked_of
 
-    if options.space == "tiling":
-        from mtfc.compiler.search.tiling.search import of_few_axes
-
-        meshes = of_few_axes(meshes)
-    return asked_of(options.why_not, file, _choice(options), sources, options.space, meshes)
+    meshes = possible_meshes(options, selection, meshes)
+    return asked_of(options.why_not, known_as(options.file), _choice(options), sources, options.space, meshes)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -291,11 +295,15 @@ def _request(
 ) -> Request:
     """With the others priced already: what that takes for one of them is left for what will be found."""
     from mtfc.cli.baselines import baselines
+    from mtfc.cli.search_meshes import under_names
     from mtfc.compiler.pricing import Pricer
 
     pricer = Pricer.of(selection.program, hardware)
     given = meshes[0] if options.mesh is not None else None
     others = baselines(selection, pricer, meshes[0].devices, given, until)
+    known = tuple(others.values())
+    if options.axes_names is not None:
+        known = tuple(under_names(known, meshes))
     longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)
     return Request(
         selection,
@@ -303,6 +311,7 @@ def _request(
         hardware,
         meshes,
         others,
+        known,
         options.objective,
         options.storage,
         until - longest,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
 
 from mtfc.cli.errors import UsageError
 from mtfc.cli.selection import Selection
 from mtfc.cli.target import check_room
 from mtfc.compiler.analysis.topology import Topology
 from mtfc.compiler.hardware import Hardware
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.rules.space import AXES, meshes
 from mtfc.frontend.lexer import RESERVED
 
@@ -72,6 +75,43 @@ def searched_meshes(
         found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
     check_room(hardware, found[0], options.target or hardware.name)
     return found
+
+
+def possible_meshes(
+    options: argparse.Namespace, selection: Selection, meshes: Sequence[Mesh]
+) -> tuple[Mesh, ...]:
+    """The meshes that what is found may be on: those that are searched, and where axes have no names of their own those of the
+    file's layouts.
+    """
+    from mtfc.compiler.search.tiling.search import of_few_axes
+
+    searched = of_few_axes(meshes) if options.space == "tiling" else meshes
+    declared = (case.mesh for case in selection.cases if case.mesh.devices == meshes[0].devices)
+    return tuple(dict.fromkeys((*searched, *(declared if options.axes_names is None else ()))))
+
+
+def under_names(
+    known: Iterable[tuple[Mesh, Layout]], meshes: Iterable[Mesh]
+) -> Iterator[tuple[Mesh, Layout]]:
+    """Layouts on those of the `meshes` that have the same shape as their own, whose axes may have other names."""
+    by_shape = {tuple(mesh.sizes.values()): mesh for mesh in meshes}
+    for own, layout in known:
+        mesh = by_shape.get(tuple(own.sizes.values()))
+        if mesh is not None:
+            yield mesh, _renamed(layout, dict(zip(own.names, mesh.names, strict=True)))
+
+
+def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
+    def section(rules: Rules) -> Rules:
+        return Rules(tuple((dim, tuple(names[axis] for axis in axes)) for dim, axes in rules.axes))
+
+    return attrs.evolve(
+        layout,
+        rules=section(layout.rules),
+        params=section(layout.params),
+        optimizer=section(layout.optimizer),
+        values=tuple((path, section(rules)) for path, rules in layout.values),
+    )
 
 
 def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:

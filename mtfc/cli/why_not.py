@@ -32,8 +32,8 @@ from mtfc.frontend.rules import DeclaredLayout
 ASKED = "<--why-not>"
 """The file that diagnostics about the rules are in."""
 
-UNEVEN = "E302"
-"""The one error about rules that a mesh of other sizes may not have."""
+OF_A_MESH = ("E302", "E304")
+"""Errors about rules that there may not be on another mesh: sizes that do not divide, and axes that it lacks."""
 
 
 @attrs.frozen(eq=False)
@@ -69,22 +69,27 @@ class Asked:
         """Raise `CompileError` where no layout can have the rules on any mesh, and `UsageError` where no layout of the space has
         rules of that kind.
         """
-        kind, widest = KINDS[self.space], max(self.meshes, key=lambda mesh: len(mesh.axes))
-        if not kind.fits(attrs.evolve(self._read(widest).layout, name="")):
+        mesh = next(self._possible(self._read))
+        kind = KINDS[self.space]
+        if not kind.fits(attrs.evolve(self._read(mesh).layout, name="")):
             raise UsageError(f"in the space `{self.space}`, --why-not takes {kind.example}")
         next(self.possible())
 
     def possible(self) -> Iterator[Mesh]:
         """The meshes on which a layout can have the rules. Raises `CompileError` where there are none."""
+        return self._possible(self.on)
+
+    def _possible(self, read: Callable[[Mesh], object]) -> Iterator[Mesh]:
+        """The meshes with the most axes come first: what they lack, no other has."""
         first: CompileError | None = None
         is_possible = False
         for mesh in sorted(self.meshes, key=lambda mesh: -len(mesh.axes)):
             try:
-                self.on(mesh)
+                read(mesh)
             except CompileError as error:
                 first = first or error
-                if first is error and any(each.code != UNEVEN for each in error.diagnostics):
-                    break  # the mesh with the most axes has all names, and other sizes change nothing
+                if not any(each.code in OF_A_MESH for each in error.diagnostics):
+                    break
             else:
                 is_possible = True
                 yield mesh
