@@ -51,3 +51,20 @@ def test_errors_carry_their_diagnostics() -> None:
 def test_a_missing_file() -> None:
     with pytest.raises(FileNotFoundError):
         mtfc.compile("missing.mtf")
+
+
+def test_entries_of_the_train_block_are_changed() -> None:
+    changed = mtfc.compile_text(
+        MODEL, layout="data", set={"accumulate": 2, "optimizer.learning_rate": 1e-3, "clip": "1 / 2"}
+    )
+    training = changed.program.training
+    assert training is not None and (training.accumulate, training.clip) == (2, 0.5)
+    assert "0.001" in changed.jax()
+    with pytest.raises(CompileError, match=r"<--set>:1:1: E012"):
+        mtfc.compile_text(MODEL, set={"acumulate": 2})
+
+
+def test_one_device() -> None:
+    compiled = mtfc.compile_text(MODEL, mesh="one")
+    assert compiled.program.mesh is not None and compiled.program.mesh.devices == 1
+    assert compiled.cost()["layout"] == "undistributed"

@@ -52,7 +52,7 @@ def _diagnostics(options: argparse.Namespace, sources: Sources) -> list[Diagnost
         return list(error.diagnostics)
     text, neighbour = sources.texts[file], sources.neighbour
     given = options.dims, options.model, options.layout, options.mesh
-    return list(check(text, file, *given, neighbour, _placeable))
+    return list(check(text, file, *given, neighbour, _placeable, options.settings))
 
 
 def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:

@@ -49,6 +49,14 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def setting(text: str) -> str:
+    """`KEY=VALUE` on one line, as an option's type; what the value may be is for the compiler to say."""
+    if re.fullmatch(r"\s*[A-Za-z_][\w.]*\s*=.*", text, re.DOTALL) is None:
+        example = "for example accumulate=4 or optimizer.learning_rate=1e-3"
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, {example}, not `{text}`")
+    return " ".join(text.splitlines())
+
+
 def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .mtf file; - is standard input")
 
@@ -74,6 +82,15 @@ def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         dest="dims",
         help="change a dimension's size; repeatable",
     )
+    group.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        type=setting,
+        default=[],
+        dest="settings",
+        help="change an entry of the `train` block: accumulate=4, optimizer.learning_rate=1e-3; repeatable",
+    )
     return group
 
 
@@ -95,5 +112,7 @@ def add_selection(
         **collected,
     )
     group.add_argument(
-        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape (default: the layout's)"
+        "--mesh",
+        metavar="NAME|SHAPE",
+        help="a declared mesh, or a shape; `one` is one device, with nothing split (default: the layout's)",
     )

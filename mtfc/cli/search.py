@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,12 @@ from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
 from mtfc.cli.sources import Sources, known_as
-from mtfc.cli.target import check_room, target_of
+from mtfc.cli.target import target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
     from mtfc.cli.search_soap import Placed
+    from mtfc.cli.why_not import Asked
     from mtfc.compiler.hardware import Hardware
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.pricing import Pricer
@@ -33,6 +34,7 @@ examples:
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf
   mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
   mtfc search model.mtf --target p2_8xlarge --objective memory
+  mtfc search model.mtf --target tpu_v2 --axes-names data,model
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  what this rule would cost, and through which lines
 
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
@@ -45,21 +47,23 @@ with the placement `found`, which `mtfc verify OUT.mtf` runs.
 
 DEFAULT_TARGET = "h100"
 
-MOST_DEVICES = 1_000_000
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     where = parser.add_argument_group("for which processors")
     where.add_argument("--devices", type=count, metavar="N", help="so many, as a mesh of any shape")
-    where.add_argument("--mesh", metavar="NAME|SHAPE", help="this mesh")
+    where.add_argument("--mesh", metavar="NAME|SHAPE", help="this mesh; `one` is one device")
     where.add_argument(
         "--target",
         metavar="HW",
         help=f"which machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
     )
+    where.add_argument("--axes", type=count, metavar="N", help="axes of a mesh at most (default: 3)")
     where.add_argument(
-        "--axes", type=count, default=3, metavar="N", help="axes of a mesh at most (default: 3)"
+        "--axes-names",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="A,B",
+        help="what the axes are called, the outermost first, and so how many there are at most (default: x,y,z)",
     )
     parser.add_argument(
         "--space",
@@ -90,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--why-not",
         metavar="RULES",
-        help="what the best layout with these rules takes, on the mesh that was found, and through which lines",
+        help="what the best layout with these rules takes, and through which lines",
     )
     parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with what was found")
     parser.add_argument(
@@ -104,13 +108,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @attrs.frozen
 class Request:
-    """What is searched: the program, on which meshes of which machine, until when, and what is known already."""
+    """What is searched: the program, on which meshes of which machine, until when, and what is known already. known: the others
+    as they are compared with what is found, which has the names of axes that were asked for.
+    """
 
     selection: Selection
     pricer: Pricer
     hardware: Hardware
     meshes: tuple[Mesh, ...]
     others: Mapping[str, tuple[Mesh, Layout]]
+    known: tuple[tuple[Mesh, Layout], ...]
     objective: Objective
     storage: bool
     until: float
@@ -136,7 +143,7 @@ def _rules(request: Request) -> Found:
         request.pricer.pricing(request.objective),
         request.until,
         request.objective,
-        request.others.values(),
+        request.known,
         request.progress,
         storage=request.storage,
     )
@@ -156,7 +163,7 @@ def _tiling(request: Request) -> Found:
         request.pricer.pricing(request.objective),
         request.until,
         request.objective,
-        request.others.values(),
+        request.known,
         request.progress,
     )
 
@@ -208,6 +215,8 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 
     Raises `NothingFits`, `CompileError` and `UsageError`.
     """
+    from mtfc.cli.search_meshes import searched_meshes
+
     _check(options)
     started = monotonic()
     file = sources.read(options.file)
@@ -220,7 +229,8 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
         skip_illegal=True,
     )
     hardware = _hardware(options, selection, sources)
-    meshes = _meshes(options, selection, hardware)
+    meshes = searched_meshes(options, selection, hardware)
+    asked = _asked(options, selection, sources, meshes)
     until = started + options.budget
     if options.space == "tiling":
         from mtfc.compiler.search.solver.ready import compile_loops
@@ -229,20 +239,36 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     if options.space == "soap":
         from mtfc.cli.search_soap import search
 
-        return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress)
+        why_not = options.why_not
+        return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress, why_not)
     request = _request(options, selection, hardware, meshes, until, progress)
     found = SPACES[options.space].search(request)
     if options.export is not None:
         _export(options.export, request, found.mesh)
-    return _result(options, request, found, started)
+    return _result(options, request, found, asked, started)
+
+
+def _asked(
+    options: argparse.Namespace, selection: Selection, sources: Sources, meshes: Sequence[Mesh]
+) -> Asked | None:
+    """The rules of `--why-not` in a space of layouts; what is wrong with them is known before the search begins."""
+    if options.why_not is None:
+        return None
+    sources.texts["<--why-not>"] = options.why_not
+    if options.space == "soap":
+        return None
+    from mtfc.cli.search_meshes import possible_meshes
+    from mtfc.cli.why_not import asked_of
+
+    meshes = possible_meshes(options, selection, meshes)
+    return asked_of(options.why_not, known_as(options.file), _choice(options), sources, options.space, meshes)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise `UsageError` where options do not go together, or ask for too much."""
-    from mtfc.compiler.search.rules.space import AXES
+    from mtfc.cli.search_meshes import check_options
 
-    if options.axes > len(AXES) or (options.devices or 0) > MOST_DEVICES:
-        raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
+    check_options(options)
     if options.export is not None and options.space != "tiling":
         raise UsageError("--export takes --space tiling: the other spaces are not the solver's")
     if options.exhaustive and options.space != "soap":
@@ -256,7 +282,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _choice(options: argparse.Namespace) -> Choice:
-    return Choice(options.model, None, options.mesh, options.dims)
+    return Choice(options.model, None, options.mesh, options.dims, tuple(options.settings))
 
 
 def _request(
@@ -269,11 +295,15 @@ def _request(
 ) -> Request:
     """With the others priced already: what that takes for one of them is left for what will be found."""
     from mtfc.cli.baselines import baselines
+    from mtfc.cli.search_meshes import under_names
     from mtfc.compiler.pricing import Pricer
 
     pricer = Pricer.of(selection.program, hardware)
     given = meshes[0] if options.mesh is not None else None
     others = baselines(selection, pricer, meshes[0].devices, given, until)
+    known = tuple(others.values())
+    if options.axes_names is not None:
+        known = tuple(under_names(known, meshes))
     longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)
     return Request(
         selection,
@@ -281,6 +311,7 @@ def _request(
         hardware,
         meshes,
         others,
+        known,
         options.objective,
         options.storage,
         until - longest,
@@ -295,7 +326,9 @@ def _seconds_of(pricer: Pricer, mesh: Mesh, layout: Layout) -> float:
     return monotonic() - started
 
 
-def _result(options: argparse.Namespace, request: Request, found: Found, started: float) -> Result:
+def _result(
+    options: argparse.Namespace, request: Request, found: Found, asked: Asked | None, started: float
+) -> Result:
     from mtfc.cli.search_result import Result
 
     return Result(
@@ -308,6 +341,7 @@ def _result(options: argparse.Namespace, request: Request, found: Found, started
         options.objective,
         options.storage,
         monotonic() - started,
+        asked,
     )
 
 
@@ -316,13 +350,11 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     from mtfc.cli.search_result import inserted, record, report, resized
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
-    file, choice = known_as(options.file), _choice(options)
     if options.output is not None:
-        write_text(options.output, inserted(resized(sources.texts[file], options.dims), result))
+        text = resized(sources.texts[known_as(options.file)], options.dims)
+        write_text(options.output, inserted(text, result))
     until = monotonic() + options.budget
-    asked = (
-        forced(options.why_not, file, choice, sources, result, until) if options.why_not is not None else None
-    )
+    asked = forced(result.asked, result, until) if result.asked is not None else None
     to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": why_not_json(asked, result)} if asked else {}
@@ -363,35 +395,3 @@ def _hardware(options: argparse.Namespace, selection: Selection, sources: Source
     if options.target is None:
         say(f"for {DEFAULT_TARGET}; choose another machine with --target")
     return target_of(options.target or DEFAULT_TARGET, selection.hardware, sources)
-
-
-def _meshes(options: argparse.Namespace, selection: Selection, hardware: Hardware) -> tuple[Mesh, ...]:
-    """The mesh that is asked for, or all shapes for as many devices as are asked for, or as there are. Raises `UsageError`."""
-    from mtfc.compiler.analysis.topology import Topology
-    from mtfc.compiler.search.rules.space import meshes
-
-    if options.mesh is not None:
-        found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
-        _check_given(options, found[0])
-    else:
-        devices = options.devices or hardware.devices
-        if devices is None:
-            raise UsageError(
-                f"{hardware.name} has room for any number of devices: say how many with --devices N"
-            )
-        found = tuple(meshes(devices, options.axes))
-        found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
-    check_room(hardware, found[0], options.target or hardware.name)
-    return found
-
-
-def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
-    """Raise `UsageError` unless the mesh that is asked for can be searched, and has as many devices as are asked for."""
-    from mtfc.compiler.search.rules.space import AXES
-
-    if options.devices not in (None, mesh.devices):
-        raise UsageError(
-            f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
-        )
-    if len(mesh.axes) > len(AXES) and options.space != "soap":
-        raise UsageError(f"--mesh {options.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -22,6 +22,9 @@ from mtfc.frontend import ast
 from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
 from mtfc.frontend.parser import parse
 
+if TYPE_CHECKING:
+    from mtfc.cli.why_not import Asked
+
 MOST_SHOWN = 30
 """Equations of a tiling; all of them are written to a file."""
 
@@ -29,7 +32,7 @@ MOST_SHOWN = 30
 @attrs.frozen(slots=False)
 class Result:
     """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took. storage:
-    whether it was also searched how parameters and state are stored.
+    whether it was also searched how parameters and state are stored. asked: the rules of `--why-not`.
     """
 
     space: str
@@ -41,6 +44,7 @@ class Result:
     objective: Objective
     storage: bool
     seconds: float
+    asked: Asked | None
 
     @property
     def pricing(self) -> Pricing:

@@ -24,8 +24,15 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.soap.mcmc import Budget
-from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, proven, soap_search, soap_space
-from mtfc.frontend.placements import DeclaredPlacement, placement_text, strategy
+from mtfc.compiler.search.soap.search import (
+    SoapResult,
+    SoapSpace,
+    operators_of,
+    proven,
+    soap_search,
+    soap_space,
+)
+from mtfc.frontend.placements import DeclaredPlacement, asked, placement_text, strategy
 
 BEFORE_PROOF = 0.1
 """Of the time, before an exhaustive search begins."""
@@ -62,14 +69,17 @@ def search(
     until: float,
     exhaustive: bool = False,
     progress: Progress = silent,
+    why_not: str | None = None,
 ) -> Placed:
     """Until a time of `monotonic`; where all strategies are to be looked at, or are few, most of the time is for that.
 
-    Raises `NothingFits`, and `CompileError` where a declared placement is wrong.
+    Raises `NothingFits`, and `CompileError` where a declared placement is wrong, or one that will be asked about.
     """
     started = monotonic()
     allocator.keep_memory()  # a task graph is some large arrays
     program = run(selection.program, simplification())
+    if why_not is not None:
+        asked(why_not, devices, operators_of(program), selection.scope)
     space, spent = compiling(lambda: soap_space(program, hardware, devices), "--budget")
     until += spent
     declared = [each for each in selection.placements if _fits(each, devices)]

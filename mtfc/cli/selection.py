@@ -16,8 +16,15 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import Observer, lower
 from mtfc.compiler.placeable import placeable
+from mtfc.frontend import layouts
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts import chosen_layouts, fitting, parse_mesh, placement_named
+from mtfc.frontend.layouts import (
+    chosen_layouts,
+    fitting,
+    is_one_device,
+    parse_mesh,
+    placement_named,
+)
 from mtfc.frontend.legality import check_layout
 from mtfc.frontend.modules import Neighbour
 from mtfc.frontend.parser import parse
@@ -28,8 +35,7 @@ if TYPE_CHECKING:
     from mtfc.frontend.placements import DeclaredPlacement
     from mtfc.frontend.scope import Scope
 
-ONE_DEVICE = Mesh("single", (("all", 1),))
-"""Where a program runs whose file declares no mesh."""
+ONE_DEVICE = layouts.ONE_DEVICE
 
 UNDISTRIBUTED = Layout("undistributed")
 
@@ -69,12 +75,25 @@ class Selection:
 
 @attrs.frozen
 class Choice:
-    """What of a file is compiled, and under which layouts; None leaves it to the file."""
+    """What of a file is compiled, and under which layouts; None leaves it to the file.
+
+    `settings` are entries of the model's `train` block, each `KEY=VALUE` (see `frontend/overrides.py`).
+    """
 
     model: str | None
     layout: str | None
     mesh: str | None
     dims: Mapping[str, int]
+    settings: tuple[str, ...] = ()
+
+
+def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Entries of a `train` block as Python values, in the form that `Choice` has them in."""
+    return tuple(f"{key}={_text_of(value)}" for key, value in values.items())
+
+
+def _text_of(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())
 
 
 def select(
@@ -85,7 +104,7 @@ def select(
     Raises `CompileError` and `UsageError`.
     """
     file = sources.read(options.file)
-    choice = Choice(options.model, options.layout, options.mesh, options.dims)
+    choice = Choice(options.model, options.layout, options.mesh, options.dims, tuple(options.settings))
     text = sources.texts[file]
     return choose(text, file, choice, every_layout, sources.neighbour, or_placement=or_placement)
 
@@ -105,7 +124,8 @@ def choose(
     that has none unless these are to be skipped, and `UsageError`.
     """
     diagnostics = Diagnostics()
-    module = elaborate(parse(text, file, diagnostics), diagnostics, choice.dims, choice.model, neighbour)
+    tree = parse(text, file, diagnostics)
+    module = elaborate(tree, diagnostics, choice.dims, choice.model, neighbour, choice.settings)
     diagnostics.raise_if_errors()
     if not module.programs:
         raise UsageError(f"{file} declares no model")
@@ -115,7 +135,8 @@ def choose(
         if choice.mesh is not None:
             raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
         return Selection(program, (), module.hardware, (placement,), module.scope)
-    if skip_illegal and choice.layout is None and choice.mesh is not None:
+    is_one = is_one_device(choice.mesh, module)
+    if skip_illegal and choice.layout is None and choice.mesh is not None and not is_one:
         declared = fitting(parse_mesh(choice.mesh, module), module)
     else:
         declared = chosen_layouts(module, choice.layout, choice.mesh)
@@ -124,7 +145,8 @@ def choose(
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
     cases = tuple(_cases(declared, module, choice.mesh))
-    return Selection(program, cases, module.hardware, module.placements, module.scope)
+    placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
+    return Selection(program, cases, module.hardware, placements, module.scope)
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:

@@ -45,6 +45,7 @@ class Sources:
             if isinstance(getattr(options, name, None), str):
                 self.texts[f"<--{name}>"] = getattr(options, name)
         sizes = getattr(options, "dims", {})
+        self.texts["<--set>"] = "\n".join(getattr(options, "settings", ()))
         self.texts["<--dim>"] = "\n".join(f"{name}={size}" for name, size in sizes.items())
 
     def report(self, diagnostics: Iterable[Diagnostic], format: str) -> None:

@@ -2,52 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from mtfc.cli.errors import UsageError
 from mtfc.cli.search_result import Result, over
-from mtfc.cli.selection import Choice, choose
+from mtfc.cli.selection import Choice
 from mtfc.cli.sources import Sources
 from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
 from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Layout
+from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import prepared
+from mtfc.compiler.placeable import placeable, prepared
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend import library
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.facts import Tensor
 from mtfc.frontend.layout_text import rules_text
+from mtfc.frontend.layouts import parse_layout
+from mtfc.frontend.legality import check_layouts
+from mtfc.frontend.parser import parse
+from mtfc.frontend.rules import DeclaredLayout
 
 ASKED = "<--why-not>"
 """The file that diagnostics about the rules are in."""
 
+OF_A_MESH = ("E302", "E304")
+"""Errors about rules that there may not be on another mesh: sizes that do not divide, and axes that it lacks."""
+
+
+@attrs.frozen(eq=False)
+class Asked:
+    """The rules that are asked about, and the meshes that are searched: read and checked before the search begins."""
+
+    text: str
+    module: Module
+    space: str
+    meshes: tuple[Mesh, ...]
+    known: Mapping[str, Tensor]
+
+    @property
+    def program(self) -> Program:
+        return self.module.programs[0]
+
+    def on(self, mesh: Mesh) -> Layout:
+        """The rules on a mesh. Raises `CompileError` where no layout on it can have them."""
+        declared = self._read(mesh)
+        found = check_layouts([self.program], [declared], lambda *_: self.known)
+        errors = [_asked(each) for each in found if each.severity == "error"]
+        if errors:
+            raise CompileError(errors)
+        return attrs.evolve(declared.layout, name="")
+
+    def _read(self, mesh: Mesh) -> DeclaredLayout:
+        try:
+            return parse_layout(self.text, self.module, mesh)
+        except CompileError as error:
+            raise CompileError(map(_asked, error.diagnostics)) from None
+
+    def check(self) -> None:
+        """Raise `CompileError` where no layout can have the rules on any mesh, and `UsageError` where no layout of the space has
+        rules of that kind.
+        """
+        mesh = next(self._possible(self._read))
+        kind = KINDS[self.space]
+        if not kind.fits(attrs.evolve(self._read(mesh).layout, name="")):
+            raise UsageError(f"in the space `{self.space}`, --why-not takes {kind.example}")
+        next(self.possible())
+
+    def possible(self) -> Iterator[Mesh]:
+        """The meshes on which a layout can have the rules. Raises `CompileError` where there are none."""
+        return self._possible(self.on)
+
+    def _possible(self, read: Callable[[Mesh], object]) -> Iterator[Mesh]:
+        """The meshes with the most axes come first: what they lack, no other has."""
+        first: CompileError | None = None
+        is_possible = False
+        for mesh in sorted(self.meshes, key=lambda mesh: -len(mesh.axes)):
+            try:
+                read(mesh)
+            except CompileError as error:
+                first = first or error
+                if not any(each.code in OF_A_MESH for each in error.diagnostics):
+                    break
+            else:
+                is_possible = True
+                yield mesh
+        if first is not None and not is_possible:
+            raise first
+
+
+def asked_of(
+    text: str, file: str, choice: Choice, sources: Sources, space: str, meshes: Sequence[Mesh]
+) -> Asked:
+    """Rules about the model that is chosen, for a search of the space on the meshes. Raises what `Asked.check` does."""
+    sources.texts[ASKED] = text
+    diagnostics = Diagnostics()
+    tree = parse(sources.texts[file], file, diagnostics)
+    module = elaborate(tree, diagnostics, choice.dims, choice.model, sources.neighbour, choice.settings)
+    diagnostics.raise_if_errors()
+    known = placeable(module.programs[0]) if space == "tiling" else {}
+    asked = Asked(text, module, space, tuple(meshes), known)
+    asked.check()
+    return asked
+
+
+@attrs.frozen
+class Kind:
+    """Which rules the layouts of a space have, and an example."""
+
+    fits: Callable[[Layout], bool]
+    example: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "rules": Kind(lambda layout: layout == Layout("", layout.rules), "rules for dimensions: `batch: rows`"),
+    "tiling": Kind(
+        lambda layout: layout == Layout("", values=layout.values),
+        "rules for single equations: `value forward.h: { batch: rows }`",
+    ),
+}
+
 
 @attrs.frozen
 class Forced:
-    """The layout whose rules were asked for, and the best layout with them on the mesh of the best."""
+    """The layout whose rules were asked for, and the best layout with them: on the mesh of the best, where there it can be."""
 
     rules: Layout
     found: Found
 
 
-def forced(text: str, file: str, choice: Choice, sources: Sources, best: Result, until: float) -> Forced:
-    """Raises `CompileError` where no layout can have the rules, `NothingFits`, and `UsageError` where no layout of the space has
-    rules of that kind.
-    """
-    shape = ";".join(f"{axis}:{size}" for axis, size in best.found.mesh.axes)
-    sources.texts.update({ASKED: text, "<--mesh>": shape})
-    choice = attrs.evolve(choice, layout=text, mesh=shape)
+def forced(asked: Asked, best: Result, until: float) -> Forced:
+    """Raises `NothingFits`."""
+    meshes = [best.found.mesh]
     try:
-        asked = choose(sources.texts[file], file, choice, neighbour=sources.neighbour)
-    except CompileError as error:  # what these few rules leave undone is not what was asked for
-        errors = (each for each in error.diagnostics if each.severity == "error")
-        raise CompileError(map(_asked, errors)) from None
-    layout = attrs.evolve(asked.cases[0].layout, name="")
-    found = WITH_RULES[best.space](layout, best, until)
+        layout = asked.on(meshes[0])
+    except CompileError:
+        meshes = sorted(asked.possible(), key=lambda mesh: len(mesh.axes))
+        layout = asked.on(meshes[0])
+    found = WITH_RULES[best.space](layout, best, meshes, until)
     return Forced(layout, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
 
 
@@ -61,16 +159,14 @@ def _in_option(span: Span) -> Span:
     return attrs.evolve(span, file=ASKED) if span.file == "<--layout>" else span
 
 
-def _with_rules(asked: Layout, best: Result, until: float) -> Found:
+def _with_rules(asked: Layout, best: Result, meshes: Sequence[Mesh], until: float) -> Found:
     from mtfc.compiler.search.rules.search import search
 
-    if asked != Layout("", asked.rules):
-        raise UsageError("in the space `rules`, --why-not takes rules for dimensions: `batch: rows`")
     pricer, program = best.pricer, best.program
     return search(
         pricer.undistributed(),
         program.function("forward"),
-        [best.found.mesh],
+        meshes,
         pricer.hardware,
         best.pricing,
         until,
@@ -80,18 +176,14 @@ def _with_rules(asked: Layout, best: Result, until: float) -> Found:
     )
 
 
-def _with_equations(asked: Layout, best: Result, until: float) -> Found:
+def _with_equations(asked: Layout, best: Result, meshes: Sequence[Mesh], until: float) -> Found:
     from mtfc.compiler.search.tiling.search import search
 
-    if asked != Layout("", values=asked.values):
-        raise UsageError(
-            "in the space `tiling`, --why-not takes rules for single equations: `value forward.h: { batch: rows }`"
-        )
-    program, pricer, mesh = best.program, best.pricer, best.found.mesh
+    program, pricer = best.program, best.pricer
     return search(
         prepared(program),
         set(program.dims),
-        [mesh],
+        meshes,
         pricer.hardware,
         best.pricing,
         until,
@@ -100,7 +192,7 @@ def _with_equations(asked: Layout, best: Result, until: float) -> Found:
     )
 
 
-WITH_RULES: Mapping[str, Callable[[Layout, Result, float], Found]] = {
+WITH_RULES: Mapping[str, Callable[[Layout, Result, Sequence[Mesh], float], Found]] = {
     "rules": _with_rules,
     "tiling": _with_equations,
 }
@@ -112,6 +204,9 @@ def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
     price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
     more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
     known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
+    if each.found.mesh != best.found.mesh:
+        axes = ", ".join(f"{axis}: {size}" for axis, size in each.found.mesh.axes)
+        known = f"{known}, on another mesh, [{axes}],"
     takes = f"{seconds_text(best.seconds_of(price))} and {bytes_text(price.memory)}"
     lines = [f"Why not {{ {rules_text(each.rules)} }}: {known} takes {takes}, which is {more:+.1%}.", ""]
     one, other = _priced(each, best)
@@ -124,6 +219,7 @@ def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
     price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
     return {
         "rules": rules_text(each.rules),
+        "mesh": each.found.mesh.sizes,
         "layout": rules_text(each.found.layout),
         "optimal": each.found.is_optimal,
         "objective_seconds": best.seconds_of(price),

@@ -19,7 +19,7 @@ def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None =
     return whole.function("step" if whole.has_function("step") else "forward")
 
 
-def placeable(program: Program, mesh: Mesh, layout: Layout) -> dict[str, Tensor]:
+def placeable(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> dict[str, Tensor]:
     """Each thing by its name, as a tensor that has the dimensions that can be split there."""
     names = placeable_names(prepared(program, mesh, layout))
     return {name: _tensor(thing, name) for thing, name in names.items()}

@@ -341,8 +341,32 @@ class Precision(Node):
 
 
 @attrs.frozen
+class Pattern(Node):
+    """`"*.bias"`: which parameters, by their full names."""
+
+    text: str
+
+
+@attrs.frozen
+class OptimizerFor(Node):
+    """`optimizer for "*.bias", "*.scale" = sgd(learning_rate = 0.1)`"""
+
+    patterns: tuple[Pattern, ...]
+    optimizer: Expr
+
+
+@attrs.frozen
+class Frozen(Node):
+    """`frozen "embed.*"`"""
+
+    patterns: tuple[Pattern, ...]
+
+
+@attrs.frozen
 class TrainDecl(Node):
-    """`train two_layer { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; an entry left out is None."""
+    """`train two_layer { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; an entry left out is None. `groups` are the
+    entries for some parameters, in their order.
+    """
 
     model: Name
     minimize: Name | None
@@ -350,6 +374,7 @@ class TrainDecl(Node):
     precision: Precision | None
     accumulate: Expr | None
     clip: Expr | None
+    groups: tuple[OptimizerFor | Frozen, ...] = ()
 
 
 Declaration = (

@@ -99,7 +99,8 @@ class _Matcher:
                 self._abandon(index, PARENTHESES)
 
     def _starts_declaration(self, index: int) -> bool:
-        return self.tokens[index].text in DECLARATIONS and self.tokens[index + 1].kind in ("NAME", WORD)
+        begins = self.tokens[index].text in DECLARATIONS and self.tokens[index + 1].kind in ("NAME", WORD)
+        return begins and self.tokens[index + 2].kind != "PATTERN"  # `optimizer for "*.bias" = ...` is none
 
     def _starts_line(self, index: int) -> bool:
         return index == 0 or self.tokens[index - 1].kind == SEPARATOR

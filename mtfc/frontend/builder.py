@@ -30,7 +30,7 @@ N = TypeVar("N", bound=ast.Node)
 SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip")
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
-    ("block", "entries", "file", "items", "list", "names", "one", "settings", "slices", "values")
+    ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
 )
 
 
@@ -58,6 +58,9 @@ class Builder:
 
     def path(self, span: Span, token: Token) -> ast.Path:
         return ast.Path(span, tuple(token.text.split(".")))
+
+    def pattern(self, span: Span, token: Token) -> ast.Pattern:
+        return ast.Pattern(span, token.text[1:-1])
 
     def true(self, span: Span) -> ast.Bool:
         return ast.Bool(span, True)
@@ -176,7 +179,8 @@ class Builder:
             raise CompileError(errors)
         values: dict[str, Any] = dict.fromkeys(SETTINGS)
         values.update((key, entry.value) for key, entry in settings.items())
-        return ast.TrainDecl(span, model, **values)
+        groups = tuple(entry for entry in entries if isinstance(entry, ast.OptimizerFor | ast.Frozen))
+        return ast.TrainDecl(span, model, **values, groups=groups)
 
 
 def _names(nodes: Iterable[ast.Node]) -> Iterator[str]:

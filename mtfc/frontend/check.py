@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.frontend.elaborate import elaborate
@@ -21,13 +21,14 @@ def check(
     mesh: str | None = None,
     neighbour: Neighbour = no_neighbour,
     placeable: Placeable = no_names,
+    settings: Sequence[str] = (),
 ) -> Diagnostics:
     """All diagnostics of the file `file` with this text; the options are those of the command.
 
     `neighbour` reads the files beside it that it imports; `placeable` knows what layouts can name beside the user's values.
     """
     diagnostics = Diagnostics()
-    module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour)
+    module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)
     try:
         layouts = chosen_layouts(module, layout, mesh)
     except CompileError as error:

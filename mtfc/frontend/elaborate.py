@@ -5,7 +5,7 @@ All errors of a file are found in one run: see `scope.py` for how one mistake gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,12 +49,17 @@ def elaborate(
     dims: Sizes | None = None,
     model: str | None = None,
     neighbour: Neighbour = no_neighbour,
+    settings: Sequence[str] = (),
 ) -> Module:
     """Elaborate a file, with the sizes of some dimensions overridden; `model` chooses one of its models.
 
     `neighbour` reads the files beside it that it imports. An option that is wrong is reported in a file `<--dim>` (one line for
-    each override) or `<--model>`.
+    each override) or `<--model>`. `settings` are entries of its `train` block, each `KEY=VALUE`: see `overrides.py`.
     """
+    if settings:
+        from mtfc.frontend.overrides import overridden
+
+        file = overridden(file, settings, model, diagnostics)
     loader = Loader(Reports(diagnostics), neighbour)
     scope = loader.main(file, dims or {})
     meshes = declare_meshes(all_of(file, ast.MeshDecl), scope)

@@ -30,20 +30,33 @@ PLACEMENTS = (
     "`mtfc simulate` shows a step under it, `mtfc verify` runs it, `mtfc search --space soap` compares it"
 )
 
+ONE = "one"
+"""What `--mesh` calls one device, on which nothing is split; a declared mesh of that name comes first."""
+
+ONE_DEVICE = Mesh("single", (("all", 1),))
+"""Where a program runs undistributed."""
+
 N = TypeVar("N", bound=ast.Node)
 
 
+def is_one_device(mesh: str | None, module: Module) -> bool:
+    """Whether `--mesh` asks for one device, with nothing split."""
+    return mesh is not None and mesh.strip() == ONE and ONE not in module.meshes
+
+
 def parse_mesh(text: str, module: Module) -> Mesh:
-    """The mesh that `--mesh` names or spells out: `grid`, `[rows: 2, cols: 4]` or `rows:2;cols:4`.
+    """The mesh that `--mesh` names or spells out: `grid`, `[rows: 2, cols: 4]` or `rows:2;cols:4`; or `one`.
 
     Raises `CompileError`; its spans are in a file `<--mesh>` that holds `text`.
     """
     if text.strip() in module.meshes:
         return module.meshes[text.strip()]
+    if is_one_device(text, module):
+        return ONE_DEVICE
     scope = module.scope.for_text()
     if text.strip().isidentifier():
         name = _whole(text, "<--mesh>")
-        scope.unknown("E307", f"unknown mesh `{name.text}`", name, module.meshes)
+        scope.unknown("E307", f"unknown mesh `{name.text}`", name, (*module.meshes, ONE))
         raise CompileError(scope.diagnostics)
     body = text.replace(";", ",").replace("=", ":")
     decl = given(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
@@ -107,10 +120,14 @@ def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLay
 
 
 def chosen_layouts(module: Module, layout: str | None, mesh: str | None) -> tuple[DeclaredLayout, ...]:
-    """What `--layout` and `--mesh` select. A mesh alone selects the declared layouts that fit it.
+    """What `--layout` and `--mesh` select. A mesh alone selects the declared layouts that fit it; `one` selects none.
 
-    Raises `CompileError`.
+    Raises `CompileError`, also for a layout that splits something on one device.
     """
+    if is_one_device(mesh, module):
+        if layout is not None:
+            parse_layout(layout, module, Mesh(ONE, ()))
+        return ()
     given = parse_mesh(mesh, module) if mesh is not None else None
     if layout is not None:
         return (parse_layout(layout, module, given),)

@@ -14,10 +14,11 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend import ast
 from mtfc.frontend.models import Model
+from mtfc.frontend.parameter_groups import Groups
 from mtfc.frontend.scope import Scope
 
 
-def minimized(model: Model, decl: ast.TrainDecl, scope: Scope) -> str | None:
+def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Groups) -> str | None:
     """The name of the output to minimize, if it is one that can be."""
     name = decl.minimize
     if name is None:
@@ -27,7 +28,7 @@ def minimized(model: Model, decl: ast.TrainDecl, scope: Scope) -> str | None:
     forward = model.program.function("forward")
     outputs = {output.name: output.value for output in forward.outputs}
     if name.text in outputs:
-        return name.text if _Loss.of(name, outputs[name.text], forward, scope).is_good() else None
+        return name.text if _Loss.of(name, outputs[name.text], forward, groups, scope).is_good() else None
     if model.complete:
         _report_missing(name, model, outputs, scope)
     return None
@@ -56,21 +57,23 @@ class _Loss:
     parameters: frozenset[Value]
     definitions: Mapping[Value, Equation]
     links: Mapping[Value, Sequence[Value]]
+    groups: Groups
     scope: Scope
 
     @classmethod
-    def of(cls, name: ast.Name, value: Value, forward: Function, scope: Scope) -> _Loss:
+    def of(cls, name: ast.Name, value: Value, forward: Function, groups: Groups, scope: Scope) -> _Loss:
         parameters = frozenset(each.value for each in forward.arguments if each.role == "parameter")
         equations = tuple(walk(forward.body))
         definitions = {result: eqn for eqn in equations for result in eqn.results}
         links: dict[Value, Sequence[Value]] = {}
         for eqn in equations:
             links |= _links(eqn) if eqn.regions else {}
-        return cls(name, value, parameters, definitions, links, scope)
+        return cls(name, value, parameters, definitions, links, groups, scope)
 
     def is_good(self) -> bool:
         """Whether it can be minimized; an error where not."""
-        return self._is_scalar() and self._is_floating() and self._is_influenced() and self._has_gradient()
+        is_loss = self._is_scalar() and self._is_floating() and self._is_influenced()
+        return is_loss and self._has_gradient() and self._is_trained()
 
     def _error(
         self, code: str, message: str, spans: Iterable[Span], label: str, help: str | None = None
@@ -114,6 +117,15 @@ class _Loss:
             stops[:4],
             "the gradient stops here",
         )
+
+    def _is_trained(self) -> bool:
+        reached = self._reached(differentiable_operands) & self.parameters
+        if any(value.name not in self.groups.frozen for value in reached):
+            return True
+        message = f"`{self.name.text}` depends on frozen parameters alone, and nothing would be trained"
+        help = "leave a parameter that it depends on out of `frozen`"
+        self.scope.error("E419", message, self.name.span, self.groups.frozen_by, help)
+        return False
 
     def _reached(self, operands: Callable[[Equation], Iterable[Value]]) -> set[Value]:
         """The values found by going from each equation's result to what `operands` gives, into loops and out of them."""

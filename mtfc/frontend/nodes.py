@@ -19,6 +19,15 @@ class Node:
     span: Span = attrs.field(eq=False)
 
 
+OPTION = "<--set>"
+"""The file of what `--set` puts into a tree: see `overrides.py`."""
+
+
+def is_override(node: Node) -> bool:
+    """Whether `--set` put this node into the tree."""
+    return node.span.file == OPTION
+
+
 # Expressions
 
 

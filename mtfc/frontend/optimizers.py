@@ -15,6 +15,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend import ast, library
+from mtfc.frontend.nodes import is_override
 from mtfc.frontend.scope import ANY, Scope
 
 EXAMPLE = "for example `sgd(learning_rate = 0.1)`"
@@ -80,7 +81,7 @@ def given_hypers(
         if name not in known:
             scope.unknown("E405", f"`{optimizer.name}` has no hyperparameter `{name}`", keyword.name, known)
             problems.append(keyword.span)
-        elif name in given:
+        elif name in given and not is_override(keyword):
             scope.error("E405", f"`{name}` is given twice", keyword.span)
             problems.append(keyword.span)
         else:

@@ -98,6 +98,8 @@ def unexpected(previous: Token, token: Token, expected: Collection[str], file: s
 
 
 def _names(kinds: frozenset[str]) -> list[str]:
+    if kinds == {"FOR"}:  # `optimizer` begins two kinds of entries
+        return ["`=`", "`for`"]
     if kinds >= OPERATORS:
         kinds &= ENDS
     for name, group in STARTS:
@@ -111,6 +113,8 @@ def _names(kinds: frozenset[str]) -> list[str]:
 
 
 def _name(kind: str) -> str:
+    if kind == "PATTERN":
+        return 'a pattern such as `"*.bias"`'
     return "the end of the line" if kind == SEPARATOR else f"`{TEXTS.get(kind, kind.lower())}`"
 
 
@@ -121,6 +125,10 @@ def _one_of(names: list[str]) -> str:
 def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
     if token.text == "\n" and "NUMBER" in kinds and previous.text not in STATEMENTS:
         return "an expression goes on in the next line only inside parentheses"
+    if token.kind == "PATTERN" and "FOR" in kinds:
+        return "write `optimizer for` before the pattern"
+    if token.kind == "PATTERN":
+        return 'the language has no strings; quotes are for patterns, as in `frozen "*.bias"`'
     if token.text == "(" and "EQUAL" in kinds:
         return f"give the result a name: `name = {previous.text}(...)`"
     if token.kind not in ("NAME", "PATH", "NUMBER", WORD):
@@ -153,7 +161,9 @@ def bad_character(token: Token, file: str) -> Diagnostic:
         help = f"write {LOOKALIKES[text]}"
     elif text.isalpha():
         help = "names are made of the letters a to z, digits and `_`"
-    elif text in "\"'":
+    elif text == '"':
+        help = 'close the quote on this line: a pattern is `"*.bias"`'
+    elif text == "'":
         help = "the language has no strings"
     return Diagnostic(
         "E004", f"unexpected character{'s'[: len(text) - 1]} {shown}", token.span(file), help=help

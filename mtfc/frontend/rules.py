@@ -22,6 +22,9 @@ class Rule:
     declared: Span
 
 
+NOTHING_SPLIT = "it is one device, on which nothing is split: leave the layout out"
+"""The help for a layout on a mesh without axes."""
+
 Section = Mapping[str, Rule]
 """Rules by dimension."""
 
@@ -112,7 +115,8 @@ def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
 
 def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
     if axis.text not in mesh.sizes:
-        scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names)
+        help = None if mesh.names else NOTHING_SPLIT
+        scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
         return False
     if axis.text in places:
         label = Label(places[axis.text], "it is already here")

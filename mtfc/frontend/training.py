@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.core import Training
-from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.ir.core import Training, Update
+from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend import ast
 from mtfc.frontend.constants import number
 from mtfc.frontend.loss import minimized
 from mtfc.frontend.models import Model
-from mtfc.frontend.optimizers import Optimizer, find_optimizer
+from mtfc.frontend.optimizers import find_optimizer
+from mtfc.frontend.parameter_groups import Groups, groups_of
 from mtfc.frontend.scope import Scope
 from mtfc.frontend.updates import elaborate_updates
 
@@ -41,8 +42,8 @@ def train_models(
 
 
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
-    minimize = minimized(model, decl, scope)
-    optimizer = _optimizer(decl, scope, std)
+    groups = groups_of(model, decl, scope)
+    minimize = minimized(model, decl, scope, groups)
     precision = _precision(decl.precision, scope) if decl.precision else None
     clip = _clip(decl.clip, scope) if decl.clip else None
     accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
@@ -50,11 +51,34 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         name: type.with_dtype(precision[0] if precision else type.dtype)
         for name, type in model.slices.items()
     }
-    updates = elaborate_updates(optimizer, stored, scope) if optimizer else None
+    updates = _updates(decl, groups, stored, scope, std)
     if minimize is None or updates is None:
         return model
     training = Training(minimize, updates, precision, clip, accumulate, decl.span)
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
+
+
+def _updates(
+    decl: ast.TrainDecl, groups: Groups, stored: Mapping[str, TensorType], scope: Scope, std: Scope
+) -> tuple[Update, ...] | None:
+    """The updates of all parameters that are not frozen; None where one is wrong."""
+    found: list[tuple[Update, ...] | None] = []
+    if decl.optimizer is None and (groups.rest or not decl.groups):
+        _report_missing(decl, groups, scope)
+        found.append(None)
+    default = [(decl.optimizer, groups.rest)] if decl.optimizer is not None else []
+    for node, names in (*default, *groups.optimized):
+        optimizer = find_optimizer(node, scope, std)
+        types = {name: stored[name] for name in names if name in stored}
+        found.append(elaborate_updates(optimizer, types, scope) if optimizer else None)
+    right = [updates for updates in found if updates is not None]
+    return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
+
+
+def _report_missing(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
+    what = f" for parameter `{groups.rest[0]}`" if decl.groups else ""
+    help = "add `optimizer = sgd(learning_rate = 0.1)`"
+    scope.error("E409", f"this `train` block has no optimizer{what}", decl.model.span, help=help)
 
 
 def _clip(node: ast.Expr, scope: Scope) -> float | None:
@@ -93,11 +117,3 @@ def _precision(node: ast.Precision, scope: Scope) -> tuple[str, str] | None:
             places[rule.use.text] = rule.use.span
             dtypes[rule.use.text] = dtype
     return dtypes["params"], dtypes["compute"]
-
-
-def _optimizer(decl: ast.TrainDecl, scope: Scope, std: Scope) -> Optimizer | None:
-    if decl.optimizer is None:
-        help = "add `optimizer = sgd(learning_rate = 0.1)`"
-        scope.error("E409", "this `train` block has no optimizer", decl.model.span, help=help)
-        return None
-    return find_optimizer(decl.optimizer, scope, std)

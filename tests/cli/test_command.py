@@ -285,3 +285,77 @@ def test_an_unknown_option_shows_the_usage_of_its_subcommand(mtfc: Mtfc, name: s
     outcome = mtfc(name, "model.mtf", "--nothing")
     assert outcome.status == 2
     assert f"usage: mtfc {name}" in outcome.err and "unrecognized arguments: --nothing" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "command", ["check", "compile", "run", "verify", "cost", "explain", "simulate", "diff", "search"]
+)
+def test_set_is_an_option_of_every_command_that_compiles(mtfc: Mtfc, command: str) -> None:
+    more = {"simulate": ("--target", "h100"), "search": ("--devices", "2", "--target", "h100")}.get(
+        command, ()
+    )
+    outcome = mtfc(command, "model.mtf", "--set", "acumulate=4", *more)
+    assert outcome.status == 1
+    assert "error[E012]: a train block has no entry `acumulate`" in outcome.err
+    assert "1 | acumulate=4\n  | ^^^^^^^^^\n" in outcome.err
+    wrong = mtfc(command, "model.mtf", "--set", "accumulate", *more)
+    assert (wrong.status, "expected KEY=VALUE" in wrong.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check",),
+        ("compile", "--emit", "jax"),
+        ("run", "--train", "--steps", "1"),
+        ("verify", "--backend", "numpy"),
+        ("cost",),
+        ("explain",),
+        ("simulate", "--target", "h100"),
+        ("search", "--target", "h100"),
+        ("search", "--target", "h100", "--space", "tiling"),
+        ("search", "--target", "h100", "--space", "soap"),
+    ],
+)
+def test_every_command_takes_one_device(mtfc: Mtfc, command: tuple[str, ...]) -> None:
+    """Sizes that no declared layout divides show that none is used."""
+    outcome = mtfc(*command, "model.mtf", "--mesh", "one", "--dim", "batch=5", "--dim", "io=7")
+    assert outcome.status == 0, outcome.err
+    assert "error" not in outcome.err
+    as_by_default = {("check",): "model.mtf: no errors\n", ("explain",): "Nothing is sent."}
+    assert as_by_default.get(command, "") in outcome.out
+
+
+def test_one_device_has_the_numbers_of_a_file_without_layouts(mtfc: Mtfc, folder: Path) -> None:
+    text = (folder / "model.mtf").read_text()
+    lines = (line for line in text.splitlines() if not line.startswith(("mesh", "layout")))
+    (folder / "plain.mtf").write_text("\n".join(lines) + "\n")
+    for which_command in (("run", "--train", "--steps", "2"), ("cost",)):
+        one, plain = (
+            mtfc(*which_command, *which, "--format", "json").json
+            for which in (("model.mtf", "--mesh", "one"), ("plain.mtf",))
+        )
+        for each in (one, plain):
+            for step in each.get("steps", ()):
+                del step["seconds"]
+        assert one == plain
+    listed = mtfc("cost", "model.mtf", "--mesh", "one", "--format", "json").json["layouts"]
+    assert [each["devices"] for each in listed] == [1]
+
+
+def test_one_device_takes_no_layout_that_splits(mtfc: Mtfc) -> None:
+    for layout in ("data", "batch:all"):
+        outcome = mtfc("cost", "model.mtf", "--mesh", "one", "--layout", layout)
+        assert outcome.status == 1
+        assert "error[E304]: mesh `one` has no axis `all`" in outcome.err
+        assert "help: it is one device, on which nothing is split" in outcome.err
+    for layout in ("replicated", "{}", ""):
+        assert mtfc("cost", "model.mtf", "--mesh", "one", "--layout", layout).status == 0
+
+
+def test_a_declared_mesh_called_one_comes_first(mtfc: Mtfc, folder: Path) -> None:
+    path = folder / "model.mtf"
+    path.write_text(path.read_text().replace("line", "one"))
+    found = mtfc("cost", "model.mtf", "--mesh", "one", "--format", "json").json["layouts"]
+    assert [each["layout"] for each in found] == ["replicated", "data"]
+    assert mtfc("cost", "model.mtf", "--mesh", "one", "--layout", "data").status == 0

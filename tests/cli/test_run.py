@@ -252,3 +252,18 @@ def test_numbers_that_are_not_finite_are_null_in_json(mtfc: Mtfc, files: Path) -
     outcome = mtfc("run", "model.mtf", "--data", "data.npz", "--format", "json")
     assert outcome.json["outputs"]["loss"]["value"] is None
     assert "NaN" not in outcome.out and "Infinity" not in outcome.out
+
+
+def test_entries_of_the_train_block_are_changed(mtfc: Mtfc, folder: Path) -> None:
+    """`--set` gives the numbers that the same file with the entry gives, on both backends."""
+    text = (folder / "model.mtf").read_text()
+    changed = text.replace("sgd(learning_rate = 0.1)", "sgd(learning_rate = 0.02)\n  clip = 0.5")
+    (folder / "changed.mtf").write_text(changed)
+    options = ("--train", "--steps", "3", "--layout", "data", "--format", "json")
+    settings = ("--set", "optimizer.learning_rate=0.02", "--set", "clip=0.5")
+    for backend in ("numpy", "jax"):
+        losses = [
+            [step["loss"] for step in mtfc("run", *which, *options, "--backend", backend).json["steps"]]
+            for which in (("model.mtf", *settings), ("changed.mtf",), ("model.mtf",))
+        ]
+        assert losses[0] == losses[1] != losses[2]

@@ -165,6 +165,10 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
     precision = st.builds(ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), names())))
     settings = (st.none() | names(), st.none() | expressions(), st.none() | precision)
+    pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
+    patterns = tuples(pattern, 1)
+    group = st.builds(ast.OptimizerFor, here, patterns, expressions()) | st.builds(ast.Frozen, here, patterns)
+    groups = tuples(group, 0, 3)
     return (
         st.builds(ast.ImportDecl, here, names())
         | st.builds(ast.DimDecl, here, names(), expressions())
@@ -189,7 +193,13 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             ast.OptimizerDecl, here, names(), tuples(fn_args), names(), st.none() | types(), names(), body
         )
         | st.builds(
-            ast.TrainDecl, here, names(), *settings, st.none() | expressions(), st.none() | expressions()
+            ast.TrainDecl,
+            here,
+            names(),
+            *settings,
+            st.none() | expressions(),
+            st.none() | expressions(),
+            groups,
         )
     )
 

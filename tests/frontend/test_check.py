@@ -24,7 +24,7 @@ from tests.generators.text import arbitrary_text, mutated_programs
 
 FILE = "file.mtf"
 CASES = Path(__file__).parent.parent / "diagnostics"
-OF_OPTIONS = {"E311", "E312", "E313", "E316"}  # about the command line, which the cases do not have
+OF_OPTIONS = {"E311", "E312", "E313", "E316", "E417"}  # about the command line, which the cases do not have
 OF_OPERATORS = {
     "E317"
 }  # which a file has when it is compiled for a placement: see tests/search/test_placements.py

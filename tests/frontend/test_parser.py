@@ -171,6 +171,8 @@ model net(x: f32[batch, length, model], ids: i32[batch], scale: [], flag: bool[]
 train net {
   minimize loss
   optimizer = adam()
+  optimizer for "*.bias", "scale" = sgd(0.1)
+  frozen "embed.*"
   precision = { params: f32, compute: bf16 }
   accumulate = 4; clip = 1.0
 }

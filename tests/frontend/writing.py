@@ -267,4 +267,10 @@ def _(node: ast.TrainDecl) -> str:
     settings = {key: getattr(node, key) for key in ("optimizer", "precision", "accumulate", "clip")}
     entries = [f"{key} = {source(value)}" for key, value in settings.items() if value]
     entries += [f"minimize {source(node.minimize)}"] if node.minimize else []
+    for group in node.groups:
+        patterns = ", ".join(f'"{pattern.text}"' for pattern in group.patterns)
+        is_frozen = isinstance(group, ast.Frozen)
+        entries.append(
+            f"frozen {patterns}" if is_frozen else f"optimizer for {patterns} = {source(group.optimizer)}"
+        )
     return f"train {source(node.model)} {{\n" + "".join(f"{entry}\n" for entry in entries) + "}"

@@ -139,7 +139,10 @@ class Update:
 
 @attrs.frozen
 class Training:
-    """What a `train` block asks for: the output of `forward` to minimize, and how. Each parameter has one of the updates."""
+    """What a `train` block asks for: the output of `forward` to minimize, and how.
+
+    A parameter that none of the updates is for is frozen: it stays as it is.
+    """
 
     minimize: str
     updates: tuple[Update, ...] = ()

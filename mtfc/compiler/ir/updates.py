@@ -30,6 +30,11 @@ def of_role(function: Function, role: str) -> list[Value]:
     return [argument.value for argument in function.arguments if argument.role == role]
 
 
+def updated(training: Training) -> frozenset[str]:
+    """The parameters that training changes; the others are frozen."""
+    return frozenset(name for update in training.updates for name in update.parameters)
+
+
 def update_of(training: Training, parameter: str) -> Function:
     return next(update.function for update in training.updates if parameter in update.parameters)
 
@@ -38,8 +43,8 @@ def updates_error(training: Training, program: Program) -> str | None:
     """What is wrong with a program's updates, the insides of their functions left aside; None where nothing is."""
     updated = [name for update in training.updates for name in update.parameters]
     declared = {parameter.name: parameter.type for parameter in program.parameters}
-    if updated and (len(updated) != len(declared) or set(updated) != declared.keys()):
-        return "each parameter has one update, or none has"
+    if len(updated) != len(set(updated)) or not declared.keys() >= set(updated):
+        return "each parameter has one update or none, and nothing else has one"
     errors = (_update_error(update, declared) for update in training.updates)
     return next((f"update {error}" for error in errors if error), None)
 

@@ -7,8 +7,8 @@ Names and scopes
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
     `forward`, a floating-point scalar.
- 4. An output that updates an argument is the only one that does, and has the argument's type. Training updates each parameter
-    in one way, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
+ 4. An output that updates an argument is the only one that does, and has the argument's type. Training updates a parameter
+    in one way or not at all, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
 
 Dimensions and types
  5. Every dimension is declared in the program, with the size that it has there.

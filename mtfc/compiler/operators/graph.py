@@ -60,6 +60,7 @@ class OperatorGraph:
     """A model without loops as operators, in an order in which they can run.
 
     samples: names of the dimensions that number the samples. loss: what the step minimizes, if anything. slices: see `Unrolled`.
+    frozen: parameters that are not trained, by their names in `function`.
     """
 
     function: Function
@@ -67,6 +68,7 @@ class OperatorGraph:
     operators: tuple[Operator, ...]
     samples: frozenset[str]
     loss: Value | None
+    frozen: frozenset[str] = frozenset()
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -88,8 +90,9 @@ class OperatorGraph:
 
     @cached_property
     def active(self) -> frozenset[Value]:
-        """Values that depend on a parameter in a way that has a derivative."""
-        wanted = [value for value in self.parameters if value.type.dtype in FLOATS]
+        """Values that depend on a trained parameter in a way that has a derivative."""
+        trained = (value for value in self.parameters if value.name not in self.frozen)
+        wanted = [value for value in trained if value.type.dtype in FLOATS]
         return frozenset(active_values(self.function.body, wanted))
 
 

@@ -23,7 +23,7 @@ from mtfc.compiler.ir.micro_batches import over_micro_batches, stacked, with_mic
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
-from mtfc.compiler.ir.updates import Updater, update_of
+from mtfc.compiler.ir.updates import Updater, update_of, updated
 
 
 @attrs.frozen
@@ -55,6 +55,12 @@ def _declared(program: Program) -> Program:
 
 def _float_arguments(function: Function, roles: tuple[str, ...]) -> list[Value]:
     return [a.value for a in function.arguments if a.role in roles and a.value.type.dtype in FLOATS]
+
+
+def _trained(function: Function, training: Training) -> list[Value]:
+    """The parameters that have an update: no gradient of a frozen one is computed."""
+    names = updated(training)
+    return [value for value in _float_arguments(function, ("parameter",)) if value.name in names]
 
 
 def _continue(function: Function) -> Builder:
@@ -118,7 +124,7 @@ class Differentiated:
 
 def _whole_batch(forward: Function, training: Training) -> Differentiated:
     builder = _continue(forward)
-    parameters = _float_arguments(forward, ("parameter",))
+    parameters = _trained(forward, training)
     gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
     return Differentiated(builder, forward.arguments, _minimized(forward, training), gradients)
 
@@ -135,7 +141,7 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
     def gradients(inner: Builder, body: Function) -> dict[Value, Value]:
         loss = _minimized(body, training)
         seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
-        return backward(inner, body.body, {loss: seed}, _float_arguments(body, ("parameter",)))
+        return backward(inner, body.body, {loss: seed}, _trained(body, training))
 
     total, sums = over_micro_batches(builder, forward, arguments, micro, training.minimize, gradients)
     loss = builder("mul", total, builder.like(1 / micro.size, total))
@@ -166,17 +172,17 @@ def _updated(
 
 
 def with_step(program: Program, training: Training) -> Program:
-    """Forward, gradient and update of every parameter; one without a gradient stays as it is."""
+    """Forward, gradient and update of every parameter; one that is frozen, or has no gradient, stays as it is."""
     program, found = _differentiated(program, training)
     builder, gradients = found.builder, found.gradients
     names = _named_gradients(builder.body, gradients)
     builder.stage, builder.span = "update", training.span
     if training.clip is not None:
         gradients = _clipped(builder, gradients, training.clip)
-    states, updated = _updated(builder, program, training, gradients)
+    states, changed = _updated(builder, program, training, gradients)
     kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
     unchanged = (Output(value.name, value, value.name) for value in kept)
-    outputs = (Output(training.minimize, found.loss), *updated, *unchanged)
+    outputs = (Output(training.minimize, found.loss), *changed, *unchanged)
     step = Function("step", (*found.arguments, *states), tuple(builder.body), outputs)
     functions = (*program.functions, numbered(rename_values(step, names)))
     return attrs.evolve(program, functions=functions, training=attrs.evolve(training, updates=()))

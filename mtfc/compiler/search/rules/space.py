@@ -11,7 +11,7 @@ added to one dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, reduce
 from math import isqrt, prod
 from operator import or_
@@ -26,8 +26,8 @@ from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS
 
-AXES = "xyzuvw"
-"""Names of mesh axes, the outermost first."""
+AXES = ("x", "y", "z", "u", "v", "w")
+"""Names of mesh axes, the outermost first, where nothing else is asked for."""
 
 Columns: TypeAlias = frozenset[int]
 
@@ -170,11 +170,13 @@ def degree(mask: int, mesh: Mesh) -> int:
     return prod(size for i, (_, size) in enumerate(mesh.axes) if mask >> i & 1)
 
 
-def meshes(devices: int, most_axes: int) -> Iterator[Mesh]:
-    """All shapes of so many processors with up to `most_axes` axes: which axis is innermost matters, so all orders of sizes."""
+def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterator[Mesh]:
+    """All shapes of so many processors with up to `most_axes` axes: which axis is innermost matters, so all orders of sizes.
+    Axes have the first of the `names`.
+    """
     for number in range(1, most_axes + 1):
         for sizes in _factors(devices, number):
-            yield Mesh("found_mesh", tuple(zip(AXES, sizes, strict=False)))
+            yield Mesh("found_mesh", tuple(zip(names, sizes, strict=False)))
 
 
 def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:

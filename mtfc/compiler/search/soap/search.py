@@ -12,6 +12,7 @@ import attrs
 
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.updates import updated
 from mtfc.compiler.operators.gradients import flow
 from mtfc.compiler.operators.graph import OperatorGraph, operator_graph
 from mtfc.compiler.operators.strategy import Configuration, Strategy
@@ -86,11 +87,20 @@ def operators_of(program: Program) -> OperatorGraph:
     return operator_graph(unroll(program.function("forward")), minimize)
 
 
+def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
+    """The graph of a training step, which computes no gradients of frozen parameters."""
+    if program.training is None or not program.training.updates:
+        return graph
+    own = ((value.name, graph.slices.get(value.name, (value.name,))[0]) for value in graph.parameters)
+    trained = updated(program.training)
+    return attrs.evolve(graph, frozen=frozenset(name for name, full in own if full not in trained))
+
+
 def soap_space(program: Program, hardware: Hardware, devices: int, parts: int = 1) -> SoapSpace:
     """The space of a program on some devices of a machine: its training step, or where there is none its forward pass. parts:
     how many a strategy may have of an operator, if more than there are devices; its search has no meaning then.
     """
-    graph = operators_of(program)
+    graph = _without_frozen(operators_of(program), program)
     found = flow(graph)
     choices = space(found, hardware, max(devices, parts))
     tasks = Tasks(found, hardware, devices, program.training, choices)

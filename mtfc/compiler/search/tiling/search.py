@@ -76,7 +76,7 @@ def search(
     What is compiled may need more memory than the solver thinks, which is then given less. Where it takes less time than the
     bound, as small collectives travel together, the solver is asked again for a machine on which that would gain nothing.
     """
-    tried = [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
+    tried = of_few_axes(meshes)
     ask = partial(_ask, step, splittable, tried, until, objective, progress, fixed)
     pricing = cache(pricing)
     answers = [ask(hardware)]
@@ -98,6 +98,11 @@ def search(
     if best.refuted and best.is_interrupted:
         return attrs.evolve(best, refuted=None, lower_bound=0.0)
     return best
+
+
+def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
+    """The meshes that are searched, of those that it may be."""
+    return [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
 
 
 def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:

@@ -1,0 +1,94 @@
+"""Parameter groups: the entries of a `train` block that are for some parameters.
+
+`optimizer for "*.bias" = ...` gives some an optimizer of their own, and `frozen "embed.*"` leaves some as they are. A pattern is
+compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots included. The
+last entry that matches a parameter decides, so that general entries come first and exceptions after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.frontend import ast
+from mtfc.frontend.models import Model
+from mtfc.frontend.scope import Scope, listing
+
+Entry = ast.OptimizerFor | ast.Frozen
+
+WILD = "*?."
+"""Characters at the ends of a pattern that a misspelt name is found without."""
+
+
+@attrs.frozen
+class Groups:
+    """Which parameters of a model an entry is for. `rest` are those that no entry is for."""
+
+    members: tuple[tuple[Entry, tuple[str, ...]], ...]
+    rest: tuple[str, ...]
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        groups = (names for entry, names in self.members if isinstance(entry, ast.Frozen))
+        return frozenset(name for names in groups for name in names)
+
+    @property
+    def frozen_by(self) -> list[Label]:
+        """The places of the entries that freeze a parameter."""
+        entries = (entry for entry, names in self.members if isinstance(entry, ast.Frozen) and names)
+        return [Label(_patterns(entry), "frozen here") for entry in entries]
+
+    @property
+    def optimized(self) -> Iterator[tuple[ast.Expr, tuple[str, ...]]]:
+        """The optimizers that entries give, each with the parameters that it updates."""
+        return (
+            (entry.optimizer, names) for entry, names in self.members if isinstance(entry, ast.OptimizerFor)
+        )
+
+
+def _patterns(entry: Entry) -> Span:
+    first, last = entry.patterns[0].span, entry.patterns[-1].span
+    return attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
+
+
+def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> Groups:
+    """The groups of a model's parameters; a pattern that no parameter matches is reported."""
+    names = [parameter.name for parameter in model.program.parameters]
+    chosen: dict[str, Entry] = {}
+    for entry in decl.groups:
+        for pattern in entry.patterns:
+            matching = [name for name in names if fnmatchcase(name, pattern.text)]
+            chosen.update(dict.fromkeys(matching, entry))
+            if not matching and model.complete:
+                _report(pattern, model, names, scope)
+    members = ((entry, tuple(n for n in names if chosen.get(n) is entry)) for entry in decl.groups)
+    return Groups(tuple(members), tuple(name for name in names if name not in chosen))
+
+
+def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) -> None:
+    message = f"no parameter of model `{model.program.name}` is called `{pattern.text}`"
+    meant = _meant(pattern.text, names, scope)
+    help = f'did you mean `"{meant}"`?' if meant else _listing(names)
+    scope.error("E418", message, pattern.span, help=help)
+
+
+def _meant(pattern: str, names: list[str], scope: Scope) -> str | None:
+    """The pattern with its name, or its last part, replaced by the nearest one that there is."""
+    core = pattern.strip(WILD)
+    for word, known in ((core, names), (core, _parts(names)), (core.rpartition(".")[2], _parts(names))):
+        near = scope.reports.nearest(word, list(known)) if word else None
+        found = pattern.replace(word, near) if near else ""
+        if any(fnmatchcase(name, found) for name in names):
+            return found
+    return None
+
+
+def _parts(names: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(part for name in names for part in name.split("."))
+
+
+def _listing(names: list[str]) -> str:
+    return listing(names) or f"it has {len(names)} parameters, among them {', '.join(names[:4])}"
