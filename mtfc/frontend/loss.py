@@ -11,6 +11,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend import ast
 from mtfc.frontend.models import Model
@@ -24,7 +25,7 @@ def minimized(model: Model, decl: ast.TrainDecl, scope: Scope) -> str | None:
         help = "add `minimize` and the name of the loss"
         scope.error("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
         return None
-    forward = model.program.function("forward")
+    forward = bound(model.program.function("forward"), training=True)
     outputs = {output.name: output.value for output in forward.outputs}
     if name.text in outputs:
         return name.text if _Loss.of(name, outputs[name.text], forward, scope).is_good() else None

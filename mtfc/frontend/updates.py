@@ -13,6 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.frontend import arguments as kinds
 from mtfc.frontend import ast
@@ -175,6 +176,8 @@ class _Elaboration:
 
 
 def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
+    if eqn.op == TRAINING:
+        return "asks for `training`, and updates are computed in training alone"
     if eqn.op in RANDOM:
         return "draws random numbers, which the parameters that it updates would share"
     if eqn.regions:

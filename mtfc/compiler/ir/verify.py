@@ -23,7 +23,8 @@ Placement (which of it applies depends on the level, see `LEVELS`)
     in parts.
 11. Types are global, or: an argument's or output's type is split as its layout says, and the results' types are what the op's
     own place rule gives for the operands' types.
-12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them.
+12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them. `training`
+    occurs in `forward` alone, and before anything has a layout: `bind-training` leaves none.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import PlacementError
 from mtfc.compiler.ir.printer import MOVES, equation_text
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.updates import updates_error
 
@@ -213,6 +215,8 @@ class _Equations:
             return f"unknown op {eqn.op}"
         if eqn.op in MOVES and eqn.op not in self.rule.moves:
             return f"op {eqn.op} is not legal at level {self.level}"
+        if eqn.op == TRAINING and self.rule.layouts:
+            return f"`training` is not bound, at level {self.level}"
         for value in (*eqn.operands, *eqn.results):
             wrong = type_error(value.type, self.dims, self.mesh)
             if wrong:
@@ -306,6 +310,7 @@ class _FunctionCheck:
     ) -> None:
         self.program, self.function, self.rule, self.equations = program, function, rule, equations
         self.is_region = outer is not None
+        self.may_ask = function.name == "forward" if outer is None else outer.endswith("function forward")
         self.where = f"region {function.name} of {outer}" if outer else f"function {function.name}"
         self.declared = {parameter.name: parameter.type for parameter in program.parameters}
         self.arguments = {argument.value.name: argument.value.type for argument in function.arguments}
@@ -336,6 +341,8 @@ class _FunctionCheck:
     def body(self, body: tuple[Equation, ...]) -> None:
         for eqn in body:
             self.used(eqn.operands, eqn)
+            if eqn.op == TRAINING and not self.may_ask:
+                raise self.wrong("`training` occurs in `forward` alone", eqn)
             self.equations.check(eqn)
             for region in eqn.regions:
                 _FunctionCheck(self.program, region, self.rule, self.equations, self.where).run()

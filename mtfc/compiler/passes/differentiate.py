@@ -6,6 +6,7 @@ their losses: gradients are added up and parameters updated once.
 Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its parameters
 Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
          or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
+In what is added, `training` is true (see `ir/training_flag.py`).
 After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
@@ -21,6 +22,7 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
 from mtfc.compiler.ir.micro_batches import over_micro_batches, stacked, with_micro_dim
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
+from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.ir.updates import Updater, update_of
@@ -85,7 +87,7 @@ def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value])
 
 def gradients_function(program: Program) -> Function:
     """forward's outputs, and the gradient of every float input and parameter (zeros where nothing depends on it)."""
-    forward = program.function("forward")
+    forward = bound(program.function("forward"), training=True)
     builder = _continue(forward)
     wanted = _float_arguments(forward, ("input", "parameter"))
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
@@ -143,7 +145,7 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
 
 
 def _differentiated(program: Program, training: Training) -> tuple[Program, Differentiated]:
-    forward = program.function("forward")
+    forward = bound(program.function("forward"), training=True)
     if training.accumulate == 1:
         return program, _whole_batch(forward, training)
     program, micro = with_micro_dim(program, training.accumulate)
