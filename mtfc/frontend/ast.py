@@ -350,6 +350,7 @@ class TrainDecl(Node):
     precision: Precision | None
     accumulate: Expr | None
     clip: Expr | None
+    report: tuple[Name, ...] | None
 
 
 Declaration = (

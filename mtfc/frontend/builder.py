@@ -27,7 +27,7 @@ LARGEST_INTEGER = 2**63 - 1
 N = TypeVar("N", bound=ast.Node)
 
 # What a train block may say.
-SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip")
+SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
     ("block", "entries", "file", "items", "list", "names", "one", "settings", "slices", "values")
@@ -36,7 +36,7 @@ TUPLES = frozenset(
 
 @attrs.frozen
 class Entry(ast.Node):
-    """One `minimize loss` or `key = value` of a train block, or `key: { rules }` of a layout."""
+    """One `minimize loss`, `report a, b` or `key = value` of a train block, or `key: { rules }` of a layout."""
 
     key: Token | ast.Name
     value: Any

@@ -36,13 +36,18 @@ def minimized(model: Model, decl: ast.TrainDecl, scope: Scope) -> str | None:
 
 def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
     if name.text in model.places:
-        label = Label(model.places[name.text], "it is defined here")
-        help = f"return it too: `return {', '.join((*outputs, name.text))}`"
-        message = f"`{name.text}` is not returned by model `{model.program.name}`"
-        scope.error("E401", message, name.span, [label], help)
+        not_returned(name, model, outputs, scope)
         return
     message = f"model `{model.program.name}` returns no `{name.text}`"
     scope.unknown("E401", message, name, tuple(outputs))
+
+
+def not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    """Report that the model has a variable of this name and does not return it."""
+    label = Label(model.places[name.text], "it is defined here")
+    help = f"return it too: `return {', '.join((*outputs, name.text))}`"
+    message = f"`{name.text}` is not returned by model `{model.program.name}`"
+    scope.error("E401", message, name.span, [label], help)
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ from mtfc.frontend.constants import number
 from mtfc.frontend.loss import minimized
 from mtfc.frontend.models import Model
 from mtfc.frontend.optimizers import Optimizer, find_optimizer
+from mtfc.frontend.reporting import reported
 from mtfc.frontend.scope import Scope
 from mtfc.frontend.updates import elaborate_updates
 
@@ -51,9 +52,12 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         for name, type in model.slices.items()
     }
     updates = elaborate_updates(optimizer, stored, scope) if optimizer else None
+    report = reported(model, decl, optimizer, accumulate, scope)
     if minimize is None or updates is None:
         return model
-    training = Training(minimize, updates, precision, clip, accumulate, decl.span)
+    training = Training(
+        minimize, updates, precision, clip, accumulate, decl.span, report.names, report.learning_rate
+    )
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 
 

@@ -139,7 +139,10 @@ class Update:
 
 @attrs.frozen
 class Training:
-    """What a `train` block asks for: the output of `forward` to minimize, and how. Each parameter has one of the updates."""
+    """What a `train` block asks for: the output of `forward` to minimize, and how. Each parameter has one of the updates.
+
+    `report` names what the step hands out besides (see `reports.py`); `learning_rate` gives that of a step, if it is reported.
+    """
 
     minimize: str
     updates: tuple[Update, ...] = ()
@@ -147,6 +150,8 @@ class Training:
     clip: float | None = None
     accumulate: int = 1  # micro-batches per step
     span: Span | None = None
+    report: tuple[str, ...] = ()
+    learning_rate: Function | None = None
 
 
 @attrs.frozen(eq=False)

@@ -63,14 +63,14 @@ def _truth(eqn: Equation, known: Mapping[Value, bool]) -> bool | None:
     """What all elements of the result are, if that is known."""
     truths = [known.get(value) for value in eqn.operands]
     match eqn.op, truths:
-        case ("constant" | "full"), _:
+        case (("constant" | "full"), _):
             value = eqn.attrs["value"]
             return value if isinstance(value, bool) else None
-        case ("transpose" | "broadcast" | "rename"), [x]:
+        case (("transpose" | "broadcast" | "rename"), [x]):
             return x
         case "not", [bool(x)]:
             return not x
-        case ("eq" | "ne"), [bool(x), bool(y)]:
+        case (("eq" | "ne"), [bool(x), bool(y)]):
             return (x == y) == (eqn.op == "eq")
         case "and", [x, y]:
             return False if False in (x, y) else x and y
@@ -109,7 +109,7 @@ def _made(eqn: Equation, truth: bool) -> Equation:
 
 
 def _renamed(eqn: Equation, same: Value) -> Equation:
-    """The equation that gives `same` the name, and the dimensions, of its result; `simplify` drops it where it changes nothing."""
+    """The equation that gives `same` the name and the dimensions of its result; `simplify` drops what changes nothing."""
     dims = eqn.result.type.dims
     op = "transpose" if len(dims) == len(same.type.dims) else "broadcast"
     return attrs.evolve(eqn, op=op, operands=(same,), attrs={"dims": dims})

@@ -6,7 +6,7 @@ Names and scopes
  1. Functions, and in each function or region arguments, outputs and values, have unique names.
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
-    `forward`, a floating-point scalar.
+    `forward`, a floating-point scalar; what it reports are other outputs, or what `reports.py` has.
  4. An output that updates an argument is the only one that does, and has the argument's type. Training updates each parameter
     in one way, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
 
@@ -41,6 +41,7 @@ from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import PlacementError
 from mtfc.compiler.ir.printer import MOVES, equation_text
+from mtfc.compiler.ir.reports import report_error
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.updates import updates_error
@@ -103,13 +104,14 @@ class Verifier:
 
     def _check_updates(self, program: Program, training: Training) -> None:
         """They are global at every level, as only `differentiate` reads them."""
-        wrong = updates_error(training, program)
+        wrong = updates_error(training, program) or report_error(training, program)
         if wrong is not None:
             raise VerifyError(wrong, f"program {program.name}")
         seen, alike = self._seen.setdefault("global", set()), self._alike.setdefault("global", set())
         equations = _Equations(program, "global", seen, alike)
-        for update in training.updates:
-            _FunctionCheck(program, update.function, LEVELS["global"], equations, "training").run()
+        rates = (training.learning_rate,) if training.learning_rate else ()
+        for function in (*rates, *(update.function for update in training.updates)):
+            _FunctionCheck(program, function, LEVELS["global"], equations, "training").run()
 
 
 def _unique(names: Iterable[str], what: str, where: str) -> None:
