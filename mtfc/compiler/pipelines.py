@@ -51,9 +51,9 @@ PASSES: dict[str, type[Pass]] = {
 }
 
 
-def simplification(training: bool = True) -> tuple[Pass, ...]:
-    """A model before it is differentiated, in training or not: what the operators of the `soap` space are made from."""
-    return (MixedPrecision(), BindTraining(training), Simplify(), Cse(), Dce())
+def simplification() -> tuple[Pass, ...]:
+    """A model in training before it is differentiated: what the operators of the `soap` space are made from."""
+    return (MixedPrecision(), BindTraining(training=True), Simplify(), Cse(), Dce())
 
 
 def differentiation(of: str = "step") -> tuple[Pass, ...]:

@@ -267,4 +267,5 @@ def _(node: ast.TrainDecl) -> str:
     settings = {key: getattr(node, key) for key in ("optimizer", "precision", "accumulate", "clip")}
     entries = [f"{key} = {source(value)}" for key, value in settings.items() if value]
     entries += [f"minimize {source(node.minimize)}"] if node.minimize else []
+    entries += [f"report {', '.join(map(source, node.report))}"] if node.report else []
     return f"train {source(node.model)} {{\n" + "".join(f"{entry}\n" for entry in entries) + "}"

@@ -9,7 +9,7 @@ reaches it, and `dce` drops it. Results keep their names and types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -72,13 +72,20 @@ def _truth(eqn: Equation, known: Mapping[Value, bool]) -> bool | None:
             return not x
         case (("eq" | "ne"), [bool(x), bool(y)]):
             return (x == y) == (eqn.op == "eq")
-        case "and", [x, y]:
-            return False if False in (x, y) else x and y
-        case "or", [x, y]:
-            return True if True in (x, y) else x or y
+        case "and", _:
+            return _decided(False, truths)
+        case "or", _:
+            return _decided(True, truths)
         case "where", [bool(holds), x, y]:
             return x if holds else y
     return None
+
+
+def _decided(deciding: bool, truths: Sequence[bool | None]) -> bool | None:
+    """`and` of operands of which one is false is false, `or` of operands of which one is true is true."""
+    if deciding in truths:
+        return deciding
+    return None if None in truths else not deciding
 
 
 def _same_as(eqn: Equation, known: Mapping[Value, bool]) -> Value | None:
