@@ -172,6 +172,9 @@ class Builder:
         errors = [
             _unfit(entry) for key, entry in settings.items() if _is_precision(entry) != (key == "precision")
         ]
+        errors += [
+            _unnamed(settings[key]) for key in ("minimize", "report") if not _is_named(settings.get(key))
+        ]
         if errors:
             raise CompileError(errors)
         values: dict[str, Any] = dict.fromkeys(SETTINGS)
@@ -204,6 +207,17 @@ def _unfit(entry: Entry) -> Diagnostic:
     if not _is_precision(entry):
         found, expected = "an expression", "`{ params: f32, compute: bf16 }`"
     return Diagnostic("E001", f"expected {expected}, found {found}", entry.value.span)
+
+
+def _is_named(entry: Entry | None) -> bool:
+    """Whether the entry, if there is one, gives what its keyword takes: a name to minimize, or names to report."""
+    return entry is None or isinstance(entry.value, tuple if entry.key.text == "report" else ast.Name)
+
+
+def _unnamed(entry: Entry) -> Diagnostic:
+    what = "names" if entry.key.text == "report" else "a name"
+    help = "write `report accuracy, grad_norm`" if entry.key.text == "report" else "write `minimize loss`"
+    return Diagnostic("E001", f"expected {what} after `{entry.key.text}`, found `=`", entry.span, help=help)
 
 
 def _by_key(entries: Iterable[ast.Node], known: Collection[str], where: str) -> dict[str, Entry]:
