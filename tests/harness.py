@@ -155,10 +155,10 @@ def call(module: Any, function: Function, arrays: Arrays) -> Arrays:
         return whole(module, outputs, module.OUTPUTS[function.name])
     state = module.shard(given.get("state", {}), module.STATE)
     outputs, params, state = module.train_step(params, state, inputs, STEP)
+    replaced = {**whole(module, params, module.PARAMETERS), **whole(module, state, module.STATE)}
     return {
         **whole(module, outputs, module.OUTPUTS["train_step"]),
-        **whole(module, params, module.PARAMETERS),
-        **whole(module, state, module.STATE),
+        **{output.name: replaced[output.updates] for output in function.outputs if output.updates},
     }
 
 

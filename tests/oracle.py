@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
+import attrs
 import jax
 import jax.numpy as jnp
 
@@ -91,6 +92,18 @@ def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
         operands = [known[value] for value in eqn.operands]
         known.update(zip(eqn.results, _results(eqn, operands), strict=True))
     return {output.name: known[output.value] for output in function.outputs}
+
+
+def in_training(function: Function) -> Function:
+    """The function with `training` true, in its loops too."""
+    body = []
+    for eqn in function.body:
+        eqn = attrs.evolve(eqn, regions=tuple(map(in_training, eqn.regions)))
+        is_flag = eqn.op == "training"
+        body.append(
+            attrs.evolve(eqn, op="constant", attrs={"value": True, "dtype": "bool"}) if is_flag else eqn
+        )
+    return attrs.evolve(function, body=tuple(body))
 
 
 def _results(eqn: Equation, operands: list[Array]) -> tuple[Array, ...]:
@@ -299,4 +312,5 @@ STRUCTURE: dict[str, Callable[..., Array]] = {
     "cumsum": _cumsum,
     **dict.fromkeys(("uniform", "normal", "bernoulli"), _drawn),
     "step_number": lambda eqn: jnp.asarray(0),
+    "training": lambda eqn: jnp.asarray(False),
 }

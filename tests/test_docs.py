@@ -98,7 +98,7 @@ def _written() -> dict[str, str]:
     operators = {op: f"x {sign} y" for sign, op in OPERATORS.items()}
     signs = {op: "-x" if sign == "-" else f"{sign} x" for sign, op in SIGNS.items()}
     calls = {name.removeprefix("random."): builtin.usage for name, builtin in BUILTINS.items()}
-    return {**calls, "full": calls["full"], "constant": "0.5", **operators, **signs}
+    return {**calls, "full": calls["full"], "constant": "0.5", "training": "training", **operators, **signs}
 
 
 FLOPS = {

@@ -74,7 +74,7 @@ TRANSLATION = Case(
 
 @attrs.frozen
 class Workplace:
-    """A folder with a case's example in it that computes in f32 and without dropout, so that all its models agree."""
+    """A folder with a case's example in it that computes in f32, so that all its models agree. It is trained with dropout."""
 
     case: Case
     folder: Path
@@ -84,7 +84,7 @@ class Workplace:
         """With the parameters of a few steps of training on these inputs."""
         text = (FOLDER / f"{case.file}.mtf").read_text("utf-8")
         text = text.replace("  precision = { params: f32, compute: bf16 }\n", "")
-        (folder / "model.mtf").write_text(text.replace("rate = 0.1", "rate = 0.0"), "utf-8")
+        (folder / "model.mtf").write_text(text, "utf-8")
         workplace = cls(case, folder)
         np.savez(workplace.path("texts.npz"), **inputs)
         files = ["--data", workplace.path("texts.npz"), "--save", workplace.path("trained.npz")]

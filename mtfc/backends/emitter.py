@@ -128,7 +128,8 @@ class Emitter:
         names |= {group: [] for group in form.gives.values()}
         for output in function.outputs:
             group = form.gives[roles[output.updates]] if output.updates else "outputs"
-            names[group].append(f'"{output.name}": {self.identifier(output.value)}')
+            key = output.updates or output.name
+            names[group].append(f'"{key}": {self.identifier(output.value)}')
         for group, entries in names.items():
             yield from fold(f"{group} = {{{', '.join(entries)}}}")
         yield f"return {', '.join(names)}"

@@ -95,7 +95,7 @@ def _batches(options: argparse.Namespace, program: Program) -> Batches:
 
 
 Step = dict[str, Any]
-"""One entry of `steps` in the output: number from 1, loss, seconds."""
+"""One entry of `steps` in the output: number from 1, loss, seconds, and in training what the step reports."""
 
 
 def _step(number: int, start: float, outputs: Arrays, program: Program) -> Step:
@@ -103,6 +103,13 @@ def _step(number: int, start: float, outputs: Arrays, program: Program) -> Step:
     minimized = program.training.minimize if program.training else None
     loss = float(outputs[minimized]) if minimized is not None and minimized in outputs else None
     return {"step": number, "loss": loss, "seconds": time.perf_counter() - start}
+
+
+def _reported(outputs: Arrays, program: Program) -> Step:
+    """The scalars that the step reports, if it reports any."""
+    names = program.training.report if program.training else ()
+    scalars = {name: outputs[name].item() for name in names if not outputs[name].ndim}
+    return {"report": scalars} if scalars else {}
 
 
 def _evaluate(session: Session, program: Program, batches: Batches, number: int) -> tuple[list[Step], Arrays]:
@@ -139,7 +146,7 @@ def _train(
     for i in range(number):
         start = time.perf_counter()
         outputs = session.train(batches.step(i, accumulate), i)
-        steps.append(_step(i + 1, start, outputs, program))
+        steps.append({**_step(i + 1, start, outputs, program), **_reported(outputs, program)})
         if (i + 1) % max(1, number // REPORTS) and i + 1 < number:
             continue
         if evaluation:
@@ -157,9 +164,16 @@ def _mean(array: Array) -> float:
 
 
 def _step_text(step: Step) -> str:
+    reported = "".join(f"  {name} {_number_text(value)}" for name, value in step.get("report", {}).items())
     scores = "".join(f"  {name} {value:.4f}" for name, value in step.get("eval", {}).items())
     evaluated = f"   eval:{scores}" if scores else ""
-    return f"step {step['step']:>5}  loss {step['loss']:.6f}  {1000 * step['seconds']:9.2f} ms{evaluated}"
+    loss, seconds = f"loss {step['loss']:.6f}", f"{1000 * step['seconds']:9.2f} ms"
+    return f"step {step['step']:>5}  {loss}{reported}  {seconds}{evaluated}"
+
+
+def _number_text(value: float) -> str:
+    """A truth value or whole number as it is, any other with at most six digits that count."""
+    return str(value).lower() if isinstance(value, int) else f"{value:.6g}"
 
 
 def _losses(steps: Sequence[Step]) -> Array:
@@ -185,5 +199,7 @@ def _report(options: argparse.Namespace, case: Case, steps: Sequence[Step], outp
 
 
 def _finite_step(step: Step) -> Step:
-    scores = {"eval": {k: finite(v) for k, v in step["eval"].items()}} if "eval" in step else {}
-    return {**step, "loss": finite(step["loss"]), **scores}
+    named: Step = {
+        part: {k: finite(v) for k, v in step[part].items()} for part in ("report", "eval") if part in step
+    }
+    return {**step, "loss": finite(step["loss"]), **named}

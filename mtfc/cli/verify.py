@@ -4,6 +4,8 @@ The reference is the interpreter, on the program as it is before anything is spl
 parameters and is compared in its outputs, in the gradients of all floating-point inputs and parameters, and in the parameters
 that it draws itself. Placements are cases too, on NumPy: of these, outputs and the parameters' gradients.
 
+A model that asks for `training` is compared in both: with the gradients as it is in training, and as `forward` computes it.
+
 Through some networks rounding grows: where two pixels are nearly alike, layouts may disagree which one is the largest, and then
 on whole gradients; and batch normalization over few numbers multiplies what they differ by. So a case that differs in f32 by more
 than rounding mostly does is run again in f64. If it agrees there, the difference was rounding.
@@ -30,7 +32,9 @@ from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Selection, selec
 from mtfc.cli.sources import Sources
 from mtfc.cli.summary import difference, finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.training_flag import asks_for_training
 from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.differentiate import Differentiate
 from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.pipelines import run as run_passes
@@ -173,7 +177,12 @@ class Reference:
         results = interpret(
             differentiated.function("gradients"), differentiated, {**batches[0], **parameters}
         )
-        expected = {**_parts(results, program), "parameters": parameters}
+        parts = _parts(results, program)
+        if asks_for_training(forward):
+            apart = run_passes(program, (MixedPrecision(), BindTraining()))
+            outputs = interpret(apart.function("forward"), apart, {**batches[0], **parameters})
+            parts["outputs"] = {**parts["outputs"], **_in_evaluation(outputs)}
+        expected: dict[Part, Arrays] = {**parts, "parameters": parameters}
         tolerance = _tolerance(differentiated, options.dtype)
         return cls(program, batches[0], given, options.seed, expected, tolerance)
 
@@ -207,6 +216,9 @@ class Reference:
         drawn = Session.start(module, self.seed, self.given).parameters()
         session = Session.start(module, self.seed, self.expected["parameters"])
         actual = {**_parts(session.evaluate("gradients", self.inputs), self.program), "parameters": drawn}
+        if asks_for_training(self.program.function("forward")):
+            evaluated = _in_evaluation(session.evaluate("forward", self.inputs))
+            actual["outputs"] = {**actual["outputs"], **evaluated}
         errors = {
             part: {name: difference(actual[part][name], array) for name, array in arrays.items()}
             for part, arrays in self.expected.items()
@@ -280,6 +292,11 @@ def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
     outputs = [output.name for output in program.function("forward").outputs]
     gradients = {name.removeprefix("d_"): array for name, array in results.items() if name not in outputs}
     return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
+
+
+def _in_evaluation(outputs: Arrays) -> Arrays:
+    """Those of `forward`, where `training` makes them differ from those that gradients are of."""
+    return {f"{name} in evaluation": array for name, array in outputs.items()}
 
 
 def _tolerance(program: Program, dtype: str | None) -> float:

@@ -14,6 +14,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verify import Level, Verifier
 from mtfc.compiler.passes.assign_layouts import AssignLayouts
 from mtfc.compiler.passes.binarize_einsum import BinarizeEinsum
+from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
@@ -34,6 +35,7 @@ PASSES: dict[str, type[Pass]] = {
     for cls in (
         MixedPrecision,
         Differentiate,
+        BindTraining,
         Simplify,
         Cse,
         Dce,
@@ -50,13 +52,13 @@ PASSES: dict[str, type[Pass]] = {
 
 
 def simplification() -> tuple[Pass, ...]:
-    """A model before it is differentiated: what the operators of the `soap` space are made from."""
-    return (MixedPrecision(), Simplify(), Cse(), Dce())
+    """A model in training before it is differentiated: what the operators of the `soap` space are made from."""
+    return (MixedPrecision(), BindTraining(training=True), Simplify(), Cse(), Dce())
 
 
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """From the model to a global program with all its gradients."""
-    return (MixedPrecision(), Differentiate(of), Simplify(), Cse(), Dce())
+    return (MixedPrecision(), Differentiate(of), BindTraining(), Simplify(), Cse(), Dce())
 
 
 def preparation() -> tuple[Pass, ...]:

@@ -374,6 +374,7 @@ class TrainDecl(Node):
     precision: Precision | None
     accumulate: Expr | None
     clip: Expr | None
+    report: tuple[Name, ...] | None
     groups: tuple[OptimizerFor | Frozen, ...] = ()
 
 

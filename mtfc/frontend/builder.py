@@ -27,7 +27,7 @@ LARGEST_INTEGER = 2**63 - 1
 N = TypeVar("N", bound=ast.Node)
 
 # What a train block may say.
-SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip")
+SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
     ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
@@ -36,7 +36,7 @@ TUPLES = frozenset(
 
 @attrs.frozen
 class Entry(ast.Node):
-    """One `minimize loss` or `key = value` of a train block, or `key: { rules }` of a layout."""
+    """One `minimize loss`, `report a, b` or `key = value` of a train block, or `key: { rules }` of a layout."""
 
     key: Token | ast.Name
     value: Any
@@ -175,6 +175,9 @@ class Builder:
         errors = [
             _unfit(entry) for key, entry in settings.items() if _is_precision(entry) != (key == "precision")
         ]
+        errors += [
+            _unnamed(settings[key]) for key in ("minimize", "report") if not _is_named(settings.get(key))
+        ]
         if errors:
             raise CompileError(errors)
         values: dict[str, Any] = dict.fromkeys(SETTINGS)
@@ -208,6 +211,17 @@ def _unfit(entry: Entry) -> Diagnostic:
     if not _is_precision(entry):
         found, expected = "an expression", "`{ params: f32, compute: bf16 }`"
     return Diagnostic("E001", f"expected {expected}, found {found}", entry.value.span)
+
+
+def _is_named(entry: Entry | None) -> bool:
+    """Whether the entry, if there is one, gives what its keyword takes: a name to minimize, or names to report."""
+    return entry is None or isinstance(entry.value, tuple if entry.key.text == "report" else ast.Name)
+
+
+def _unnamed(entry: Entry) -> Diagnostic:
+    what = "names" if entry.key.text == "report" else "a name"
+    help = "write `report accuracy, grad_norm`" if entry.key.text == "report" else "write `minimize loss`"
+    return Diagnostic("E001", f"expected {what} after `{entry.key.text}`, found `=`", entry.span, help=help)
 
 
 def _by_key(entries: Iterable[ast.Node], known: Collection[str], where: str) -> dict[str, Entry]:

@@ -19,6 +19,7 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.frontend import ast
 from mtfc.frontend.constants import ConstantError, Number, convert, fold, plain, shown, truth
@@ -137,14 +138,20 @@ class Expressions:
         return Operand(result, span, shown, result in self.trace.numbers)
 
     def name(self, node: ast.Name, variable: str | None) -> Result:
-        """A variable, or the size of a dimension of that name."""
+        """A variable, or the size of a dimension of that name, or else `training`."""
         if node.text in self.values:
             return self.named(self.values[node.text], node.span, variable)
         if node.text in self.scope.dims and node.text not in self.later:
             dim = self.scope.dims[node.text]
             return dim.size if dim else None
+        if node.text == TRAINING and not self._is_own(node.text):
+            return self.emit(Site(node.span, variable), TRAINING)
         self._unknown(node)
         return None
+
+    def _is_own(self, name: str) -> bool:
+        """Whether the file has a value of this name, which is not known here."""
+        return name in self.later or name in self.gone or name in self.scope.doubtful
 
     def named(self, value: Result, span: Span, variable: str | None) -> Result:
         """A variable bound to another gets an equation, which changes nothing, so that a `value` rule can name it."""

@@ -11,6 +11,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend import ast
 from mtfc.frontend.models import Model
@@ -25,7 +26,7 @@ def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Groups) -
         help = "add `minimize` and the name of the loss"
         scope.error("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
         return None
-    forward = model.program.function("forward")
+    forward = bound(model.program.function("forward"), training=True)
     outputs = {output.name: output.value for output in forward.outputs}
     if name.text in outputs:
         return name.text if _Loss.of(name, outputs[name.text], forward, groups, scope).is_good() else None
@@ -36,13 +37,18 @@ def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Groups) -
 
 def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
     if name.text in model.places:
-        label = Label(model.places[name.text], "it is defined here")
-        help = f"return it too: `return {', '.join((*outputs, name.text))}`"
-        message = f"`{name.text}` is not returned by model `{model.program.name}`"
-        scope.error("E401", message, name.span, [label], help)
+        not_returned(name, model, outputs, scope)
         return
     message = f"model `{model.program.name}` returns no `{name.text}`"
     scope.unknown("E401", message, name, tuple(outputs))
+
+
+def not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    """Report that the model has a variable of this name and does not return it."""
+    label = Label(model.places[name.text], "it is defined here")
+    help = f"return it too: `return {', '.join((*outputs, name.text))}`"
+    message = f"`{name.text}` is not returned by model `{model.program.name}`"
+    scope.error("E401", message, name.span, [label], help)
 
 
 @attrs.frozen

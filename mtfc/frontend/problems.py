@@ -53,7 +53,7 @@ BETWEEN = frozenset(("ERROR", "RBRACE", SEPARATOR, END))
 STARTS = (
     ("a declaration such as `dim` or `model`", frozenset(("DIM", "MODEL"))),
     ("a statement", frozenset(("PARAM", "STATE", "RETURN", "NAME"))),
-    ("an entry such as `minimize loss`", frozenset(("MINIMIZE", "NAME"))),
+    ("an entry such as `minimize loss`", frozenset(("MINIMIZE", "REPORT", "NAME"))),
     ("an entry such as `device: { ... }`", frozenset(("LINK", "NAME"))),
     ("an entry such as `batch: rows`", frozenset(("VALUE", "NAME"))),
 )

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.frontend import ast
 
@@ -22,6 +23,8 @@ MAX_COMPARISONS = 20_000
 """Names that are compared, in all, with names that are not found: about a second."""
 
 MOST_CALLS_SHOWN = 3
+
+FLAG_HELP = "`training` is a truth value, known in the expressions of models and functions alone"
 
 ANY = "any"
 """In a signature, in place of a dtype: any, but the same one wherever it appears."""
@@ -133,7 +136,8 @@ class Scope:
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
         found = self.find_dim(name)
         if found is None and not self._has_failed(name):
-            self.unknown(code, f"unknown dimension `{name.text}`", name, self._known_dims())
+            help = FLAG_HELP if name.text == TRAINING else None
+            self.unknown(code, f"unknown dimension `{name.text}`", name, self._known_dims(), help)
         return found
 
     def _known_dims(self) -> list[str]:

@@ -13,8 +13,9 @@ from mtfc.frontend import ast
 from mtfc.frontend.constants import number
 from mtfc.frontend.loss import minimized
 from mtfc.frontend.models import Model
-from mtfc.frontend.optimizers import find_optimizer
+from mtfc.frontend.optimizers import Optimizer, find_optimizer
 from mtfc.frontend.parameter_groups import Groups, groups_of
+from mtfc.frontend.reporting import reported
 from mtfc.frontend.scope import Scope
 from mtfc.frontend.updates import elaborate_updates
 
@@ -51,26 +52,36 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         name: type.with_dtype(precision[0] if precision else type.dtype)
         for name, type in model.slices.items()
     }
-    updates = _updates(decl, groups, stored, scope, std)
+    optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
+    updates = _updates(decl, optimizer, groups, stored, scope, std)
+    report = reported(model, decl, optimizer, accumulate, scope)
     if minimize is None or updates is None:
         return model
-    training = Training(minimize, updates, precision, clip, accumulate, decl.span)
+    training = Training(
+        minimize, updates, precision, clip, accumulate, decl.span, report.names, report.learning_rate
+    )
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 
 
 def _updates(
-    decl: ast.TrainDecl, groups: Groups, stored: Mapping[str, TensorType], scope: Scope, std: Scope
+    decl: ast.TrainDecl,
+    optimizer: Optimizer | None,
+    groups: Groups,
+    stored: Mapping[str, TensorType],
+    scope: Scope,
+    std: Scope,
 ) -> tuple[Update, ...] | None:
-    """The updates of all parameters that are not frozen; None where one is wrong."""
+    """The updates of all parameters that are not frozen, by `optimizer` where no group is theirs; None where one is wrong."""
+    optimizers = [(find_optimizer(node, scope, std), names) for node, names in groups.optimized]
+    if decl.optimizer is not None:
+        optimizers.insert(0, (optimizer, groups.rest))
     found: list[tuple[Update, ...] | None] = []
     if decl.optimizer is None and (groups.rest or not decl.groups):
         _report_missing(decl, groups, scope)
         found.append(None)
-    default = [(decl.optimizer, groups.rest)] if decl.optimizer is not None else []
-    for node, names in (*default, *groups.optimized):
-        optimizer = find_optimizer(node, scope, std)
+    for each, names in optimizers:
         types = {name: stored[name] for name in names if name in stored}
-        found.append(elaborate_updates(optimizer, types, scope) if optimizer else None)
+        found.append(elaborate_updates(each, types, scope) if each else None)
     right = [updates for updates in found if updates is not None]
     return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
 

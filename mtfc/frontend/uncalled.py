@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend import ast
 from mtfc.frontend.body import variables
@@ -24,7 +25,7 @@ def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:
     inside = scope.inside(())
     own = (*decl.generics, *(node.name for node in walk(decl) if isinstance(node, ast.DimDecl)))
     inside.dims |= {name.text: None for name in own}
-    values = variables((each.name for each in decl.args), decl.body)
+    values = {*variables((each.name for each in decl.args), decl.body), TRAINING}
     for node in _expressions(decl):
         _check(node, inside, values)
 

@@ -13,6 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.frontend import arguments as kinds
 from mtfc.frontend import ast
@@ -50,6 +51,21 @@ def elaborate_updates(
         else:
             updates.append(Update(tuple(parameters), function))
     return None if wrong else tuple(updates)
+
+
+def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> Function | None:
+    """A function of nothing that gives a hyperparameter of the step, f32[], as the first declaration that has it reads it.
+
+    None where the call is wrong.
+    """
+    decl = next(each for each in optimizer.decls if name in (hyper.name.text for hyper in each.hypers))
+    given = given_hypers(optimizer, decl, scope)
+    inside = _inside(optimizer, Bindings(set(), optimizer.scope))
+    return (
+        None
+        if given is None
+        else _Elaboration(decl, scalar("f32"), inside).hyperparameter(name, given, scope)
+    )
 
 
 @attrs.frozen
@@ -127,6 +143,18 @@ class _Elaboration:
             return None
         return Function(decl.name.text, tuple(trace.arguments), tuple(trace.block.body), outputs)
 
+    def hyperparameter(self, name: str, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
+        """A function that gives the hyperparameter; None where it is wrong."""
+        hyper = next(each for each in self.decl.hypers if each.name.text == name)
+        result = self._hyper(hyper, given.get(name), scope)
+        if result is None:
+            return None
+        expressions, block = self.body.expressions, self.trace.block
+        value = expressions.tensor(expressions.as_operand(result, hyper.span), "f32")
+        if value is None:
+            return None
+        return Function(name, (), tuple(block.body), (Output(name, block.cast(value, "f32")),))
+
     def _hyper(self, hyper: ast.FnArg, given: ast.Argument | None, scope: Scope) -> Result:
         """A hyperparameter as the call gives it, or by its default, which sees the file with the optimizer."""
         node = hyper.default if given is None else given
@@ -175,6 +203,8 @@ class _Elaboration:
 
 
 def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
+    if eqn.op == TRAINING:
+        return "asks for `training`, and updates are computed in training alone"
     if eqn.op in RANDOM:
         return "draws random numbers, which the parameters that it updates would share"
     if eqn.regions:

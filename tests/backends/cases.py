@@ -236,6 +236,7 @@ CASES = {
     "bernoulli in a loop": Case(
         ["i32"], lambda b, i: b("bernoulli", b("step_number"), i, dims=(A, B), stream="mask", p=0.9)
     ),
+    "training": Case([], lambda b: b("training")),
     "one_hot": one("one_hot", "i32 a c", dim=B, dtype="f32"),
     "one_hot of one": one("one_hot", "i32", dim=B, dtype="f32"),
 }  # fmt: skip

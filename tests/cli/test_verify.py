@@ -8,6 +8,7 @@ import pytest
 
 from mtfc.backends import numpy_backend
 from mtfc.cli import verify
+from mtfc.compiler.ir.core import Program
 from tests.cli.conftest import Mtfc
 
 
@@ -166,3 +167,38 @@ def test_coarse_dtypes_have_a_coarse_tolerance(mtfc: Mtfc, folder: Path) -> None
     outcome = mtfc("verify", "model.mtf", "--format", "json")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.json["tolerance"] == verify.TOLERANCE["bf16"]
+
+
+TWO_FACES = """
+import nn
+dim batch = 8; dim io = 4
+mesh line = [all: 2]
+layout data on line = { batch: all }
+placement halves on 2 = {}
+model net(x: [batch, io]) {
+  param w: [io] = ones()
+  h = nn.dropout(x * w, rate = 0.5)
+  loss = mean(square(h))
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
+def test_a_model_that_drops_in_training_is_compared_in_both_faces(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "faces.mtf").write_text(TWO_FACES, "utf-8")
+    outcome = mtfc("verify", "faces.mtf", "--format", "json")
+    assert outcome.status == 0
+    assert [case["layout"] for case in outcome.json["cases"]] == ["data", "data", "halves"]
+    assert list(outcome.json["cases"][0]["outputs"]) == ["loss", "loss in evaluation"]
+    generate = numpy_backend.generate
+
+    def wrong_in_forward(program: Program) -> str:
+        head, forward, rest = generate(program).partition("def forward(")
+        return head + forward + rest.replace("np.square(", "np.abs(", 1)
+
+    monkeypatch.setattr(numpy_backend, "generate", wrong_in_forward)
+    outcome = mtfc("verify", "faces.mtf", "--backend", "numpy", "--layout", "data", "--format", "json")
+    assert outcome.json["cases"][0]["wrong"] == ["output loss in evaluation"]

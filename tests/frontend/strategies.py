@@ -39,7 +39,8 @@ TWO_SIDED = ("+", "-", "*", "/", "//", "**", "<", "<=", ">", ">=", "==", "!=", "
 JUNK = (
     *NAMES, *TWO_SIDED, "0.5", "64", "1e999", "0x1", "...", "->", "=", ":", ",", ";", "(", ")", "[", "]", "{", "}",
     "\n", "\r\n", "\r", " ", "\t", "\f", "# c\n", "return", "param", "repeat", "scan", "yield", "as", "not", "true",
-    "layout", "mesh", "train", "minimize", "fn", "import", "checkpoint", "\0", "\ufeff", "é", "日", "\ud800", "\u2028",
+    "layout", "mesh", "train", "minimize", "report", "training", "fn",
+    "import", "checkpoint", "\0", "\ufeff", "é", "日", "\ud800", "\u2028",
     "$", '"', "99999999999999999999",
 )  # fmt: skip
 
@@ -199,6 +200,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             *settings,
             st.none() | expressions(),
             st.none() | expressions(),
+            st.none() | tuples(names(), 1),
             groups,
         )
     )

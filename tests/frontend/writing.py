@@ -273,4 +273,5 @@ def _(node: ast.TrainDecl) -> str:
         entries.append(
             f"frozen {patterns}" if is_frozen else f"optimizer for {patterns} = {source(group.optimizer)}"
         )
+    entries += [f"report {', '.join(map(source, node.report))}"] if node.report else []
     return f"train {source(node.model)} {{\n" + "".join(f"{entry}\n" for entry in entries) + "}"

@@ -157,6 +157,19 @@ def choice(draw: Any, scope: Scope) -> Term:
     return Term(text, joint_dims(c, x, y), dtype, max(x.bound, y.bound), joint_grain(x, y))
 
 
+def by_training(draw: Any, scope: Scope) -> Term:
+    """The flag of training, or a choice by it."""
+    if not scope.options.constants or not scope.options.training:
+        return arithmetic(draw, scope)
+    if draw(st.booleans()):
+        return Term("training", (), "bool")
+    x = number(draw, scope)
+    y = partner(draw, scope, x, lambda t: True)
+    flag = draw(st.sampled_from(("training", "not training")))
+    text = f"where({flag}, {x.text}, {y.text})"
+    return Term(text, joint_dims(x, y), x.dtype, max(x.bound, y.bound), joint_grain(x, y))
+
+
 def conversion(draw: Any, scope: Scope) -> Term:
     """`cast`: integers and truth values to floating point, exact numbers to integers, and there and back."""
     x = operand(draw, scope, lambda t: True) or number(draw, scope)

@@ -48,6 +48,7 @@ SMOOTH: Table = (
     (1, indexing.drawn),
     (4, functions.call),
     (1, componentwise.conversion),
+    (1, componentwise.by_training),
 )
 KINKED: Table = (
     (6, componentwise.kinked),

@@ -64,7 +64,8 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
         _anchor(draw, scope)
     statements(draw, scope, options.statements)
     returned = _returned(draw, scope, trained)
-    return _written(draw, scope, inputs, returned, _training(draw, rough) if trained else "")
+    training = _training(draw, scope, returned, rough) if trained else ""
+    return _written(draw, scope, inputs, returned, training)
 
 
 def _written(draw: Any, scope: Scope, inputs: list[Term], returned: str, training: str) -> Generated:
@@ -227,7 +228,14 @@ optimizer own(rate, decay = 0.5) (p, g) {
 """An optimizer that a file declares: with state of two shapes, and without where a parameter is a scalar."""
 
 
-def _training(draw: Any, rough: bool) -> str:
+def _reported(draw: Any, scope: Scope, returned: str, optimizer: str) -> list[str]:
+    """What a step may report: floating-point outputs, of which micro-batches have a mean, and what steps know besides."""
+    real = [name for name in returned.split(", ") if scope.is_real(scope.variables[name])]
+    known = ["grad_norm", *(["learning_rate"] if "learning_rate" in optimizer else []), *real]
+    return draw(st.lists(st.sampled_from(known), unique=True, min_size=1, max_size=3))  # type: ignore[no-any-return]
+
+
+def _training(draw: Any, scope: Scope, returned: str, rough: bool) -> str:
     optimizer = draw(st.sampled_from(OPTIMIZERS))
     entries = ["minimize loss", f"optimizer = {optimizer}"]
     if draw(st.integers(0, 3)) == 3:
@@ -236,5 +244,7 @@ def _training(draw: Any, rough: bool) -> str:
         entries.append(f"accumulate = {draw(st.integers(2, 3))}")
     if rough:
         entries.append("precision = { params: f32, compute: bf16 }")
+    if draw(st.booleans()):
+        entries.append(f"report {', '.join(_reported(draw, scope, returned, optimizer))}")
     declared = OWN if optimizer.startswith("own") else ""
     return "\ntrain m {\n" + "".join(f"  {entry}\n" for entry in entries) + "}\n" + declared

@@ -19,6 +19,7 @@ WORDS = [
     "return",
     "train",
     "minimize",
+    "report",
     "optimizer",
     "precision",
     "params",

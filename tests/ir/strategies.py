@@ -148,6 +148,8 @@ trainings = st.builds(
     clip=st.none() | numbers,
     accumulate=st.integers(1, 3),
     span=spans,
+    report=st.lists(names, max_size=2).map(tuple),
+    learning_rate=st.none() | functions(),
 )
 
 

@@ -53,6 +53,20 @@ def test_transformer_layer() -> None:
     assert Counter(both) == Counter([*[ALL_REDUCE_B] * 4, ("all_reduce", ("a",), parameters + 1)])
 
 
+def test_batch_normalization_by_running_averages_sends_in_training_alone() -> None:
+    network = Network(
+        imports=["nn"],
+        dims=SIZES,
+        layouts=["batch: a"],
+        inputs={**ROWS, "average": "f32[d]", "variance": "f32[d]"},
+        body="y, mean, var = nn.running_batch_norm(x, average, variance)",
+        outputs={"y": "batch, length, d"},
+    )
+    assert of_tensors(sent(network)) == []
+    in_training = of_tensors(sent(network, "gradients"))
+    assert in_training[:2] == [("all_reduce", ("a",), 16)] * 2
+
+
 CASES: dict[str, tuple[Network, Sent]] = {
     "attention over a split sequence: keys and values are gathered": (
         layer("attention.multi_head[memory = memory, heads = heads, d_k = d_k](x)", "length: a, heads: b"),

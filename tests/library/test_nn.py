@@ -253,10 +253,12 @@ def test_dropout_is_the_same_on_every_layout() -> None:
 
 
 def _dropped(network: Network) -> Expected:
-    """What is kept, from the program itself: that shares are right and layouts agree is what can be expected."""
+    """The share that is kept in training, from the program itself; outside of training everything is."""
     (program,) = load(network.source).programs
     ones = {"x": np.ones((8, 16), np.float32), "y_weight": np.zeros((8, 16), np.float32)}
-    factor = interpret(program.function("forward"), program, ones)["y"]
+    assert np.all(interpret(program.function("forward"), program, ones)["y"] == 1)
+    trained = differentiated(program, "gradients")
+    factor = interpret(trained.function("gradients"), trained, ones)["y"]
     assert {*np.unique(factor)} == {np.float32(0), np.float32(1 / 0.75)}
     assert 0.6 < (factor > 0).mean() < 0.9
     return lambda x: {"y": x * factor}
@@ -325,3 +327,32 @@ def test_running_averages_have_the_parameters_of_batch_norm() -> None:
     given = {**arrays, "average": trained["average"], "variance": trained["variance"]}
     evaluated = interpret(evaluation.function("forward"), evaluation, given)
     np.testing.assert_allclose(evaluated["y"], trained["y"], rtol=1e-6)
+
+
+RUNNING = Network(
+    imports=["nn"],
+    dims=DIMS,
+    layouts=["batch: a, d: b", "batch: (a, b)"],
+    inputs={**ROWS, "average": "f32[d]", "variance": "f32[d]"},
+    body="y, mean, var = nn.running_batch_norm(x * 2.0, average, square(variance)) as batch_norm",
+    outputs={"y": "batch, length, d", "mean": "d", "var": "d"},
+)
+
+
+def test_batch_normalization_goes_by_the_batch_in_training() -> None:
+    def expected(x: Any, average: Any, variance: Any, **p: Any) -> dict[str, Any]:
+        mean, var = (2 * x).mean((0, 1)), (2 * x).var((0, 1))
+        y = (2 * x - mean) / jnp.sqrt(var + 1e-5)
+        return {"y": y * p["batch_norm_scale"] + p["batch_norm_bias"], "mean": mean, "var": var}
+
+    agrees(RUNNING, expected)
+
+
+def test_batch_normalization_goes_by_running_averages_outside_of_training() -> None:
+    (program,) = load(RUNNING.source).programs
+    arrays = RUNNING.arrays(program.function("forward"))
+    found = interpret(program.function("forward"), program, arrays)
+    unit = (2 * arrays["x"] - arrays["average"]) / np.sqrt(arrays["variance"] ** 2 + 1e-5)
+    expected = unit * arrays["batch_norm.scale"] + arrays["batch_norm.bias"]
+    np.testing.assert_allclose(found["y"], expected, rtol=2e-4, atol=1e-5)
+    np.testing.assert_array_equal(found["mean"], arrays["average"])

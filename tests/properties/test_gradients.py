@@ -35,12 +35,13 @@ def jax_results(program: Program, arrays: Arrays) -> Arrays:
     from tests import oracle
 
     forward = program.function("forward")
+    trained = oracle.in_training(forward)
     wanted = differentiable(forward)
     constant = {name: x for name, x in arrays.items() if name not in wanted}
 
     def objective(varying: Arrays) -> Any:
         known = {**varying, **constant}
-        outputs = oracle.evaluate(forward, [known[a.value.name] for a in forward.arguments])
+        outputs = oracle.evaluate(trained, [known[a.value.name] for a in forward.arguments])
         return sum((outputs[name].sum() for name in minimized(program)), jnp.zeros(())), outputs
 
     with jax.enable_x64(True):
@@ -76,7 +77,9 @@ STEP = 1e-6
 
 def _directional_error(original: Program, whole: Program, seed: int) -> float:
     """How far the slope along a random direction is from what the gradients say, relative to the terms that make it up."""
-    gradients, forward = whole.function("gradients"), original.function("forward")
+    from tests.oracle import in_training
+
+    gradients, forward = whole.function("gradients"), in_training(original.function("forward"))
     arrays = generic_data(gradients, seed)
     random = np.random.default_rng(seed)
     direction = {name: random.uniform(-1, 1, arrays[name].shape) for name in differentiable(forward)}

@@ -141,7 +141,8 @@ class Update:
 class Training:
     """What a `train` block asks for: the output of `forward` to minimize, and how.
 
-    A parameter that none of the updates is for is frozen: it stays as it is.
+    A parameter that none of the updates is for is frozen: it stays as it is. `report` names what the step hands out besides (see
+    `reports.py`); `learning_rate` gives that of a step, if it is reported.
     """
 
     minimize: str
@@ -150,6 +151,8 @@ class Training:
     clip: float | None = None
     accumulate: int = 1  # micro-batches per step
     span: Span | None = None
+    report: tuple[str, ...] = ()
+    learning_rate: Function | None = None
 
 
 @attrs.frozen(eq=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import LOOP, make_loop
+from mtfc.compiler.ir.reports import wide
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
@@ -35,10 +36,10 @@ def over_micro_batches(
     forward: Function,
     arguments: tuple[Argument, ...],
     micro: Dim,
-    loss: str,
+    outputs: Sequence[str],
     gradients: Gradients,
-) -> tuple[Value, dict[Value, Value]]:
-    """Append the loop; gives the sums over micro-batches of the output `loss` and of each parameter's gradient.
+) -> tuple[tuple[Value, ...], dict[Value, Value]]:
+    """Append the loop; gives the sums over micro-batches of the `outputs` of these names and of each parameter's gradient.
 
     `arguments` are the forward function's with stacked inputs. The sums are carried, pending or not, and so completed once.
     """
@@ -47,8 +48,9 @@ def over_micro_batches(
     inner.body = list(body.body)
     found = gradients(inner, body)
     inner.span = b.span
-    lost = next(output.value for output in body.outputs if output.name == loss)
-    sums = {f"sum_{loss}": lost} | {f"d_{parameter.name}": g for parameter, g in found.items()}
+    values = {output.name: output.value for output in body.outputs}
+    sums = {f"sum_{name}": wide(inner, values[name]) for name in outputs}
+    sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
     region = _region(inner, body, sums)
     operands = [_zeros(b, argument.value) for argument in region.arguments if argument.role == "carried"]
     operands += [argument.value for argument in arguments if argument.role == "parameter"]
@@ -61,7 +63,8 @@ def over_micro_batches(
     loop = make_loop(b.names, region, operands, like)
     b.append(loop)
     original = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
-    return loop.results[0], {original[p]: total for p, total in zip(found, loop.results[1:], strict=True)}
+    totals, of_gradients = loop.results[: len(outputs)], loop.results[len(outputs) :]
+    return totals, {original[p]: total for p, total in zip(found, of_gradients, strict=True)}
 
 
 def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str, Value]]:

@@ -171,6 +171,8 @@ class _Printer:
             yield f"param {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
         if program.training:
             yield self.training(program.training)
+            if program.training.learning_rate:
+                yield from self.function(program.training.learning_rate, "rate")
             for update in program.training.updates:
                 yield from self.update(update)
         for function in program.functions:
@@ -179,6 +181,8 @@ class _Printer:
 
     def training(self, training: Training) -> str:
         text = f"train{self.at(training.span)} minimize {name_text(training.minimize)}"
+        if training.report:
+            text += f" report ({', '.join(map(name_text, training.report))})"
         if training.precision:
             text += f" precision ({', '.join(training.precision)})"
         if training.clip is not None:

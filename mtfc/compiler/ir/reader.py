@@ -173,6 +173,7 @@ class _Reader:
 
     def training(self, node: Node) -> Training:
         precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
+        report, rate = _child(node, "report"), _child(self.tree, "rate")
         return Training(
             minimize=_first_name(node),
             updates=tuple(self.update(update) for update in _children(self.tree, "update")),
@@ -180,6 +181,8 @@ class _Reader:
             clip=_number(_tokens(clip, "NUMBER")[0]) if clip else None,
             accumulate=int(_tokens(accumulate, "NUMBER")[0]) if accumulate else 1,
             span=self.span(node),
+            report=tuple(_names(report)) if report else (),
+            learning_rate=self.function(rate) if rate else None,
         )
 
     def update(self, node: Node) -> Update:

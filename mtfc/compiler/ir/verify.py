@@ -6,7 +6,7 @@ Names and scopes
  1. Functions, and in each function or region arguments, outputs and values, have unique names.
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
-    `forward`, a floating-point scalar.
+    `forward`, a floating-point scalar; what it reports are other outputs, or what `reports.py` has.
  4. An output that updates an argument is the only one that does, and has the argument's type. Training updates a parameter
     in one way or not at all, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
 
@@ -23,7 +23,8 @@ Placement (which of it applies depends on the level, see `LEVELS`)
     in parts.
 11. Types are global, or: an argument's or output's type is split as its layout says, and the results' types are what the op's
     own place rule gives for the operands' types.
-12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them.
+12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them. `training`
+    occurs in `forward` alone, and before anything has a layout: `bind-training` leaves none.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.place import PlacementError
 from mtfc.compiler.ir.printer import MOVES, equation_text
+from mtfc.compiler.ir.reports import report_error
+from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.updates import updates_error
 
@@ -101,13 +104,14 @@ class Verifier:
 
     def _check_updates(self, program: Program, training: Training) -> None:
         """They are global at every level, as only `differentiate` reads them."""
-        wrong = updates_error(training, program)
+        wrong = updates_error(training, program) or report_error(training, program)
         if wrong is not None:
             raise VerifyError(wrong, f"program {program.name}")
         seen, alike = self._seen.setdefault("global", set()), self._alike.setdefault("global", set())
         equations = _Equations(program, "global", seen, alike)
-        for update in training.updates:
-            _FunctionCheck(program, update.function, LEVELS["global"], equations, "training").run()
+        rates = (training.learning_rate,) if training.learning_rate else ()
+        for function in (*rates, *(update.function for update in training.updates)):
+            _FunctionCheck(program, function, LEVELS["global"], equations, "training").run()
 
 
 def _unique(names: Iterable[str], what: str, where: str) -> None:
@@ -213,6 +217,8 @@ class _Equations:
             return f"unknown op {eqn.op}"
         if eqn.op in MOVES and eqn.op not in self.rule.moves:
             return f"op {eqn.op} is not legal at level {self.level}"
+        if eqn.op == TRAINING and self.rule.layouts:
+            return f"`training` is not bound, at level {self.level}"
         for value in (*eqn.operands, *eqn.results):
             wrong = type_error(value.type, self.dims, self.mesh)
             if wrong:
@@ -306,6 +312,7 @@ class _FunctionCheck:
     ) -> None:
         self.program, self.function, self.rule, self.equations = program, function, rule, equations
         self.is_region = outer is not None
+        self.may_ask = function.name == "forward" if outer is None else outer.endswith("function forward")
         self.where = f"region {function.name} of {outer}" if outer else f"function {function.name}"
         self.declared = {parameter.name: parameter.type for parameter in program.parameters}
         self.arguments = {argument.value.name: argument.value.type for argument in function.arguments}
@@ -336,6 +343,8 @@ class _FunctionCheck:
     def body(self, body: tuple[Equation, ...]) -> None:
         for eqn in body:
             self.used(eqn.operands, eqn)
+            if eqn.op == TRAINING and not self.may_ask:
+                raise self.wrong("`training` occurs in `forward` alone", eqn)
             self.equations.check(eqn)
             for region in eqn.regions:
                 _FunctionCheck(self.program, region, self.rule, self.equations, self.where).run()

@@ -1,26 +1,31 @@
 """differentiate: add the training step, by reverse-mode differentiation of `forward`.
 
+The step hands out the loss, and what `report` names (see `ir/reports.py`).
+
 With `accumulate = K` the step takes K micro-batches, stacked along a new first dimension of each input, and minimizes the mean of
 their losses: gradients are added up and parameters updated once.
 
 Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its parameters
 Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
          or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
+In what is added, `training` is true (see `ir/training_flag.py`).
 After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.autodiff import backward, total
+from mtfc.compiler.ir.autodiff import backward
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
 from mtfc.compiler.ir.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.ir.reports import GRAD_NORM, LEARNING_RATE, gradient_norm, handed_out, inlined
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
+from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.ir.updates import Updater, update_of, updated
@@ -91,7 +96,7 @@ def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value])
 
 def gradients_function(program: Program) -> Function:
     """forward's outputs, and the gradient of every float input and parameter (zeros where nothing depends on it)."""
-    forward = program.function("forward")
+    forward = bound(program.function("forward"), training=True)
     builder = _continue(forward)
     wanted = _float_arguments(forward, ("input", "parameter"))
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
@@ -103,22 +108,25 @@ def gradients_function(program: Program) -> Function:
     return rename_values(function, _named_gradients(builder.body, gradients))
 
 
-def _clipped(builder: Builder, gradients: Mapping[Value, Value], limit: float) -> dict[Value, Value]:
-    """Gradients scaled so that their joint norm is at most `limit`."""
-    squares = [builder("sum", builder("square", g), over=g.type.dims) for g in gradients.values()]
-    norm = builder("sqrt", total(builder, [builder.cast(s, "f32") for s in squares]))
-    bound = builder.constant(limit, "f32")
-    scale = builder("div", bound, builder("maximum", norm, bound))
+def _clipped(
+    builder: Builder, gradients: Mapping[Value, Value], norm: Value, limit: float
+) -> dict[Value, Value]:
+    """Gradients scaled so that their joint norm, which is `norm`, becomes at most `limit`."""
+    most = builder.constant(limit, "f32")
+    scale = builder("div", most, builder("maximum", norm, most))
     return {value: builder("mul", g, builder.cast(scale, g.type.dtype)) for value, g in gradients.items()}
 
 
 @attrs.frozen
 class Differentiated:
-    """Loss and gradients of the parameters, in a builder's body: of one batch, or the mean over several."""
+    """What is handed out of the forward pass, the loss first, and gradients of the parameters, in a builder's body.
+
+    They are those of one batch, or the mean over several.
+    """
 
     builder: Builder
     arguments: tuple[Argument, ...]
-    loss: Value
+    outputs: Mapping[str, Value]
     gradients: dict[Value, Value]
 
 
@@ -126,7 +134,9 @@ def _whole_batch(forward: Function, training: Training) -> Differentiated:
     builder = _continue(forward)
     parameters = _trained(forward, training)
     gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
-    return Differentiated(builder, forward.arguments, _minimized(forward, training), gradients)
+    values = {output.name: output.value for output in forward.outputs}
+    outputs = {name: values[name] for name in handed_out(forward, training)}
+    return Differentiated(builder, forward.arguments, outputs, gradients)
 
 
 def _minimized(forward: Function, training: Training) -> Value:
@@ -143,13 +153,16 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
         seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
         return backward(inner, body.body, {loss: seed}, _trained(body, training))
 
-    total, sums = over_micro_batches(builder, forward, arguments, micro, training.minimize, gradients)
-    loss = builder("mul", total, builder.like(1 / micro.size, total))
-    return Differentiated(builder, arguments, loss, sums)
+    names = handed_out(forward, training)
+    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients)
+    dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
+    means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
+    outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
+    return Differentiated(builder, arguments, outputs, sums)
 
 
 def _differentiated(program: Program, training: Training) -> tuple[Program, Differentiated]:
-    forward = program.function("forward")
+    forward = bound(program.function("forward"), training=True)
     if training.accumulate == 1:
         return program, _whole_batch(forward, training)
     program, micro = with_micro_dim(program, training.accumulate)
@@ -171,21 +184,41 @@ def _updated(
     return states, outputs
 
 
+def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Value]) -> dict[str, Value]:
+    """What a step knows besides the model's outputs, as far as it is asked for."""
+    found = dict[str, Value]()
+    if training.clip is not None or GRAD_NORM in training.report:
+        found[GRAD_NORM] = gradient_norm(builder, gradients.values())
+    if training.learning_rate is not None:
+        found[LEARNING_RATE] = inlined(builder, training.learning_rate)
+    return found
+
+
 def with_step(program: Program, training: Training) -> Program:
     """Forward, gradient and update of every parameter; one that is frozen, or has no gradient, stays as it is."""
     program, found = _differentiated(program, training)
     builder, gradients = found.builder, found.gradients
     names = _named_gradients(builder.body, gradients)
     builder.stage, builder.span = "update", training.span
+    own = _built_in(builder, training, gradients)
     if training.clip is not None:
-        gradients = _clipped(builder, gradients, training.clip)
+        gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
     states, changed = _updated(builder, program, training, gradients)
     kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
     unchanged = (Output(value.name, value, value.name) for value in kept)
-    outputs = (Output(training.minimize, found.loss), *changed, *unchanged)
-    step = Function("step", (*found.arguments, *states), tuple(builder.body), outputs)
+    values = {**own, **found.outputs}
+    handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
+    replacing = _apart(handed, (*changed, *unchanged))
+    step = Function("step", (*found.arguments, *states), tuple(builder.body), (*handed, *replacing))
     functions = (*program.functions, numbered(rename_values(step, names)))
-    return attrs.evolve(program, functions=functions, training=attrs.evolve(training, updates=()))
+    done = attrs.evolve(training, updates=(), learning_rate=None)
+    return attrs.evolve(program, functions=functions, training=done)
+
+
+def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Output, ...]:
+    """What replaces arguments, under names that nothing that is handed out has."""
+    names = Names(output.name for output in handed)
+    return tuple(attrs.evolve(output, name=names.fresh(output.name)) for output in replacing)
 
 
 def numbered(function: Function) -> Function:

@@ -20,7 +20,7 @@ from mtfc.compiler.ir.opdef import (
 )
 from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.place import place_by_layout
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
 
 def creation(
@@ -146,5 +146,12 @@ OPS = (
         "1 at each index along a new dimension, else 0.",
         flops_per_result,
         "fused",
+    ),
+    creation(
+        "training",
+        lambda types, attributes: (scalar("bool"),),
+        lambda shard: shard.np.zeros((), shard.np.bool_),
+        lambda module: lambda code: f"{module}.zeros({code.shape}, {code.dtype})",
+        "True in a training step, and where gradients are computed; false elsewhere.",
     ),
 )

@@ -1,0 +1,81 @@
+"""What a training step hands out: the loss, and what `report` names.
+
+A name stands for the output of the model that has it, or else for one of `BUILT_IN`. Of several micro-batches an output is the
+mean, added up in 32 bits at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from mtfc.compiler.ir.autodiff import total
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Function, Program, Training, Value
+from mtfc.compiler.ir.rewrite import Substitution
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, scalar
+
+GRAD_NORM = "grad_norm"
+LEARNING_RATE = "learning_rate"
+BUILT_IN = (GRAD_NORM, LEARNING_RATE)
+
+
+def handed_out(forward: Function, training: Training) -> tuple[str, ...]:
+    """The outputs of the model that its step hands out: the loss first."""
+    outputs = {output.name for output in forward.outputs}
+    return (training.minimize, *(name for name in training.report if name in outputs))
+
+
+def report_error(training: Training, program: Program) -> str | None:
+    """What is wrong with the names that are reported; None where nothing is."""
+    known = {output.name for output in program.function("forward").outputs}
+    names = (training.minimize, *training.report)
+    if len(set(names)) != len(names):
+        return "the step hands out two values of one name"
+    unknown = [name for name in training.report if name not in known and name not in BUILT_IN]
+    if unknown:
+        return f"{unknown[0]} is reported, and is no output of forward"
+    return _rate_error(training, LEARNING_RATE in training.report and LEARNING_RATE not in known)
+
+
+def _rate_error(training: Training, is_reported: bool) -> str | None:
+    rate = training.learning_rate
+    if rate is None:
+        return (
+            "the learning rate is reported, and nothing gives it"
+            if is_reported and training.updates
+            else None
+        )
+    if not is_reported:
+        return "the learning rate is given, and not reported"
+    is_right = not rate.arguments and [output.value.type for output in rate.outputs] == [scalar("f32")]
+    return None if is_right else "the learning rate is f32[], and made of nothing"
+
+
+def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
+    """The Euclidean norm of all gradients together, f32[]."""
+    squares = [_square(builder, wide(builder, gradient)) for gradient in gradients]
+    summed = total(builder, [builder.cast(square, "f32") for square in squares])
+    return builder("sqrt", summed, name=GRAD_NORM)
+
+
+def _square(builder: Builder, gradient: Value) -> Value:
+    return builder("sum", builder("square", gradient), over=gradient.type.dims)
+
+
+def wide(builder: Builder, value: Value) -> Value:
+    """The value in 32 bits, if it has 16."""
+    is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES["f32"]
+    return builder.cast(value, "f32") if is_narrow else value
+
+
+def inlined(builder: Builder, function: Function) -> Value:
+    """Append the equations of a function without arguments; its only output."""
+    new = Substitution()
+    for eqn in function.body:
+        for value in eqn.results:
+            new[value] = Value(builder.names.fresh(value.name), value.type)
+        builder.append(attrs.evolve(new.equation(eqn), span=builder.span, stage=builder.stage, path=None))
+    (output,) = function.outputs
+    return new[output.value]

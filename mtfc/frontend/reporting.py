@@ -1,0 +1,87 @@
+"""What a `train` block reports: outputs of the model, and what a training step knows besides (`ir/reports.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.reports import BUILT_IN, LEARNING_RATE
+from mtfc.compiler.ir.types import FLOATS, TensorType
+from mtfc.frontend import ast
+from mtfc.frontend.loss import not_returned
+from mtfc.frontend.models import Model
+from mtfc.frontend.optimizers import Optimizer
+from mtfc.frontend.scope import Scope
+from mtfc.frontend.updates import elaborate_hyperparameter
+
+
+@attrs.frozen
+class Reported:
+    """Names besides the loss, in order, and the function that gives the learning rate, where it is one of them."""
+
+    names: tuple[str, ...] = ()
+    learning_rate: Function | None = None
+
+
+def reported(
+    model: Model, decl: ast.TrainDecl, optimizer: Optimizer | None, accumulate: int, scope: Scope
+) -> Reported:
+    """What the block asks for, as far as it is right. `accumulate` is the number of micro-batches."""
+    outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
+    places: dict[str, Span] = {}
+    found: list[str] = []
+    rate: Function | None = None
+    for name in decl.report or ():
+        if name.text in places:
+            label = Label(places[name.text], "first named here")
+            scope.error("E410", f"`{name.text}` is reported twice", name.span, [label])
+        elif name.text in outputs:
+            if accumulate == 1 or _has_mean(name, outputs[name.text], accumulate, scope):
+                found.append(name.text)
+        elif name.text not in BUILT_IN:
+            _unknown(name, model, outputs, scope)
+        elif name.text != LEARNING_RATE:
+            found.append(name.text)
+        elif optimizer is not None:
+            rate = _learning_rate(name, optimizer, scope)
+            found += [name.text] if rate else []
+        places.setdefault(name.text, name.span)
+    minimized = decl.minimize.text if decl.minimize else None
+    return Reported(tuple(name for name in found if name != minimized), rate)
+
+
+def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -> bool:
+    """Whether the mean over micro-batches is a value of the output's dtype."""
+    if type.dtype in FLOATS:
+        return True
+    message = f"`{name.text}` is {type}, and the mean over {accumulate} micro-batches is reported"
+    help = f"return it as a floating-point value: `cast({name.text}, f32)`"
+    scope.error("E410", message, name.span, help=help)
+    return False
+
+
+def _unknown(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> None:
+    if not model.complete or name.text in scope.doubtful:
+        return
+    if name.text in model.places:
+        not_returned(name, model, outputs, scope)
+        return
+    known = (*outputs, *BUILT_IN)
+    near = scope.reports.nearest(name.text, known)
+    meant = f"did you mean `{near}`? " if near else ""
+    help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known)}"
+    scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
+
+
+def _learning_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> Function | None:
+    hypers = dict.fromkeys(hyper.name.text for decl in optimizer.decls for hyper in decl.hypers)
+    if LEARNING_RATE in hypers:
+        return elaborate_hyperparameter(optimizer, LEARNING_RATE, scope)
+    message = f"optimizer `{optimizer.name}` has no hyperparameter `{LEARNING_RATE}` to report"
+    label = Label(optimizer.call.span, "it is called here")
+    listed = ", ".join(f"`{hyper}`" for hyper in hypers)
+    scope.error("E410", message, name.span, [label], f"it has {listed}" if hypers else None)
+    return None
