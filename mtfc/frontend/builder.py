@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import attrs
 
@@ -169,19 +169,20 @@ class Builder:
     def train_decl(
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
     ) -> ast.TrainDecl | ast.Broken:
-        settings = _by_key(entries, SETTINGS, "a train block")
+        reports = [entry for entry in entries if _is_report(entry)]
+        settings = _by_key((entry for entry in entries if not _is_report(entry)), SETTINGS, "a train block")
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset())
         errors = [
             _unfit(entry) for key, entry in settings.items() if _is_precision(entry) != (key == "precision")
         ]
-        errors += [
-            _unnamed(settings[key]) for key in ("minimize", "report") if not _is_named(settings.get(key))
-        ]
+        named = [*reports, *(entry for key, entry in settings.items() if key == "minimize")]
+        errors += [_unnamed(entry) for entry in named if not _is_named(entry)]
         if errors:
             raise CompileError(errors)
         values: dict[str, Any] = dict.fromkeys(SETTINGS)
         values.update((key, entry.value) for key, entry in settings.items())
+        values["report"] = tuple(name for entry in reports for name in entry.value) or None
         groups = tuple(entry for entry in entries if isinstance(entry, ast.OptimizerFor | ast.Frozen))
         return ast.TrainDecl(span, model, **values, groups=groups)
 
@@ -213,14 +214,18 @@ def _unfit(entry: Entry) -> Diagnostic:
     return Diagnostic("E001", f"expected {expected}, found {found}", entry.value.span)
 
 
-def _is_named(entry: Entry | None) -> bool:
-    """Whether the entry, if there is one, gives what its keyword takes: a name to minimize, or names to report."""
-    return entry is None or isinstance(entry.value, tuple if entry.key.text == "report" else ast.Name)
+def _is_report(entry: ast.Node) -> TypeGuard[Entry]:
+    return isinstance(entry, Entry) and entry.key.text == "report"
+
+
+def _is_named(entry: Entry) -> bool:
+    """Whether the entry gives what its keyword takes: a name to minimize, or names to report."""
+    return isinstance(entry.value, tuple if _is_report(entry) else ast.Name)
 
 
 def _unnamed(entry: Entry) -> Diagnostic:
-    what = "names" if entry.key.text == "report" else "a name"
-    help = "write `report accuracy, grad_norm`" if entry.key.text == "report" else "write `minimize loss`"
+    what = "names" if _is_report(entry) else "a name"
+    help = "write `report accuracy, grad_norm`" if _is_report(entry) else "write `minimize loss`"
     return Diagnostic("E001", f"expected {what} after `{entry.key.text}`, found `=`", entry.span, help=help)
 
 

@@ -267,3 +267,37 @@ def test_entries_of_the_train_block_are_changed(mtfc: Mtfc, folder: Path) -> Non
             for which in (("model.mtf", *settings), ("changed.mtf",), ("model.mtf",))
         ]
         assert losses[0] == losses[1] != losses[2]
+
+
+DROPPING = """
+import nn
+dim batch = 4; dim io = 8
+model net(x: [batch, io]) {
+  param w: [io] = ones()
+  h = nn.dropout(x * w, rate = RATE)
+  loss = mean(square(h - 1))
+  return loss, h
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1); report h }
+"""
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_evaluation_drops_nothing(mtfc: Mtfc, folder: Path, backend: str) -> None:
+    """`--eval` and a run without `--train` are those of the model without dropout, for the parameters at hand."""
+    for name, rate in (("dropping", "0.5"), ("keeping", "0.0")):
+        (folder / f"{name}.mtf").write_text(DROPPING.replace("RATE", rate), "utf-8")
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (4, 8)).astype(np.float32)
+    np.savez("data.npz", x=x)
+    options = ["--data", "data.npz", "--backend", backend, "--format", "json"]
+    trained = mtfc(
+        "run", "dropping.mtf", "--train", *options, "--eval", "data.npz", "--save", "trained.npz"
+    ).json
+    once = {
+        name: mtfc("run", f"{name}.mtf", *options, "--params", "trained.npz").json
+        for name in ("dropping", "keeping")
+    }
+    assert once["dropping"]["outputs"] == once["keeping"]["outputs"]
+    assert trained["steps"][0]["eval"]["loss"] == pytest.approx(once["keeping"]["outputs"]["loss"]["value"])
+    before = float(np.mean((x - 1) ** 2))
+    assert abs(trained["steps"][0]["loss"] - before) > 0.1

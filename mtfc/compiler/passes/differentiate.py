@@ -8,13 +8,14 @@ their losses: gradients are added up and parameters updated once.
 Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its parameters
 Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
          or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
+         or, with of=module, besides `step` functions of loss and gradients alone (see `gradient_functions`)
 In what is added, `training` is true (see `ir/training_flag.py`).
 After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -33,7 +34,9 @@ from mtfc.compiler.ir.updates import Updater, update_of, updated
 
 @attrs.frozen
 class Differentiate(Pass):
-    """`of` says what to add: `step` (where the program trains), or `gradients` of all float inputs and parameters."""
+    """`of` says what to add: `step` (where the program trains), `gradients` of all float inputs and parameters, or for a `module`
+    that others call the step and its gradients alone.
+    """
 
     name: ClassVar[str] = "differentiate"
     of: str = "step"
@@ -44,7 +47,9 @@ class Differentiate(Pass):
                 attrs.evolve(program, functions=(*program.functions, gradients_function(program)))
             )
         training = program.training
-        return _declared(with_step(program, training)) if training and training.updates else program
+        if training is None or not training.updates:
+            return program
+        return _declared(with_step(program, training, with_gradients=self.of == "module"))
 
 
 def _declared(program: Program) -> Program:
@@ -161,12 +166,43 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
     return Differentiated(builder, arguments, outputs, sums)
 
 
-def _differentiated(program: Program, training: Training) -> tuple[Program, Differentiated]:
+def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
+    """The parts of a step that compute loss and gradients: another optimizer can take the place of the file's.
+
+    `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients that
+    either gives. A gradient is an output that belongs to the parameter, and so is placed as the parameter is.
+    """
     forward = bound(program.function("forward"), training=True)
-    if training.accumulate == 1:
-        return program, _whole_batch(forward, training)
-    program, micro = with_micro_dim(program, training.accumulate)
-    return program, _micro_batches(forward, training, micro)
+    yield _gradients("batch_gradients", _whole_batch(forward, training), training)
+    if micro is not None:
+        yield _gradients("step_gradients", _micro_batches(forward, training, micro), training)
+    if training.clip is not None:
+        yield _clipping(forward, training, training.clip)
+
+
+def _gradients(name: str, found: Differentiated, training: Training) -> Function:
+    """The loss, and for each parameter its gradient, zeros where it has none."""
+    builder, gradients = found.builder, found.gradients
+    names = _named_gradients(builder.body, gradients)
+    given = list[Output]()
+    for value in (a.value for a in found.arguments if a.role == "parameter"):
+        gradient = gradients.get(value) or builder(
+            "full", dims=value.type.dims, value=0.0, dtype=value.type.dtype
+        )
+        given.append(Output(value.name, gradient, value.name))
+    handed = Output(training.minimize, found.outputs[training.minimize])
+    function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))
+    return numbered(rename_values(function, names))
+
+
+def _clipping(forward: Function, training: Training, limit: float) -> Function:
+    """The arguments stand for gradients, under the names of the parameters that they belong to."""
+    arguments = tuple(argument for argument in forward.arguments if argument.role == "parameter")
+    values = [argument.value for argument in arguments]
+    builder = Builder(Names(value.name for value in values), training.span, "update")
+    clipped = _clipped(builder, {v: v for v in values}, gradient_norm(builder, values), limit)
+    outputs = tuple(Output(value.name, clipped[value], value.name) for value in values)
+    return Function("clip_gradients", arguments, tuple(builder.body), outputs)
 
 
 def _updated(
@@ -194,9 +230,13 @@ def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Va
     return found
 
 
-def with_step(program: Program, training: Training) -> Program:
+def with_step(program: Program, training: Training, with_gradients: bool = False) -> Program:
     """Forward, gradient and update of every parameter; one that is frozen, or has no gradient, stays as it is."""
-    program, found = _differentiated(program, training)
+    forward, micro = bound(program.function("forward"), training=True), None
+    if training.accumulate > 1:
+        program, micro = with_micro_dim(program, training.accumulate)
+    more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
+    found = _whole_batch(forward, training) if micro is None else _micro_batches(forward, training, micro)
     builder, gradients = found.builder, found.gradients
     names = _named_gradients(builder.body, gradients)
     builder.stage, builder.span = "update", training.span
@@ -210,7 +250,7 @@ def with_step(program: Program, training: Training) -> Program:
     handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
     replacing = _apart(handed, (*changed, *unchanged))
     step = Function("step", (*found.arguments, *states), tuple(builder.body), (*handed, *replacing))
-    functions = (*program.functions, numbered(rename_values(step, names)))
+    functions = (*program.functions, *more, numbered(rename_values(step, names)))
     done = attrs.evolve(training, updates=(), learning_rate=None)
     return attrs.evolve(program, functions=functions, training=done)
 
