@@ -156,8 +156,13 @@ def _observers(options: argparse.Namespace) -> list[Observer]:
 
 # Kinds
 
-PIPELINES = {"ir": (), "grad": differentiation()}
-"""The passes for kinds that do not need all of them."""
+PIPELINES = {
+    "ir": (),
+    "grad": differentiation(),
+    "jax": default_pipeline("module"),
+    "numpy": default_pipeline("module"),
+}
+"""The passes for kinds that need others than the usual ones."""
 
 
 def _stablehlo(program: Program) -> str:
