@@ -81,7 +81,7 @@ def read(path: str | PathLike[str]) -> str:
 def compile_case(text: str, file: str, choice: Choice) -> Compiled:
     """Compile a file's text for the first layout that is chosen. Raises `CompileError`."""
     selection = choose(text, file, choice)
-    return Compiled(selection.cases[0].lower(selection.program), selection.hardware)
+    return Compiled(selection.cases[0].lower(selection.program, "module"), selection.hardware)
 
 
 def found(**options: Any) -> dict[str, Any]:
