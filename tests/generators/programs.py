@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mtfc.compiler.ir.types import Dim, Mesh
 from tests.generators.blocks import COUNTED, UNTOUCHED, statements
 from tests.generators.features import FAMILIES
-from tests.generators.flat import ONE, Flat, Place, called, flat_name
+from tests.generators.flat import ONE, Flat, Place, called, flat_name, flat_parameter
 from tests.generators.layouts import LayoutText, legal_layouts
 from tests.generators.meshes import dimensions, meshes
 from tests.generators.scope import MAX_ELEMENTS, Options, Scope
@@ -60,16 +60,19 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
     scope = Scope(mesh, real, kinks, family, options, draw(dimensions(mesh)))
     inputs = _inputs(draw, scope)
     _parameters(draw, scope, at_least=int(trained))
-    if trained:
-        _anchor(draw, scope)
+    anchor = _anchor(draw, scope) if trained else ""
     statements(draw, scope, options.statements)
     returned = _returned(draw, scope, trained)
     training = _training(draw, scope, returned, rough) if trained else ""
-    return _written(draw, scope, inputs, returned, training)
+    return _written(draw, scope, inputs, returned, training, anchor)
 
 
-def _written(draw: Any, scope: Scope, inputs: list[Term], returned: str, training: str) -> Generated:
-    """The program in both forms, with layouts for all the tensors that it turns out to have."""
+def _written(
+    draw: Any, scope: Scope, inputs: list[Term], returned: str, training: str, anchor: str
+) -> Generated:
+    """The program in both forms, with layouts for all the tensors that it turns out to have. `anchor` is a parameter that is
+    trained in any case.
+    """
     flat = Flat(scope.calls)
     for each in inputs:
         flat.value(each.text, each.dims)
@@ -81,8 +84,10 @@ def _written(draw: Any, scope: Scope, inputs: list[Term], returned: str, trainin
     values = {name: shapes for name, shapes in flat.values.items() if any(shapes[0])}
     functions = [known.function for known in scope.functions]
     writing = Writing(scope.calls)
+    groups = _groups(draw, [name for name in flat.params if name != anchor]) if training else ()
+    flat_text = _flat_text(inputs, returned, flat, scope) + _grouped(training, groups, flat_parameter)
+    training = _grouped(training, groups, str)
     body = _model(inputs, returned, writing, scope, functions) + training
-    flat_text = _flat_text(inputs, returned, flat, scope) + training
     scope.dims = dims = _used(scope.dims, body)
     layouts = tuple(draw(legal_layouts(name, scope, stored, values)) for name in names)
     mesh = ", ".join(f"{name}: {size}" for name, size in scope.mesh.axes)
@@ -170,10 +175,11 @@ def _parameters(draw: Any, scope: Scope, at_least: int) -> None:
         scope.parameter(name, _shape(draw, scope), init)
 
 
-def _anchor(draw: Any, scope: Scope) -> None:
-    """A term of the loss that depends on a parameter, whatever the rest does."""
+def _anchor(draw: Any, scope: Scope) -> str:
+    """A term of the loss that depends on a parameter, whatever the rest does; that parameter."""
     name = draw(st.sampled_from([param.name for param in scope.block.params]))
     scope.assign(UNTOUCHED, scope.seen(Term(f"{0.5**6} * sum({name})", (), scope.real, 64.0, None)))
+    return str(name)
 
 
 def _returned(draw: Any, scope: Scope, trained: bool) -> str:
@@ -248,3 +254,23 @@ def _training(draw: Any, scope: Scope, returned: str, rough: bool) -> str:
         entries.append(f"report {', '.join(_reported(draw, scope, returned, optimizer))}")
     declared = OWN if optimizer.startswith("own") else ""
     return "\ntrain m {\n" + "".join(f"  {entry}\n" for entry in entries) + "}\n" + declared
+
+
+Group = tuple[str, tuple[str, ...]]
+"""What a group begins with and ends with, around its patterns; and the parameters in it."""
+
+
+def _groups(draw: Any, parameters: list[str]) -> tuple[Group, ...]:
+    """Entries for some parameters; in half of the programs there are none."""
+    if not parameters or draw(st.booleans()):
+        return ()
+    kinds = ("frozen {}", *(f"optimizer for {{}} = {each}" for each in OPTIMIZERS[:4]))
+    members = st.lists(st.sampled_from(parameters), unique=True, min_size=1, max_size=2).map(tuple)
+    groups = st.lists(st.tuples(st.sampled_from(kinds), members), min_size=1, max_size=2)
+    return tuple(draw(groups))
+
+
+def _grouped(training: str, groups: Iterable[Group], called: Callable[[str], str]) -> str:
+    """The `train` block with the groups, of parameters as they are called in some text."""
+    lines = [entry.format(", ".join(f'"{called(name)}"' for name in names)) for entry, names in groups]
+    return training.replace("{\n", "{\n" + "".join(f"  {line}\n" for line in lines), 1)
