@@ -8,12 +8,19 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import LOOP, make_loop
+from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, region_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
+REGION = "micro_batches"
+
 Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
+
+
+def is_over_micro_batches(eqn: Equation) -> bool:
+    """Whether an equation is the loop over micro-batches: the region of any other loop is called as its dimension."""
+    return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
 
 
 def with_micro_dim(program: Program, number: int) -> tuple[Program, Dim]:
@@ -95,4 +102,4 @@ def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Functi
         outputs.append(Output(total.name, inner("add", total, value), total.name))
     arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
     arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
-    return Function("micro_batches", tuple(arguments), tuple(inner.body), tuple(outputs))
+    return Function(REGION, tuple(arguments), tuple(inner.body), tuple(outputs))
