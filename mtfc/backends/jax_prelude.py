@@ -52,6 +52,12 @@ def turned(product):
     return lax.platform_dependent(product, cpu=lambda x: lax.optimization_barrier(x).T, default=lambda x: x.T)
 
 
+def bound(number, *arrays):
+    """The arrays, none of which XLA can use before the number is known. Each has a barrier of its own, as what varies differs."""
+    held = [lax.optimization_barrier((x, number))[0] for x in arrays]
+    return held if len(held) > 1 else held[0]
+
+
 def window(x, axis, size, stride, padding, dilation, value):
     """The windows of `x` along `axis`, which gives way to their number and their `size`."""
     before, after = padding

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, region_of
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
@@ -21,6 +22,15 @@ Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 def is_over_micro_batches(eqn: Equation) -> bool:
     """Whether an equation is the loop over micro-batches: the region of any other loop is called as its dimension."""
     return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
+
+
+def gathered_anew(eqn: Equation) -> list[Value]:
+    """Operands of the loop over micro-batches that each micro-batch gathers: parameters that are stored split otherwise."""
+    if not is_over_micro_batches(eqn):
+        return []
+    gathers = [each for each in walk(region_of(eqn).body) if each.op == "all_gather"]
+    axes = {axis for each in gathers for axis in axes_of(each)}
+    return [v for v, a in pairs(eqn) if a.role == "invariant" and not axes.isdisjoint(v.type.split_axes)]
 
 
 def with_micro_dim(program: Program, number: int) -> tuple[Program, Dim]:
