@@ -92,7 +92,7 @@ def legal_layouts(
     computed = draw(rules(mesh, order, shapes, {}, scope.options.spatial))
     params: Splits = {}
     optimizer: Splits = {}
-    if parameters and draw(st.booleans()):
+    if parameters and (scope.options.accumulated or draw(st.booleans())):
         stored = tuple(dict.fromkeys(dim for shape in parameters for dim in shape if dim in scope.dims))
         params = draw(rules(mesh, stored, parameters, computed))
         optimizer = draw(rules(mesh, stored, parameters, {**computed, **params}))

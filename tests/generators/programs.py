@@ -53,7 +53,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
     """A well-typed program with legal layouts."""
     mesh = draw(meshes())
     real = draw(st.sampled_from(options.reals))
-    trained = draw(st.booleans())
+    trained = options.accumulated or draw(st.booleans())
     rough = options.rough and trained and real == "f32" and draw(st.integers(0, 11)) == 11
     kinks = not rough and draw(st.booleans()) and options.jumps
     family = draw(st.integers(0, len(FAMILIES) - 1))
@@ -64,7 +64,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
         _anchor(draw, scope)
     statements(draw, scope, options.statements)
     returned = _returned(draw, scope, trained)
-    return _written(draw, scope, inputs, returned, _training(draw, rough) if trained else "")
+    return _written(draw, scope, inputs, returned, _training(draw, rough, options) if trained else "")
 
 
 def _written(draw: Any, scope: Scope, inputs: list[Term], returned: str, training: str) -> Generated:
@@ -227,12 +227,12 @@ optimizer own(rate, decay = 0.5) (p, g) {
 """An optimizer that a file declares: with state of two shapes, and without where a parameter is a scalar."""
 
 
-def _training(draw: Any, rough: bool) -> str:
+def _training(draw: Any, rough: bool, options: Options) -> str:
     optimizer = draw(st.sampled_from(OPTIMIZERS))
     entries = ["minimize loss", f"optimizer = {optimizer}"]
     if draw(st.integers(0, 3)) == 3:
         entries.append(f"clip = {draw(st.sampled_from((0.5, 4.0)))}")
-    if draw(st.integers(0, 5)) == 5:
+    if options.accumulated or draw(st.integers(0, 5)) == 5:
         entries.append(f"accumulate = {draw(st.integers(2, 3))}")
     if rough:
         entries.append("precision = { params: f32, compute: bf16 }")
