@@ -325,3 +325,23 @@ model m(x: f64[batch, io]) {
 }
 """
     _check(text, SLOW_LINKS, storage=False)
+
+
+def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
+    """And parameters arrive as they are stored: neither needs memory for a whole one throughout the step."""
+    text = """
+    dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
+    mesh grid = [one: 2, other: 2]
+    layout main = { batch: one }
+    model m(x: [batch, d]) {
+      repeat layers {
+        param w: [d, hidden] = normal(stddev = 0.5)
+        param v: [hidden, d] = normal(stddev = 0.5)
+        x = x + einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, d])
+      }
+      loss = mean(square(x))
+      return loss
+    }
+    train m { minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = 3 }
+    """
+    _check(text, SLOW_LINKS, storage=True)
