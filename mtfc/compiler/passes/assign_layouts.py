@@ -27,9 +27,9 @@ import attrs
 
 from mtfc.compiler.analysis.equation_names import placeable_names
 from mtfc.compiler.analysis.resharding import plan
-from mtfc.compiler.analysis.ruling import Ruling
+from mtfc.compiler.analysis.ruling import Ruling, owners
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import ROLES, dim_of, pairs, region_of, sliced_type
+from mtfc.compiler.ir.loops import ROLES, dim_of, looped_dims, pairs, region_of, sliced_type
 from mtfc.compiler.ir.micro_batches import is_over_micro_batches
 from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
@@ -49,7 +49,14 @@ class AssignLayouts(Pass):
     def run(self, program: Program) -> Program:
         mesh, layout = program.mesh or Mesh("single", ()), program.layout or Layout("undistributed")
         placed = attrs.evolve(program, mesh=mesh, layout=layout)
-        return placed.map_functions(lambda function: Assignment(mesh, layout, function).function(function))
+        looped = frozenset[Dim]().union(*map(looped_dims, program.functions))
+
+        def assigned(function: Function) -> Function:
+            names = placeable_names(function)
+            ruling = Ruling(mesh, layout, names, looped, owners(function, layout))
+            return Assignment(mesh, ruling).function(function)
+
+        return placed.map_functions(assigned)
 
 
 def only_sliced(function: Function) -> set[Value]:
@@ -66,8 +73,8 @@ def only_sliced(function: Function) -> set[Value]:
 class Assignment:
     """Assigns layouts to one function, in order of definition."""
 
-    def __init__(self, mesh: Mesh, layout: Layout, function: Function) -> None:
-        self.mesh, self.ruling = mesh, Ruling(mesh, layout, placeable_names(function))
+    def __init__(self, mesh: Mesh, ruling: Ruling) -> None:
+        self.mesh, self.ruling = mesh, ruling
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()
         self.kept: dict[Value, Splits] = {}  # start or update of a sum of gradients -> the layout of the sum
@@ -130,7 +137,7 @@ class Assignment:
     def _summed(self, argument: Argument) -> Splits:
         """The layout of a sum of gradients over micro-batches: that of a parameter with these dimensions."""
         type = argument.value.type
-        return self._legal(type, self._restrict(type, self.ruling.parameters))
+        return self._legal(type, self._restrict(type, self.ruling.parameter(type)))
 
     def _equation(self, eqn: Equation) -> Equation:
         rule = OPS[eqn.op].layout_rule(eqn)
