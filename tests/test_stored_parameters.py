@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
+from mtfc.backends import jax_runtime
+from mtfc.backends.hlo import collectives
 from mtfc.cli.selection import Choice, choose
-from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.analysis.causes import sendings
+from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.passes.combine_collectives import CombineCollectives
+from mtfc.compiler.pipelines import default_pipeline, run
 from mtfc.frontend.format import format_source
 from tests.harness import (
     SINGLE,
@@ -20,7 +26,10 @@ from tests.harness import (
     lowered,
     reference,
     simulate,
+    tolerance,
 )
+from tests.properties.test_jax import AS_WRITTEN
+from tests.properties.test_numpy import predicted
 
 HEAD = """
 dim batch = 8; dim d = 8; dim hidden = 16; dim vocab = 12; dim odd = 5; dim layers = 32
@@ -185,3 +194,95 @@ def test_canonical_form() -> None:
 
 def test_elsewhere_it_is_an_operator() -> None:
     assert load("dim a = 2 * 3\nmodel m(x: [a]) { y = x * x; return y }").programs
+
+
+# Small all-gathers travel together
+
+SMALL = """
+dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 2
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = LAYOUT
+model m(x: [batch, d]) {
+  repeat layers {
+    param scale: [d] = ones()
+    param w: [hidden, d] = normal(stddev = 0.5)
+    param b: [hidden] = zeros()
+    param v: [d, hidden] = normal(stddev = 0.5)
+    param c: [d] = zeros()
+    x = x + c + einsum(tanh(b + einsum(x * scale, w -> [batch, hidden])), v -> [batch, d])
+  }
+  loss = mean(square(x))
+  return loss
+}
+train m { minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = 2; MORE }
+"""
+TOGETHER = [
+    "{ batch: rows, params: { *: rows } }",
+    "{ batch: (rows, cols), params: { *: (rows, cols) } }",
+    "{ batch: rows, params: { *: (cols, rows) } }",
+    "{ batch: rows, hidden: cols, params: { *: rows } }",
+    "{ batch: rows, optimizer: { *: rows } }",
+]
+PRECISION = "precision = { params: f32, compute: bf16 }"
+
+
+def small(layout: str, more: str = "") -> str:
+    return SMALL.replace("LAYOUT", layout).replace("MORE", more)
+
+
+@pytest.mark.parametrize("layout", TOGETHER)
+@pytest.mark.parametrize("more", ["clip = 0.5", PRECISION])
+def test_gathers_that_travel_together_give_the_same(layout: str, more: str) -> None:
+    text = small(layout, more)
+    program = lowered(text)
+    step = program.function("step")
+    assert any(eqn.op == "all_gather" and len(eqn.operands) > 1 for eqn in walk(step.body))
+    given = exact_data(step, seed=9)
+    expected = reference(text, "step", given)
+    tolerance(program).check(simulate(text, "step", given), expected, f"{layout} on NumPy")
+    tolerance(program).check(call(jax_module(program), step, given), expected, f"{layout} on JAX")
+
+
+@pytest.mark.parametrize("layout", TOGETHER)
+def test_xla_sends_them_together(layout: str) -> None:
+    """As many collectives, and as many bytes, as `cost` says."""
+    program = lowered(small(layout))
+    compiled = jax_runtime.lowered(program, "step").compile(compiler_options=AS_WRITTEN)
+    found, wanted = collectives(compiled.as_text())["all_gather"], predicted(program, "step")["all_gather"]
+    assert found == wanted
+
+
+def gathers(text: str, max_bytes: int) -> list[int]:
+    """The number of operands of each all-gather of the step."""
+    (program,), layout = load(text).programs, load(text).layouts[0]
+    placed = attrs.evolve(program, mesh=layout.mesh, layout=layout.layout)
+    passes = (*default_pipeline()[:-1], CombineCollectives(max_bytes))
+    step = run(placed, passes).function("step")
+    return [len(eqn.operands) for eqn in walk(step.body) if eqn.op == "all_gather"]
+
+
+def test_as_many_travel_together_as_there_is_room_for() -> None:
+    """Forward `c`, `b`, `scale`, `w` and `v`: 32, 64, 32, 512 and 512 bytes once they are gathered; three of them backward."""
+    text = small("{ batch: rows, params: { *: rows } }")
+    assert gathers(text, 0) == [1] * 8
+    assert gathers(text, 128) == [2, 1, 1, 1, 1, 1, 1]
+    assert gathers(text, 300) == [3, 1, 1, 1, 1, 1]
+    assert gathers(text, 4 << 20) == [5, 3]
+
+
+def test_arrays_that_vary_along_other_axes_travel_apart() -> None:
+    """`w`, `v` and `b` are split over `cols`, too; `scale` and `c` are the same along it."""
+    program = lowered(small("{ batch: rows, hidden: cols, params: { *: rows } }"))
+    mesh = program.placed_on
+    found = [eqn.operands for eqn in walk(program.function("step").body) if eqn.op == "all_gather"]
+    assert {len({value.type.varying(mesh) for value in operands}) for operands in found} == {1}
+    assert max(len(operands) for operands in found) == 3
+
+
+def test_explain_names_each_array() -> None:
+    text = small("{ batch: rows, params: { *: rows } }")
+    program = lowered(text)
+    assert program.layout is not None
+    sent = sendings(program.function("step"), program.placed_on, program.layout)
+    stored = {cause.what for each in sent if each.kind == "all_gather" for cause in each.causes}
+    assert stored == {"stores d in parts", "stores hidden in parts"}

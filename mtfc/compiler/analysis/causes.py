@@ -16,7 +16,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
 from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, gathered_dims
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
@@ -171,6 +171,8 @@ class _Tracer:
         for axis in completed:
             yield from self._sums(value, axis)
         source, target = eqn.attrs.get("source", eqn.attrs.get("dim")), eqn.attrs.get("target")
+        if eqn.op == "all_gather":
+            source = gathered_dims(eqn)[eqn.operands.index(value)]
         if eqn.op == "reduce_scatter":
             source, target = None, source
         if isinstance(source, Dim) and not completed:
