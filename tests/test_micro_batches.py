@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tests.harness import reference, simulate
+from mtfc.backends import jax_runtime
+from mtfc.backends.hlo import collectives
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.analysis.memory import Memory, memory_of
+from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.loops import region_of
+from tests.harness import SINGLE, Arrays, call, communication, jax_module, lowered, reference, simulate
 
 SOURCE = """
 dim batch = {batch}; dim io = 4; dim hidden = 6
 mesh grid = [rows: 2, cols: 2]
 layout plain on grid = {{ batch: rows, hidden: cols }}
 layout stored on grid = {{ batch: rows, params: {{ io: cols }}, optimizer: {{ hidden: rows }} }}
+layout sharded on grid = {{ batch: rows, hidden: cols, params: {{ io: rows }} }}
 model m(x: [batch, io]) {{
   param w: [io, hidden] = normal(stddev = 0.5)
   loss = mean(square(tanh(einsum(x, w -> [batch, hidden]))))
@@ -20,15 +30,140 @@ model m(x: [batch, io]) {{
 train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); clip = 0.01; accumulate = {accumulate} }}
 """
 
+LAYERED = """
+dim batch = {batch}; dim d = 8; dim hidden = 16; dim layers = 3
+mesh line = [data: 4]
+layout fsdp = {{ batch: data, params: {{ d: data }} }}
+layout replicated = {{ batch: data }}
+layout optimizer_sharded = {{ batch: data, optimizer: {{ d: data }} }}
+model m(x: [batch, d]) {{
+  param scale: [d] = ones()
+  x = x * scale
+  repeat layers {{
+    param w: [d, hidden] = normal(stddev = 0.5)
+    param v: [hidden, d] = normal(stddev = 0.5)
+    x = x + einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, d])
+  }}
+  loss = mean(square(x))
+  return loss
+}}
+train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = {accumulate} }}
+"""
 
-@pytest.mark.parametrize("layout", ["plain", "stored"])
-def test_micro_batches_are_one_batch(layout: str) -> None:
+
+def drawn(**shapes: tuple[int, ...]) -> Arrays:
     random = np.random.default_rng(0)
-    x = random.standard_normal((12, 4)).astype(np.float32)
-    w, m = (random.standard_normal((4, 6)).astype(np.float32) for _ in range(2))
-    given = {"w": w, "w.velocity": m}
-    expected = reference(SOURCE.format(batch=12, accumulate=1), "step", {"x": x, **given})
-    parts = {"x": x.reshape(3, 4, 4), **given}
-    actual = simulate(SOURCE.format(batch=4, accumulate=3), "step", parts, layout)
-    for name in ("loss", "w", "w.velocity"):
-        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5, atol=1e-7)
+    return {name: (random.standard_normal(shape) / 2).astype(np.float32) for name, shape in shapes.items()}
+
+
+def small() -> Arrays:
+    return drawn(x=(12, 4), w=(4, 6), **{"w.velocity": (4, 6)})
+
+
+def layered() -> Arrays:
+    parameters = {"scale": (8,), "layers.w": (3, 8, 16), "layers.v": (3, 16, 8)}
+    return drawn(x=(12, 8), **parameters, **{f"{name}.velocity": shape for name, shape in parameters.items()})
+
+
+CASES = [
+    (SOURCE, "plain"),
+    (SOURCE, "stored"),
+    (SOURCE, "sharded"),
+    (LAYERED, "fsdp"),
+    (LAYERED, "replicated"),
+    (LAYERED, "optimizer_sharded"),
+]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize(("source", "layout"), CASES)
+def test_micro_batches_are_one_batch(source: str, layout: str, backend: str) -> None:
+    given = small() if source is SOURCE else layered()
+    expected = reference(source.format(batch=12, accumulate=1), "step", given)
+    parts = {**given, "x": given["x"].reshape(3, 4, -1)}
+    several = source.format(batch=4, accumulate=3)
+    if backend == "numpy":
+        actual = simulate(several, "step", parts, layout)
+    else:
+        placed = lowered(several, "step", layout)
+        actual = call(jax_module(placed), placed.function("step"), parts)
+    SINGLE.check(actual, expected, f"{layout} on {backend}")
+
+
+# Communication
+
+
+def sent(layout: str, accumulate: int) -> list[tuple[str, tuple[str, ...], int]]:
+    return communication(LAYERED.format(batch=4, accumulate=accumulate), "step", layout)
+
+
+def elements(found: list[tuple[str, tuple[str, ...], int]], kind: str) -> int:
+    return sum(size for each, _, size in found if each == kind)
+
+
+def test_stored_parameters_are_gathered_and_gradients_scattered_in_each_micro_batch() -> None:
+    """The loop has the collectives of one batch: the same slices of layers, and the same sums."""
+    one, several = sent("fsdp", 1), sent("fsdp", 3)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert elements(several, kind) == elements(one, kind) > 0
+
+
+@pytest.mark.parametrize("layout", ["replicated", "optimizer_sharded"])
+def test_other_gradients_are_completed_once_per_step(layout: str) -> None:
+    """Where parameters are stored as they are computed with, nothing is sent in the loop."""
+    source = LAYERED.format(batch=4, accumulate=3)
+    program = lowered(source, "step", layout)
+    (loop,) = [eqn for eqn in program.function("step").body if eqn.regions]
+    assert not [eqn.op for eqn in walk(region_of(loop).body) if "axes" in eqn.attrs]
+    kind = "all_reduce" if layout == "replicated" else "reduce_scatter"
+    assert elements(sent(layout, 3), kind) >= 8 + 2 * 3 * 8 * 16
+
+
+# Memory
+
+LLAMA = Path(__file__).parents[1] / "examples" / "llama.mtf"
+
+
+def llama(accumulate: int, **dims: int) -> Program:
+    """Its step under the layout `fsdp`, on 8 devices where dimensions are given."""
+    text = LLAMA.read_text("utf-8").replace("  clip = 1.0", f"  clip = 1.0\n  accumulate = {accumulate}")
+    text = text.replace("[data: 64, model: 8]", "[data: 4, model: 2]") if dims else text
+    selection = choose(text, str(LLAMA), Choice("llama", "fsdp", None, dims))
+    return selection.cases[0].lower(selection.program)
+
+
+def memory(program: Program) -> Memory:
+    return memory_of(program.function("step"), program.placed_on, Numbers(program.placed_on))
+
+
+def test_micro_batches_of_llama_need_the_memory_of_one() -> None:
+    one, several = memory(llama(1)), memory(llama(4))
+    assert several.total <= 1.15 * one.total + one.gradients
+    assert several.gradients == one.gradients + 4 == one.parameters + 4  # the loss is summed, too
+
+
+SMALL = {
+    "batch": 8,
+    "length": 32,
+    "vocab": 256,
+    "d_model": 256,
+    "kv_heads": 2,
+    "sharers": 2,
+    "d_k": 16,
+    "d_ff": 512,
+    "layers": 6,
+    "choices": 4,
+}
+
+
+def test_xla_allocates_for_micro_batches_what_one_needs() -> None:
+    """XLA keeps each gather in the loop: otherwise it would hold whole parameters from before the first micro-batch on."""
+    one, several = (jax_runtime.lowered(llama(number, **SMALL), "step").compile() for number in (1, 4))
+    gathers = [collectives(each.as_text())["all_gather"]["count"] for each in (one, several)]
+    assert gathers[1] == 4 * gathers[0]
+    needed = [
+        each.memory_analysis().temp_size_in_bytes + each.memory_analysis().argument_size_in_bytes
+        for each in (one, several)
+    ]
+    gradients = memory(llama(1, **SMALL)).gradients
+    assert needed[1] <= 1.15 * needed[0] + gradients

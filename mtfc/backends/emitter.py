@@ -35,6 +35,7 @@ from mtfc.backends.loop_text import LoopText, Slice
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.micro_batches import gathered_anew
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.place import type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
@@ -194,6 +195,7 @@ class Emitter:
             ],
             stacks=names[count:],
             yields=leaving[count:],
+            held=[self.identifier(value) for value in gathered_anew(eqn)],
             body=body,
         )
 

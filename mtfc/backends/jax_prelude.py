@@ -88,6 +88,25 @@ def turned(product):
     return lax.platform_dependent(product, cpu=lambda x: lax.optimization_barrier(x).T, default=lambda x: x.T)
 
 
+def all_gather(arrays, axes, dim):
+    """The shards of several arrays joined, along a dimension of each counted from the end: they travel as one array."""
+    flat = lax.all_gather(jnp.concatenate([x.ravel() for x in arrays]), axes, to="invarying")
+    parts = jnp.split(flat, np.cumsum([x.size for x in arrays])[:-1], axis=1)
+    return [joined(part, x.shape, x.ndim + d) for part, x, d in zip(parts, arrays, dim, strict=True)]
+
+
+def joined(parts, shape, axis):
+    """Arrays of one shape, each a row of `parts`, joined along `axis`."""
+    shards = jnp.moveaxis(parts.reshape(-1, *shape), 0, axis)
+    return shards.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+
+
+def bound(number, *arrays):
+    """The arrays, none of which XLA can use before the number is known. Each has a barrier of its own, as what varies differs."""
+    held = [lax.optimization_barrier((x, number))[0] for x in arrays]
+    return held if len(held) > 1 else held[0]
+
+
 def window(x, axis, size, stride, padding, dilation, value):
     """The windows of `x` along `axis`, which gives way to their number and their `size`."""
     before, after = padding

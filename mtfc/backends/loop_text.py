@@ -22,7 +22,8 @@ class LoopText:
     """A loop whose values have names.
 
     name: what it runs over; index: a free name. carried: names inside, with what they start as, what replaces them after an
-    iteration and the names of their last values. yields: names of the stacks with what is stacked. body: its statements.
+    iteration and the names of their last values. yields: names of the stacks with what is stacked. held: arrays from outside that
+    each iteration uses anew. body: its statements.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LoopText:
     sliced: Sequence[Slice]
     stacks: Sequence[str]
     yields: Sequence[str]
+    held: Sequence[str]
     body: Sequence[str]
 
 
@@ -74,18 +76,25 @@ def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
 
 
 def jax_loop(loop: LoopText) -> Iterator[str]:
-    """A function of one iteration, and `lax.scan` over it."""
+    """A function of one iteration, and `lax.scan` over it.
+
+    What is held is bound to the number of the iteration. Otherwise XLA would gather it before the loop, and keep it whole.
+    """
+    numbers = [loop.index] if loop.held else []
+    parts = [*(part.name for part in loop.sliced), *numbers]
     carry = loop.carried[0] if len(loop.carried) == 1 else "carry"
-    slices = loop.sliced[0].name if len(loop.sliced) == 1 else "slices"
-    yield f"def {loop.name}({carry}, {slices}):"
+    slices = parts[0] if len(parts) == 1 else "slices"
+    yield f"def {loop.name}({', '.join([carry, slices, *(f'{name}={name}' for name in loop.held)])}):"
     if len(loop.carried) > 1:
         yield f"    {', '.join(loop.carried)} = carry"
-    if len(loop.sliced) > 1:
-        yield f"    {', '.join(part.name for part in loop.sliced)} = slices"
+    if len(parts) > 1:
+        yield f"    {', '.join(parts)} = slices"
+    if loop.held:
+        yield f"    {', '.join(loop.held)} = bound({', '.join([loop.index, *loop.held])})"
     yield from _indented(loop.body)
     yield f"    return {group(loop.updates)}, {group(loop.yields)}"
     yield ""
-    wholes = [_slices_first(part) for part in loop.sliced]
+    wholes = [*map(_slices_first, loop.sliced), *(f"jnp.arange({loop.trips})" for _ in numbers)]
     extent = "" if wholes else f", length={loop.trips}"
     reverse = ", reverse=True" if loop.reverse else ""
     targets = [group(names) if names else "_" for names in (loop.results, loop.stacks)]

@@ -142,7 +142,10 @@ def pmin(x, axes):
 
 
 def all_gather(x, axes, dim):
-    """Every processor gets all parts of dimension `dim` along `axes`."""
+    """Every processor gets all parts of dimension `dim` along `axes`; of a tuple in one message, each with its dimension."""
+    if isinstance(x, tuple):
+        sent("all_gather", *x)
+        return tuple(collect(y, axes, d) for y, d in zip(x, dim, strict=True))
     sent("all_gather", x)
     return collect(x, axes, dim)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import attrs
 
+from mtfc.compiler.ir.types import EVERY
 from mtfc.frontend.nodes import (
     Argument,
     Arrow,
@@ -181,10 +182,19 @@ class MeshDecl(Node):
 
 
 @attrs.frozen
+class Every(Node):
+    """`*` in place of a dimension: in each parameter the one that divides."""
+
+    @property
+    def text(self) -> str:
+        return EVERY
+
+
+@attrs.frozen
 class LayoutRule(Node):
     """`batch: rows`, or `batch: (rows, cols)` with the most major axis first."""
 
-    dim: DimName
+    dim: DimName | Every
     axes: tuple[Name, ...]
 
 

@@ -30,7 +30,7 @@ DECLARATIONS = frozenset(
 )
 # A line that ends in one of these, inside a bracket, goes on.
 UNFINISHED = frozenset(
-    ("COMMA", "ARROW", "EQUAL", "COLON", "OPERATOR", "MINUS", "AND", "OR", "NOT", *CLOSERS)
+    ("COMMA", "ARROW", "EQUAL", "COLON", "OPERATOR", "STAR", "MINUS", "AND", "OR", "NOT", *CLOSERS)
 )
 
 

@@ -128,6 +128,9 @@ class Builder:
     ) -> ast.FnDecl:
         return ast.FnDecl(span, name, generics or (), *rest)
 
+    def every(self, span: Span, star: Token) -> ast.Every:
+        return ast.Every(span)
+
     def layout_decl(
         self, span: Span, name: ast.Name, mesh: ast.Name | None, entries: tuple[ast.Node, ...]
     ) -> ast.LayoutDecl | ast.Broken:

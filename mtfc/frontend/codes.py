@@ -63,6 +63,7 @@ CODES = {
     "E317": "a placement of an operator that does not exist",
     "E318": "devices that do not fit a placement's degrees",
     "E319": "an operator that cannot be split so",
+    "E320": "a layout rule for `*` that is not one of storage",
     "E401": "a loss, or something to report, that the model does not return",
     "E402": "a loss that is not a scalar",
     "E403": "a loss that is not floating-point",

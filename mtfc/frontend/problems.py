@@ -75,6 +75,7 @@ TEXTS = {
     "RBRACE": "}",
     "RPAR": ")",
     "RSQB": "]",
+    "STAR": "*",
 }
 
 

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
 from mtfc.frontend import ast
 from mtfc.frontend.scope import Scope
 
 
 @attrs.frozen
 class Rule:
-    """Dimension `dim` is split over `axes`: where that is written, and where the dimension is declared."""
+    """Dimension `dim` is split over `axes`: where that is written, and where the dimension is declared. `EVERY` is declared
+    nowhere but where it is written.
+    """
 
     dim: str
     axes: Axes
@@ -58,8 +60,8 @@ class DeclaredLayout:
 def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
     """`decl` on `mesh`; rules that name what does not exist are reported and left out."""
     compute = _section(decl.rules, mesh, scope)
-    params = _section(decl.params.rules if decl.params else (), mesh, scope)
-    optimizer = _section(decl.optimizer.rules if decl.optimizer else (), mesh, scope)
+    params = _section(decl.params.rules if decl.params else (), mesh, scope, is_of_storage=True)
+    optimizer = _section(decl.optimizer.rules if decl.optimizer else (), mesh, scope, is_of_storage=True)
     places: dict[str, Span] = {}
     paths = {each.path.text: each for each in decl.values if _first(each.path, places, scope)}
     values = {path: _section(each.rules, mesh, scope) for path, each in paths.items()}
@@ -85,7 +87,7 @@ def _rules(section: Section) -> Rules:
     return Rules(tuple((rule.dim, rule.axes) for rule in section.values()))
 
 
-def _first(name: ast.DimName, places: dict[str, Span], scope: Scope) -> bool:
+def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope) -> bool:
     """Whether `name` is not in `places` yet; an error where it is."""
     if name.text in places:
         label = Label(places[name.text], "first rule")
@@ -95,22 +97,41 @@ def _first(name: ast.DimName, places: dict[str, Span], scope: Scope) -> bool:
     return True
 
 
-def _section(rules: Iterable[ast.LayoutRule], mesh: Mesh, scope: Scope) -> Section:
+def _section(
+    rules: Iterable[ast.LayoutRule], mesh: Mesh, scope: Scope, is_of_storage: bool = False
+) -> Section:
     places: dict[str, Span] = {}
-    found = [_rule(rule, mesh, scope) for rule in rules if _first(rule.dim, places, scope)]
+    first = (rule for rule in rules if _first(rule.dim, places, scope))
+    found = [_rule(rule, mesh, scope) for rule in first if is_of_storage or not _is_of_every(rule, scope)]
     return {rule.dim: rule for rule in found if rule is not None}
+
+
+def _is_of_every(rule: ast.LayoutRule, scope: Scope) -> bool:
+    """Whether a rule is for `*`, which it may not be; an error where it is."""
+    if not isinstance(rule.dim, ast.Every):
+        return False
+    message = "`*` stands for a dimension of each parameter as it is stored, and cannot be split here"
+    scope.error("E320", message, rule.dim.span, help="write it in `params: { ... }` or `optimizer: { ... }`")
+    return True
 
 
 def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
     if _is_reversed(rule, mesh, scope):
         return None
-    dim = scope.dim(rule.dim, "E303")
+    name, declared = _dim(rule, scope)
     places: dict[str, Span] = {}
     good = [_axis(rule, axis, places, mesh, scope) for axis in rule.axes]
-    if dim is None or not all(good):
+    if name is None or not all(good):
         return None
-    axes = tuple(axis.text for axis in rule.axes)
-    return Rule(dim.name, axes, rule.span, scope.place(rule.dim))
+    return Rule(name, tuple(axis.text for axis in rule.axes), rule.span, declared)
+
+
+def _dim(rule: ast.LayoutRule, scope: Scope) -> tuple[str | None, Span]:
+    """The dimension that a rule is for, None where there is no such one, and where it is declared."""
+    if isinstance(rule.dim, ast.Every):
+        return EVERY, rule.dim.span
+    dim = scope.dim(rule.dim, "E303")
+    return (dim.name, scope.place(rule.dim)) if dim else (None, rule.dim.span)
 
 
 def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:

@@ -135,7 +135,8 @@ def statements() -> st.SearchStrategy[ast.Statement]:
 
 @cache
 def rules() -> st.SearchStrategy[tuple[ast.LayoutRule, ...]]:
-    return tuples(st.builds(ast.LayoutRule, st.just(HERE), dotted(), tuples(names(), 1)))
+    every = st.builds(ast.Every, st.just(HERE))
+    return tuples(st.builds(ast.LayoutRule, st.just(HERE), dotted() | every, tuples(names(), 1)))
 
 
 @cache

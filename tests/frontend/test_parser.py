@@ -136,7 +136,7 @@ import nn
 dim heads = (model + 7) // 8 - 1
 mesh pod = [rows: 2, cols: 4, depth: heads]
 layout zero on pod = {
-  batch: (rows, cols), params: { model: rows }
+  batch: (rows, cols), params: { model: rows, *: cols }
   optimizer: { model: rows }
   value layers.ffn.h: { hidden: cols },
 }

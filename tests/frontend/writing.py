@@ -179,6 +179,11 @@ def _(node: ast.LayoutRule) -> str:
     return f"{source(node.dim)}: ({listed(node.axes)})"
 
 
+@source.register
+def _(node: ast.Every) -> str:
+    return "*"
+
+
 @source.register(ast.RuleSet | ast.Precision)
 def _(node: ast.RuleSet | ast.Precision) -> str:
     return f"{{{listed(node.rules)}}}"

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from mtfc.compiler.ir.types import Axes, Dim, Mesh
+from mtfc.compiler.ir.types import EVERY, Axes, Dim, Mesh
 from tests.generators.meshes import splits_of
 from tests.generators.scope import Scope
 
@@ -92,10 +92,13 @@ def legal_layouts(
     computed = draw(rules(mesh, order, shapes, {}, scope.options.spatial))
     params: Splits = {}
     optimizer: Splits = {}
-    if parameters and draw(st.booleans()):
+    if parameters and (scope.options.accumulated or draw(st.booleans())):
         stored = tuple(dict.fromkeys(dim for shape in parameters for dim in shape if dim in scope.dims))
         params = draw(rules(mesh, stored, parameters, computed))
         optimizer = draw(rules(mesh, stored, parameters, {**computed, **params}))
+        for section in (params, optimizer):
+            if draw(st.integers(0, 3)) == 3:
+                section[EVERY] = draw(st.sampled_from([(axis,) for axis in mesh.names] + [mesh.names]))
     return LayoutText(name, computed, params, optimizer, draw(value_rules(scope, values)))
 
 

@@ -53,7 +53,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
     """A well-typed program with legal layouts."""
     mesh = draw(meshes())
     real = draw(st.sampled_from(options.reals))
-    trained = draw(st.booleans())
+    trained = options.accumulated or draw(st.booleans())
     rough = options.rough and trained and real == "f32" and draw(st.integers(0, 11)) == 11
     kinks = not rough and draw(st.booleans()) and options.jumps
     family = draw(st.integers(0, len(FAMILIES) - 1))
@@ -246,7 +246,7 @@ def _training(draw: Any, scope: Scope, returned: str, rough: bool) -> str:
     entries = ["minimize loss", f"optimizer = {optimizer}"]
     if draw(st.integers(0, 3)) == 3:
         entries.append(f"clip = {draw(st.sampled_from((0.5, 4.0)))}")
-    if draw(st.integers(0, 5)) == 5:
+    if scope.options.accumulated or draw(st.integers(0, 5)) == 5:
         entries.append(f"accumulate = {draw(st.integers(2, 3))}")
     if rough:
         entries.append("precision = { params: f32, compute: bf16 }")

@@ -31,7 +31,8 @@ class Options:
     slope of what is computed, which `stop_gradient` and a cast to fewer bits are made to avoid. constants: whether tensors may
     be made of nothing, so that a compiler can compute with them. jumps: whether there may be ops that jump, for which sums of
     arrays must be exact. spatial: whether ops that work along a dimension are to prevail. structured: whether there are to be
-    many loops and functions. counted: whether outer loops are to go along a dim that nothing else depends on. training:
+    many loops and functions. counted: whether outer loops are to go along a dim that nothing else depends on. accumulated:
+    whether every model trains in several micro-batches, under layouts that may store parameters split otherwise. training:
     whether the flag of this name may be used, by which a step is something else than a forward pass. statements, layouts: how
     many at most.
     """
@@ -45,6 +46,7 @@ class Options:
     structured: bool = False
     counted: bool = False
     training: bool = True
+    accumulated: bool = False
     statements: int = 8
     layouts: int = 2
 

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.core import (
     Update,
     Value,
 )
-from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
 
 # Names that are also words of the text, or values of it.
 ODD_NAMES = (
@@ -54,6 +54,9 @@ places = st.builds(
 spans = st.none() | places | st.builds(lambda place, call: attrs.evolve(place, call=call), places, places)
 layouts = st.none() | st.dictionaries(st.sampled_from([d.name for d in DIMS]), axes_tuples, max_size=3)
 rules = st.dictionaries(names, axes_tuples, max_size=2).map(lambda d: Rules(tuple(d.items())))
+stored = st.dictionaries(names | st.just(EVERY), axes_tuples, max_size=2).map(
+    lambda d: Rules(tuple(d.items()))
+)
 settings_tuples = st.dictionaries(names, numbers, max_size=2).map(lambda d: tuple(d.items()))
 attr_values = st.one_of(
     numbers,
@@ -138,7 +141,7 @@ def updates(draw: Any) -> Update:
 
 parameters = st.builds(Parameter, names, types(), st.builds(Initializer, names, settings_tuples), spans)
 program_layouts = st.builds(
-    Layout, names, rules, rules, rules, st.lists(st.tuples(names, rules), max_size=2).map(tuple)
+    Layout, names, rules, stored, stored, st.lists(st.tuples(names, rules), max_size=2).map(tuple)
 )
 trainings = st.builds(
     Training,

@@ -105,6 +105,7 @@ def differing() -> dict[str, tuple[str, str]]:
         "mesh": ("cols: 4", "cols: 2"),
         "rules": ("{batch: rows, hidden: cols, params", "{batch: cols, hidden: rows, params"),
         "stored rules": ("params: {io: rows}", "optimizer: {io: rows}"),
+        "stored rules for all": ("params: {io: rows}", "params: {*: rows}"),
         "value rules": ("hidden: (rows, cols)", "hidden: (cols, rows)"),
         "initializer": ("stddev = 0.05", "stddev = 0.5"),
         "clip": ("clip 1.0", "clip 1"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mtfc.compiler.hardware import Hardware
+import attrs
+import pytest
+
+from mtfc.compiler.hardware import Hardware, Link, Rate
 from tests.harness import load
 from tests.search.bounds import SLOW_LINKS, TORUS, check_bounds
 
@@ -325,3 +328,50 @@ model m(x: f64[batch, io]) {
 }
 """
     _check(text, SLOW_LINKS, storage=False)
+
+
+def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
+    """And parameters arrive as they are stored: neither needs memory for a whole one throughout the step."""
+    text = """
+    dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
+    mesh grid = [one: 2, other: 2]
+    layout main = { batch: one }
+    model m(x: [batch, d]) {
+      repeat layers {
+        param w: [d, hidden] = normal(stddev = 0.5)
+        param v: [hidden, d] = normal(stddev = 0.5)
+        x = x + einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, d])
+      }
+      loss = mean(square(x))
+      return loss
+    }
+    train m { minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = 3 }
+    """
+    _check(text, SLOW_LINKS, storage=True)
+
+
+LATENT = attrs.evolve(SLOW_LINKS, name="latent", links=(Link("net", "switch", (), Rate.constant(1e12), 1.0),))
+"""Where the number of collectives is all that matters."""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_parameters_that_are_gathered_together_wait_once(accumulate: int) -> None:
+    text = f"""
+    dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
+    mesh line = [all: 4]
+    layout main = {{ batch: all }}
+    model m(x: [batch, d]) {{
+      repeat layers {{
+        param scale: [d] = ones()
+        param w: [d, hidden] = normal(stddev = 0.5)
+        param b: [hidden] = zeros()
+        param v: [hidden, d] = normal(stddev = 0.5)
+        param c: [d] = zeros()
+        x = x + c + einsum(tanh(b + einsum(x * scale, w -> [batch, hidden])), v -> [batch, d])
+      }}
+      loss = mean(square(x))
+      return loss
+    }}
+    train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = {accumulate} }}
+    """
+    _check(text, LATENT, storage=True)

@@ -16,8 +16,8 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
 from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, gathered_dims
+from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
 
@@ -171,6 +171,8 @@ class _Tracer:
         for axis in completed:
             yield from self._sums(value, axis)
         source, target = eqn.attrs.get("source", eqn.attrs.get("dim")), eqn.attrs.get("target")
+        if eqn.op == "all_gather":
+            source = gathered_dims(eqn)[eqn.operands.index(value)]
         if eqn.op == "reduce_scatter":
             source, target = None, source
         if isinstance(source, Dim) and not completed:
@@ -248,8 +250,9 @@ class _Tracer:
         rules = {"": self.layout.rules, "params": self.layout.params, "optimizer": self.layout.optimizer}
         name = dim if dim in self.layout.rules.by_dim else dim.partition(".blocks")[0]
         for section in (*sections, *rules):
-            if set(rules[section].get(name)) & set(axes):
-                return Rule(section, name, rules[section].get(name))
+            for key in (name, EVERY):
+                if set(rules[section].get(key)) & set(axes):
+                    return Rule(section, key, rules[section].get(key))
         return Rule("", name, axes, is_written=False)
 
     def _back(self, value: Value, goes_on: Callable[[Value], bool]) -> Iterator[Value]:

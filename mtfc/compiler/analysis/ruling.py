@@ -1,13 +1,23 @@
-"""Which of a layout's rules hold where. An axis of size 1 splits nothing and is left out."""
+"""Which of a layout's rules hold where. An axis of size 1 splits nothing and is left out.
+
+A rule of storage for `*` splits one dimension of each parameter: of those that divide evenly the largest on a processor, and of
+equal ones the first. It uses those of its axes that split no other dimension of the parameter. Dimensions of loops are left
+out: a slice along them would be on one processor alone. A parameter stays as it is where no dimension divides, and where the
+section has a rule for one of its dimensions. The state that an optimizer keeps for a parameter is split along the dimension
+chosen for the parameter, where the state has that dimension. The equations that update both are split alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mtfc.compiler.analysis.equation_names import Placeable
-from mtfc.compiler.ir.core import Argument, Equation
+from mtfc.compiler.ir.core import Argument, Equation, Function, Value
 from mtfc.compiler.ir.loops import ROLES
-from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
+
+Owners = Mapping[Placeable, TensorType]
+"""The parameter that an equation of the update, or a state, is for."""
 
 
 def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
@@ -16,15 +26,24 @@ def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
 
 class Ruling:
     """The rules of one layout. `names` are those of a function's equations and arguments (`equation_names.py`), once they have
-    some.
+    some; `looped` are the dimensions that loops run along.
     """
 
-    def __init__(self, mesh: Mesh, layout: Layout, names: Mapping[Placeable, str] = {}) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        names: Mapping[Placeable, str] = {},
+        looped: frozenset[Dim] = frozenset(),
+        owners: Owners | None = None,
+    ) -> None:
+        self.mesh, self.looped, self.owners = mesh, looped, owners or {}
         self.compute = without_unit_axes(layout.compute, mesh)
-        self.parameters = self.compute.override(without_unit_axes(layout.params, mesh))
-        self.state = self.parameters.override(without_unit_axes(layout.optimizer, mesh))
+        self.of_parameters = without_unit_axes(layout.params, mesh)
+        self.of_state = without_unit_axes(layout.optimizer, mesh)
         self.values = {path: without_unit_axes(rules, mesh) for path, rules in layout.values}
         self.names = names
+        self.states: dict[TensorType, Rules] = {}
 
     def own(self, thing: Placeable) -> Rules | None:
         """The rules that name an equation, an argument, or what a loop yields: for all of its dimensions."""
@@ -37,15 +56,112 @@ class Ruling:
             return own
         if argument.role in ROLES:
             return self.compute
-        rules = {"parameter": self.parameters, "state": self.state}.get(argument.role, self.compute)
-        return self.values.get(argument.value.name, rules)
+        return self.values.get(argument.value.name) or self._by_role(argument)
+
+    def _by_role(self, argument: Argument) -> Rules:
+        type = argument.value.type
+        if argument.role == "parameter":
+            return self.parameter(type)
+        return self.state(self.owners.get(argument, type)) if argument.role == "state" else self.compute
+
+    def parameter(self, type: TensorType) -> Rules:
+        """The rules under which a parameter is stored."""
+        return self._with_one_of(type, self.compute.override(self.of_parameters), self.of_parameters)
+
+    def state(self, parameter: TensorType) -> Rules:
+        """The rules under which the state for a parameter is stored, and under which both are updated."""
+        if parameter not in self.states:
+            self.states[parameter] = self._state(parameter)
+        return self.states[parameter]
+
+    def _state(self, parameter: TensorType) -> Rules:
+        if _names_one(self.of_state, parameter):
+            return self.compute.override(self.of_parameters).override(self.of_state)
+        rules = self.parameter(parameter).override(self.of_state)
+        return self._with_one_of(parameter, rules, self.of_state)
+
+    def _with_one_of(self, type: TensorType, rules: Rules, section: Rules) -> Rules:
+        """`rules`, and for one dimension the axes that the section has for `*`."""
+        used = {axis for name in type.names for axis in rules.get(name)}
+        axes = tuple(axis for axis in section.get(EVERY) if axis not in used)
+        if not axes or _names_one(section, type):
+            return rules
+        split = {dim: (*rules.get(dim.name), *axes) for dim in type.dims if dim not in self.looped}
+        parts = {dim: dim.size // self.mesh.size(rules.get(dim.name)) for dim in split}
+        fitting = [dim for dim in split if dim.size % self.mesh.size(split[dim]) == 0]
+        if not fitting:
+            return rules
+        largest = max(fitting, key=lambda dim: parts[dim])
+        return rules.override(Rules(((largest.name, split[largest]),)))
 
     def reduced(self, eqn: Equation) -> Rules:
         """The rules for dimensions that an equation reduces away."""
         own = self.own(eqn)
-        return own if own is not None else self.state if eqn.stage == "update" else self.compute
+        if own is not None:
+            return own
+        return self.state(self.owners.get(eqn, SCALAR)) if eqn.stage == "update" else self.compute
 
     def defined(self, eqn: Equation) -> Rules:
         """The rules for the dimensions of an equation's results."""
         own = self.own(eqn)
         return own if own is not None else self.values.get(eqn.path or "", self.reduced(eqn))
+
+
+SCALAR = TensorType("f32", ())
+
+
+def _names_one(section: Rules, type: TensorType) -> bool:
+    return not section.by_dim.keys().isdisjoint(type.names)
+
+
+def owners(function: Function, layout: Layout) -> Owners:
+    """The owners in a function, for a layout with a rule for `*`; nobody asks for those of other layouts.
+
+    A parameter and the equations that update it are connected by tensors. Only scalars, a norm of all gradients for example,
+    connect the updates of several parameters. Where tensors do so too, the first parameter with all the dimensions is the owner.
+    """
+    if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY)):
+        return {}
+    groups = _Groups()
+    updates = [eqn for eqn in function.body if eqn.stage == "update"]
+    for eqn in updates:
+        groups.join(_tensors(eqn))
+    for argument in function.arguments:
+        if argument.role == "parameter":
+            groups.types.setdefault(groups.first(argument.value), []).append(argument.value.type)
+    states = [argument for argument in function.arguments if argument.role == "state"]
+    things: list[tuple[Placeable, list[Value]]] = [(eqn, list(_tensors(eqn))) for eqn in updates]
+    things += [(argument, [argument.value]) for argument in states]
+    found = ((thing, groups.owner(tensors)) for thing, tensors in things)
+    return {thing: type for thing, type in found if type is not None}
+
+
+def _tensors(eqn: Equation) -> Iterator[Value]:
+    return (value for value in (*eqn.operands, *eqn.results) if value.type.dims)
+
+
+class _Groups:
+    """Values in groups, each of which has a first; `types` are those of a group's parameters, by the first."""
+
+    def __init__(self) -> None:
+        self.before: dict[Value, Value] = {}
+        self.types: dict[Value, list[TensorType]] = {}
+
+    def first(self, value: Value) -> Value:
+        while (other := self.before.get(value, value)) is not value:
+            self.before[value] = self.before.get(other, other)
+            value = other
+        return value
+
+    def join(self, values: Iterator[Value]) -> None:
+        first = next(values, None)
+        for value in values:
+            assert first is not None
+            self.before[self.first(value)] = self.first(first)
+
+    def owner(self, tensors: list[Value]) -> TensorType | None:
+        """The parameter with all dimensions of the tensors."""
+        if not tensors:
+            return None
+        names = {name for value in tensors for name in value.type.names}
+        return next((t for t in self.types.get(self.first(tensors[0]), ()) if names <= set(t.names)), None)

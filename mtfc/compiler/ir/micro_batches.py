@@ -7,14 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import LOOP, make_loop
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.reports import wide
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
+REGION = "micro_batches"
+
 Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
+
+
+def is_over_micro_batches(eqn: Equation) -> bool:
+    """Whether an equation is the loop over micro-batches: the region of any other loop is called as its dimension."""
+    return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
+
+
+def gathered_anew(eqn: Equation) -> list[Value]:
+    """Operands of the loop over micro-batches that each micro-batch gathers: parameters that are stored split otherwise."""
+    if not is_over_micro_batches(eqn):
+        return []
+    gathers = [each for each in walk(region_of(eqn).body) if each.op == "all_gather"]
+    axes = {axis for each in gathers for axis in axes_of(each)}
+    return [v for v, a in pairs(eqn) if a.role == "invariant" and not axes.isdisjoint(v.type.split_axes)]
 
 
 def with_micro_dim(program: Program, number: int) -> tuple[Program, Dim]:
@@ -98,4 +115,4 @@ def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Functi
         outputs.append(Output(total.name, inner("add", total, value), total.name))
     arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
     arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
-    return Function("micro_batches", tuple(arguments), tuple(inner.body), tuple(outputs))
+    return Function(REGION, tuple(arguments), tuple(inner.body), tuple(outputs))

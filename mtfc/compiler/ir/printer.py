@@ -31,7 +31,7 @@ from mtfc.compiler.ir.core import (
 )
 from mtfc.compiler.ir.loops import LOOP
 from mtfc.compiler.ir.ops import collectives
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules, TensorType
 
 MOVES = frozenset(op.name for op in collectives.OPS)
 """The ops that move data between placements."""
@@ -121,7 +121,8 @@ def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim]
 
 
 def _rules_text(rules: Rules) -> str:
-    return ", ".join(f"{name_text(dim)}: {axes_text(axes)}" for dim, axes in rules.axes)
+    named = ((dim if dim == EVERY else name_text(dim), axes) for dim, axes in rules.axes)
+    return ", ".join(f"{dim}: {axes_text(axes)}" for dim, axes in named)
 
 
 def layout_summary(layout: Layout) -> str:

@@ -61,9 +61,13 @@ class Mesh:
         return tuple([name for name, _ in self.axes if name in wanted]) if wanted else ()
 
 
+EVERY = "*"
+"""Stands in rules of storage for that dimension of each parameter which can best be split: see `analysis/ruling.py`."""
+
+
 @attrs.frozen
 class Rules:
-    """A partial map from dimension names to the mesh axes that split them."""
+    """A partial map from dimension names, and `EVERY`, to the mesh axes that split them."""
 
     axes: tuple[tuple[str, Axes], ...] = ()
 
@@ -83,9 +87,9 @@ class Rules:
 class Layout:
     """A computation layout, and what is stored otherwise than it is computed.
 
-    `params` and `optimizer` override `rules` for how parameters and optimizer state are stored; `values` gives single values
-    (by dotted path) rules of their own, in place of `rules`. `blocks` are rules for dimensions that the compiler has added: see
-    `blocks.py`.
+    `params` and `optimizer` override `rules` for how parameters and optimizer state are stored, and may have a rule for `EVERY`;
+    `values` gives single values (by dotted path) rules of their own, in place of `rules`. `blocks` are rules for dimensions that
+    the compiler has added: see `blocks.py`.
     """
 
     name: str

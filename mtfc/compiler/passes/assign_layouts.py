@@ -6,6 +6,10 @@ the optimizer state is stored, so that a gradient is scattered before and a para
 stays as it is stored, so that it is gathered one slice at a time; dimensions that an op needs whole stay so; and where two
 dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
 
+The loop over micro-batches takes parameters as they are stored, and keeps the sums of gradients as parameters are stored. A
+parameter split by a rule of `params` is gathered again in each micro-batch, and its gradient scattered: memory stays that of one
+micro-batch. A sum over axes that do not split the parameter stays pending, and is completed once per step.
+
 An axis of size 1 splits nothing and is left out everywhere.
 
 Input:   %h: f32[batch, hidden] = einsum %x, %w          with layout { batch: rows, hidden: cols }
@@ -23,14 +27,15 @@ import attrs
 
 from mtfc.compiler.analysis.equation_names import placeable_names
 from mtfc.compiler.analysis.resharding import plan
-from mtfc.compiler.analysis.ruling import Ruling
+from mtfc.compiler.analysis.ruling import Ruling, owners
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import ROLES, dim_of, pairs, region_of, sliced_type
+from mtfc.compiler.ir.loops import ROLES, dim_of, looped_dims, pairs, region_of, sliced_type
+from mtfc.compiler.ir.micro_batches import is_over_micro_batches
 from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.transform import Pass
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verify import Level
 
 Splits = Mapping[str, Axes]
@@ -44,7 +49,14 @@ class AssignLayouts(Pass):
     def run(self, program: Program) -> Program:
         mesh, layout = program.mesh or Mesh("single", ()), program.layout or Layout("undistributed")
         placed = attrs.evolve(program, mesh=mesh, layout=layout)
-        return placed.map_functions(lambda function: Assignment(mesh, layout, function).function(function))
+        looped = frozenset[Dim]().union(*map(looped_dims, program.functions))
+
+        def assigned(function: Function) -> Function:
+            names = placeable_names(function)
+            ruling = Ruling(mesh, layout, names, looped, owners(function, layout))
+            return Assignment(mesh, ruling).function(function)
+
+        return placed.map_functions(assigned)
 
 
 def only_sliced(function: Function) -> set[Value]:
@@ -61,17 +73,20 @@ def only_sliced(function: Function) -> set[Value]:
 class Assignment:
     """Assigns layouts to one function, in order of definition."""
 
-    def __init__(self, mesh: Mesh, layout: Layout, function: Function) -> None:
-        self.mesh, self.ruling = mesh, Ruling(mesh, layout, placeable_names(function))
+    def __init__(self, mesh: Mesh, ruling: Ruling) -> None:
+        self.mesh, self.ruling = mesh, ruling
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()
+        self.kept: dict[Value, Splits] = {}  # start or update of a sum of gradients -> the layout of the sum
 
     def function(self, function: Function) -> Function:
         """A function, or a loop's region."""
         arguments = tuple(self._argument(argument) for argument in function.arguments)
         self.sliced |= only_sliced(function)
+        for eqn in filter(is_over_micro_batches, function.body):
+            self.kept |= {operand: self._summed(a) for operand, a in pairs(eqn) if a.role == "carried"}
         body = tuple(self._loop(eqn) if eqn.regions else self._equation(eqn) for eqn in function.body)
-        replaced = {argument.value.name: argument for argument in function.arguments}
+        replaced = {argument.value.name: argument for argument in arguments}
         outputs = tuple(self._output(output, replaced) for output in function.outputs)
         return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
 
@@ -93,29 +108,44 @@ class Assignment:
         if rules is None:
             if output.updates is None:
                 return attrs.evolve(output, layout=shown_layout(self.placed[output.value]))
-            rules = self.ruling.stored(arguments[output.updates])
-        layout = self._restrict(output.value.type, rules)
+            layout = arguments[output.updates].layout or {}
+        else:
+            layout = self._restrict(output.value.type, rules)
         return attrs.evolve(output, layout=self._legal(output.value.type, layout))
 
     def _loop(self, eqn: Equation) -> Equation:
-        """Slices stay placed as the whole is, but that the loop's own dimension is not split."""
-        dim = dim_of(eqn)
-        arguments = tuple(
-            attrs.evolve(argument, layout=shown_layout(sliced_type(self.placed[operand], dim)))
-            if argument.role == "sliced"
-            else argument
-            for operand, argument in pairs(eqn)
-        )
+        over_micro_batches, dim = is_over_micro_batches(eqn), dim_of(eqn)
+        arguments = tuple(self._arriving(o, a, dim, over_micro_batches) for o, a in pairs(eqn))
+        if over_micro_batches:
+            layouts = {a.value.name: a.layout for a in arguments if a.role == "carried"}
+            self.kept |= {o.value: layouts[o.updates] or {} for o in region_of(eqn).outputs if o.updates}
         region = self.function(attrs.evolve(region_of(eqn), arguments=arguments))
         for result, output in zip(eqn.results, region.outputs, strict=True):
             self.placed[result] = result.type.split_by(output.layout or {})
         return attrs.evolve(eqn, regions=(region,), layout={})
 
+    def _arriving(self, operand: Value, argument: Argument, dim: Dim, over_micro_batches: bool) -> Argument:
+        """A loop's argument: a slice is placed as the whole is, but that the loop's own dimension is not split."""
+        if argument.role == "sliced":
+            return attrs.evolve(argument, layout=shown_layout(sliced_type(self.placed[operand], dim)))
+        if not over_micro_batches or self.ruling.own(argument) is not None:
+            return argument
+        if argument.role == "invariant":
+            return attrs.evolve(argument, layout=shown_layout(self.placed[operand]))
+        return attrs.evolve(argument, layout=self._summed(argument))
+
+    def _summed(self, argument: Argument) -> Splits:
+        """The layout of a sum of gradients over micro-batches: that of a parameter with these dimensions."""
+        type = argument.value.type
+        return self._legal(type, self._restrict(type, self.ruling.parameter(type)))
+
     def _equation(self, eqn: Equation) -> Equation:
         rule = OPS[eqn.op].layout_rule(eqn)
-        follows = rule is BY_NAME and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results)
-        if follows and self.ruling.own(eqn) is None:
+        is_free = rule is BY_NAME and self.ruling.own(eqn) is None
+        if is_free and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results):
             layout = shown_layout(self.placed[eqn.operands[0]])
+        elif is_free and eqn.results[0] in self.kept:
+            layout = dict(self.kept[eqn.results[0]])
         else:
             layout = self._injective(eqn, rule, self._wanted(eqn, rule))
         for value in eqn.results:

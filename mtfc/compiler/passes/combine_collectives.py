@@ -1,4 +1,4 @@
-"""combine-collectives: all-reduces over the same axes that can run together become one.
+"""combine-collectives: all-reduces over the same axes that can run together become one, and small all-gathers of parameters.
 
 Each collective costs a latency of its own; small ones cost little else. An all-reduce can run as soon as its operand is there;
 from then on it waits for others of its kind until one of the waiting results is used, or until together they hold at least
@@ -9,20 +9,28 @@ what they use.
 What only the update needs waits apart from what the next equation needs: a sum over the batch in a batch normalization would
 else carry megabytes of gradients along while everything stands still. Where these are few bytes, a latency costs more.
 
+All-gathers of stored parameters, and of parameters just updated, run together where the first of them is needed: as many in a
+row as fill at most `max_bytes` once they are gathered. So none is delayed, and what is gathered early takes little memory.
+Those larger than a quarter of `max_bytes` are gathered alone: a latency adds little to their bytes. All-gathers that run together
+have one dtype, and vary along the same axes, so that they can be sent as one array.
+
 Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
-After this pass no two all-reduces that could be one, and are waited for alike, are apart (within `max_bytes`).
+After this pass no two all-reduces that could be one, and are waited for alike, are apart (within `max_bytes`), and no two small
+all-gathers that follow each other.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, get_args
 
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
-from mtfc.compiler.ir.loops import within
-from mtfc.compiler.ir.ops.collectives import axes_of
+from mtfc.compiler.ir.loops import is_loop, pairs, within
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, gathered_dims
 from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import Axes, Mesh
 
@@ -40,11 +48,81 @@ class CombineCollectives(Pass):
         return program.map_functions(lambda function: combined(function, mesh, self.max_bytes))
 
 
-def combined(function: Function, mesh: Mesh, max_bytes: int) -> Function:
-    """The function with its collectives combined, in each loop among its own."""
-    body = [within(eqn, lambda region: combined(region, mesh, max_bytes)) for eqn in function.body]
-    inside = attrs.evolve(function, body=tuple(body))
+def combined(
+    function: Function, mesh: Mesh, max_bytes: int, stored: frozenset[Value] = frozenset()
+) -> Function:
+    """The function with its collectives combined, in each loop among its own. `stored` are those arguments of a loop's region
+    that are parameters outside, or slices of parameters.
+    """
+    roots = {argument.value for argument in function.arguments if argument.role == "parameter"}
+    known = _with_copies(roots.union(stored), function.body)
+
+    def with_combined_region(eqn: Equation) -> Equation:
+        inner = frozenset(a.value for v, a in pairs(eqn) if v in known) if eqn.regions else frozenset()
+        return within(eqn, lambda region: combined(region, mesh, max_bytes, inner))
+
+    body = [with_combined_region(eqn) for eqn in function.body]
+    if not is_loop(function):
+        known.update(output.value for output in function.outputs if output.updates)
+    inside = attrs.evolve(function, body=tuple(Gathers(mesh, max_bytes, known).run(body)))
     return attrs.evolve(function, body=tuple(Combiner(mesh, max_bytes).run(inside)))
+
+
+def _with_copies(values: set[Value], body: Iterable[Equation]) -> set[Value]:
+    """The values, and results that depend on one of them alone: a parameter cast, for example."""
+    found = set(values)
+    for eqn in body:
+        if len(eqn.operands) == 1 and eqn.operands[0] in found and eqn.op not in KIND_OF and not eqn.regions:
+            found.update(eqn.results)
+    return found
+
+
+GatherKey = tuple[Axes, Axes, str, Stage]
+"""What all-gathers have in common that can be one: axes, those along which operands vary, dtype and stage."""
+
+
+class Gathers:
+    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` holds those still to come."""
+
+    def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
+        self.mesh, self.max_bytes, self.parameters = mesh, max_bytes, parameters
+        self.waiting: dict[GatherKey, deque[Equation]] = {}
+        self.taken: set[Equation] = set()
+
+    def run(self, body: Sequence[Equation]) -> Iterator[Equation]:
+        late = {value for eqn in body for value in eqn.results}
+        for eqn in filter(self._is_small, body):
+            self.waiting.setdefault(self._key(eqn), deque()).append(eqn)
+        for eqn in body:
+            if eqn not in self.taken:
+                yield gathered([*self._together(eqn, late)]) if self._is_small(eqn) else eqn
+            late.difference_update(eqn.results)
+
+    def _is_small(self, eqn: Equation) -> bool:
+        if eqn.op != "all_gather" or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
+            return False
+        return 4 * eqn.result.type.local_bytes(self.mesh) <= self.max_bytes
+
+    def _key(self, eqn: Equation) -> GatherKey:
+        type = eqn.operands[0].type
+        return axes_of(eqn), type.varying(self.mesh), type.dtype, eqn.stage
+
+    def _together(self, first: Equation, late: set[Value]) -> Iterator[Equation]:
+        """The first all-gather of those to come, and the next ones whose operands are there and for which there is room."""
+        waiting, room = self.waiting[self._key(first)], self.max_bytes
+        while waiting and waiting[0].operands[0] not in late:
+            room -= waiting[0].result.type.local_bytes(self.mesh)
+            if room < 0:
+                return
+            self.taken.add(waiting[0])
+            yield waiting.popleft()
+
+
+def gathered(eqns: list[Equation]) -> Equation:
+    """One all-gather for all."""
+    dims = tuple(dim for eqn in eqns for dim in gathered_dims(eqn))
+    joint = merged(eqns)
+    return attrs.evolve(joint, attrs={"dims": dims, "axes": axes_of(joint)}) if len(eqns) > 1 else joint
 
 
 @attrs.frozen

@@ -90,9 +90,19 @@ def _place_all_reduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
     return tuple(results)
 
 
+def gathered_dims(eqn: Equation) -> tuple[Dim, ...]:
+    """The dimension of each operand that an all-gather joins: `dim` of one, `dims` of several."""
+    return eqn.attrs.get("dims") or (eqn.attrs["dim"],)  # type: ignore[return-value]
+
+
 def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    type = eqn.operands[0].type
-    return (_resplit(type, {_dim(eqn): _without_suffix(type, _dim(eqn), eqn)}),)
+    """Of one or several operands, each split over the axes along a dimension of its own."""
+    dims, types = gathered_dims(eqn), [value.type for value in eqn.operands]
+    _require(len(dims) == len(types), eqn, "each operand has one dimension")
+    alike = {(type.dtype, type.varying(mesh)) for type in types}
+    _require(len(alike) == 1, eqn, "operands differ in dtype or in the axes that they vary along")
+    pairs = zip(types, dims, strict=True)
+    return tuple(_resplit(t, {dim.name: _without_suffix(t, dim.name, eqn)}) for t, dim in pairs)
 
 
 def _place_reduce_scatter(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -166,6 +176,14 @@ def _call(function: str, *keys: str) -> Callable[[Code], str]:
     return text
 
 
+def _all_gather_text(code: Code) -> str:
+    """`all_gather(x, axes, dim=-1)`, or `all_gather((x, y), axes, dim=(-1, -2))` of several arrays."""
+    dims = [code.axis(i, dim.name) for i, dim in enumerate(gathered_dims(code.eqn))]
+    if len(dims) == 1:
+        return f"all_gather({code.args[0]}, {_axes_text(axes_of(code.eqn))}, dim={dims[0]})"
+    return f"all_gather(({', '.join(code.args)}), {_axes_text(axes_of(code.eqn))}, dim={tuple(dims)})"
+
+
 def _permute_text(code: Code) -> str:
     """`permute(x, old order of the axes, new order)`."""
     before = code.eqn.operands[0].type.axes_of(_dim(code.eqn))
@@ -185,6 +203,8 @@ def _position(code: Code, key: str = "dim") -> int:
 
 def _jax_all_gather(code: Code) -> str:
     """What is gathered is the same everywhere, and JAX must know that it is: hence `to`."""
+    if len(code.args) > 1:
+        return _all_gather_text(code)
     axes = _axes_text(axes_of(code.eqn))
     return f'lax.all_gather({code.args[0]}, {axes}, axis={_position(code)}, tiled=True, to="invarying")'
 
@@ -254,7 +274,7 @@ OPS = (
     collective(
         "all_gather",
         _place_all_gather,
-        _call("all_gather", "dim"),
+        _all_gather_text,
         _jax_all_gather,
         "Joins the shards of a dimension.",
     ),

@@ -75,12 +75,14 @@ class Collectives:
         """The same of an all-reduce that nothing else travels with, of which an all-gather is half."""
         return self._steps("all_reduce", size, 0)
 
-    def alone(self, size: int) -> Seconds:
-        """What an all-reduce of an array of so many bytes in all takes at least: [axes, those that cut it by then]."""
-        key = ("alone", size, 0)
+    def exactly(self, size: int) -> Seconds:
+        """What an all-reduce of an array of so many bytes in all takes at least: [axes, those that cut it by then]. Small arrays
+        add no latency: gathers of parameters, which are half of one, may travel together.
+        """
+        key = ("exactly", size, COMBINED)
         if key not in self.tables:
             lanes = self._lanes["all_reduce"]
-            self.tables[key] = np.stack([_longest(each, size / self.degrees, 0) for each in lanes])
+            self.tables[key] = np.stack([_longest(each, size / self.degrees, COMBINED) for each in lanes])
         return self.tables[key]
 
     def exchanging(self, size: int) -> Seconds:
@@ -110,12 +112,12 @@ class Collectives:
                 found[axes, split] = np.min(every[over], axis=0)
         return found
 
-    def completed(self, sizes: Sequence[int]) -> Seconds:
+    def completed(self, sizes: Sequence[int], size_alone: int = 0) -> Seconds:
         """What completing sums of so many bytes in all takes at least: [code, size].
 
-        Small ones may travel with others, but where a reduce-scatter completes them.
+        Small ones may travel with others; those of which a part is scattered if they have less than `size_alone` bytes.
         """
-        whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, 0))
+        whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, size_alone))
         return self.completing(whole, *self._codes, alone)
 
     @cached_property

@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.search.rules.collectives import Seconds
+from mtfc.compiler.search.rules.collectives import COMBINED, Seconds
 from mtfc.compiler.search.rules.lookup import ANY, Booleans, Lookup, Setting
 from mtfc.compiler.search.rules.naming import OPTIMIZER, Dims
 from mtfc.compiler.search.rules.parts import Parts
@@ -45,9 +45,9 @@ Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
 @attrs.frozen(eq=False)
 class _Sums:
     """The sums of some layouts. [route, layout] is the set of axes that one is `pending` over where it arises, and those of which
-    half an all-reduce completes it, `halved`, which takes `again` times as long. [stop, layout] are the axes that it may be
-    pending over until there, `left`; those that surely split what is made there, `made`, and all that can, `most`; and what
-    kernels take longer where it is completed there, `longer`.
+    half an all-reduce completes it, `halved`; a gather takes the part `again` of that once more. [stop, layout] are the axes that
+    it may be pending over until there, `left`; those that surely split what is made there, `made`, and all that can, `most`; and
+    what kernels take longer where it is completed there, `longer`.
     """
 
     pending: Rows
@@ -130,10 +130,11 @@ class Flow:
         return np.array([stop.array.trips for stop in self._stops])
 
     @cached_property
-    def _sizes(self) -> tuple[Integers, Seconds]:
-        """Of each stop, by its number; and what completing sums of that size takes."""
+    def _sizes(self) -> tuple[Integers, Seconds, Seconds]:
+        """Of each stop, by its number; what completing sums of that size takes, and how much of it a gather takes again."""
         found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
-        return numbers.reshape(-1), self.setting.collectives.completed(found.tolist())
+        completed = self.setting.collectives.completed
+        return numbers.reshape(-1), completed(found.tolist()), completed(found.tolist(), COMBINED)
 
     @cached_property
     def _levels(self) -> list[tuple[list[int], list[Stop]]]:
@@ -167,12 +168,13 @@ class Flow:
         at = stops, layouts[which]
         left, made, most = sums.left[at], sums.made[at], sums.most[at]
         halved, again = sums.halved[routes, layouts][which], sums.again[routes, layouts][which]
-        collectives, (numbers, completed), costs = self.setting.collectives, self._sizes, {}
+        collectives, (numbers, completed, gathered), costs = self.setting.collectives, self._sizes, {}
         for pending in _subsets(axes):
             split = collectives.splitting[made & (ANY & ~pending), most & (ANY & ~pending)]
             for over in _subsets(pending):
                 codes = collectives.pending[over][halved & over] + split
-                seconds = completed[codes, numbers[stops]] * self._trips[stops] * again + sums.longer[at]
+                once, more = completed[codes, numbers[stops]], gathered[codes, numbers[stops]]
+                seconds = (once + more * again) * self._trips[stops] + sums.longer[at]
                 costs[pending, over] = np.where(left & over == over, seconds, np.inf)
         return _Alike(axes, layouts, first, which, stops, left != 0, costs)
 
@@ -193,7 +195,7 @@ class Flow:
         return _Sums(
             pending,
             halved,
-            np.where(pending == halved, self._again if storage_is_open else 1.0, 1.0),
+            np.where(pending == halved, self._again if storage_is_open else 0.0, 0.0),
             left[depth, route],
             low(stop.made for stop in self._stops),
             high(stop.own | stop.array.dims for stop in self._stops),
@@ -215,10 +217,10 @@ class Flow:
 
     @cached_property
     def _again(self) -> Seconds:
-        """By which part a gather takes longer a sum of each route."""
+        """Which part of a sum of each route a gather takes again."""
         gathered = self.parts.gathered_bytes
         parts = [min(1.0, gathered / each.item_bytes) * _is_gradient(each) for each in self.parts.routes]
-        return 1 + np.array(parts)[:, None]
+        return np.array(parts)[:, None]
 
     def _longer(self, lookup: Lookup, value: Value) -> Seconds:
         """What kernels take longer where a sum is completed in this value."""

@@ -221,8 +221,8 @@ class Lookup:
         """Over some axes, or over more where `most` are not those."""
         size, split = gather.array.bytes, self.low(gather.own) & ~over
         exact, least = (
-            self.setting.collectives.alone(size)[over, cut],
-            self.setting.collectives.gathering(size)[over, split, cut],
+            self.setting.collectives.exactly(size)[over, cut],
+            self.setting.collectives.reduction(size)[over, split, cut],
         )
         return np.where(over == most, exact, least) / 2
 

@@ -18,6 +18,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.micro_batches import is_over_micro_batches
 from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
 
@@ -88,6 +89,21 @@ class Naming:
                         _without(self.own[operand], dim_of(eqn).name) if is_sliced else names
                     )
                 self._own(region_of(eqn))
+                if is_over_micro_batches(eqn):
+                    self._summed(eqn)
+
+    def _summed(self, eqn: Equation) -> None:
+        """Sums over micro-batches are kept as parameters are stored, and parameters arrive as they are stored."""
+        region = region_of(eqn)
+        for operand, argument in pairs(eqn):
+            if argument.role == "invariant":
+                self.own[argument.value] = self.own[operand]
+        sums = [
+            value for each in pairs(eqn) if each[1].role == "carried" for value in (each[0], each[1].value)
+        ]
+        outputs = [output.value for output in region.outputs if output.updates]
+        for value in (*sums, *outputs, *eqn.results):
+            self.own[value] |= {f"{PARAMS}{name}" for name in value.type.names}
 
     def _add(self, value: Value, names: Iterable[str]) -> None:
         self.names[value] = self.names.get(value, self.own[value]) | frozenset(names)

@@ -1,0 +1,288 @@
+"""`params: { *: axes }`: each parameter is stored split along whatever dimension divides, which is what FSDP means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from mtfc.backends import jax_runtime
+from mtfc.backends.hlo import collectives
+from mtfc.cli.selection import Choice, choose
+from mtfc.compiler.analysis.causes import sendings
+from mtfc.compiler.ir.core import Function, Program, walk
+from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.passes.combine_collectives import CombineCollectives
+from mtfc.compiler.pipelines import default_pipeline, run
+from mtfc.frontend.format import format_source
+from tests.harness import (
+    SINGLE,
+    call,
+    communication,
+    exact_data,
+    jax_module,
+    load,
+    lowered,
+    reference,
+    simulate,
+    tolerance,
+)
+from tests.properties.test_jax import AS_WRITTEN
+from tests.properties.test_numpy import predicted
+
+HEAD = """
+dim batch = 8; dim d = 8; dim hidden = 16; dim vocab = 12; dim odd = 5; dim layers = 32
+mesh grid = [rows: 2, cols: 2]
+"""
+MODEL = """
+model m(x: i32[batch]) {
+  param table: [vocab, d] = normal(stddev = 0.5)
+  param shift: [odd] = ones()
+  x = gather(table, x, vocab) * mean(shift)
+  repeat layers {
+    param scale: [d] = ones()
+    param w: [d, hidden] = normal(stddev = 0.05)
+    param v: [hidden, d] = normal(stddev = 0.05)
+    x = x + einsum(tanh(einsum(x * scale, w -> [batch, hidden])), v -> [batch, d])
+  }
+  loss = mean(square(x))
+  return loss
+}
+train m { minimize loss; optimizer = OPTIMIZER }
+"""
+
+
+def source(layout: str, optimizer: str = "momentum(learning_rate = 0.5)", more: str = "") -> str:
+    text = f"{HEAD}layout main on grid = {layout}\n{MODEL}".replace("OPTIMIZER", optimizer)
+    return text.replace("minimize loss;", f"minimize loss; {more}")
+
+
+def stored(layout: str, optimizer: str = "momentum(learning_rate = 0.5)") -> dict[str, str]:
+    """The placement of each parameter and state in the step."""
+    step = lowered(source(layout, optimizer)).function("step")
+    return placements(step)
+
+
+def placements(function: Function) -> dict[str, str]:
+    roles = ("parameter", "state")
+    return {
+        a.value.name: str(a.value.type).removeprefix("f32") for a in function.arguments if a.role in roles
+    }
+
+
+def test_the_largest_dimension_that_divides_is_split() -> None:
+    """Not that of a loop, although it is larger; of equal ones the first; none where none divides."""
+    found = stored("{ batch: rows, params: { *: (rows, cols) } }")
+    assert found["table"] == "[vocab{rows, cols}, d]"
+    assert found["shift"] == "[odd]"
+    assert found["layers.scale"] == "[layers, d{rows, cols}]"
+    assert found["layers.w"] == "[layers, d, hidden{rows, cols}]"
+    assert found["layers.v"] == "[layers, hidden{rows, cols}, d]"
+
+
+def test_the_size_on_a_processor_counts() -> None:
+    """With `hidden` split to 8 elements, `d` has as many and comes first in `w`; an axis that is used already is left out."""
+    found = stored("{ batch: rows, hidden: cols, params: { *: (rows, cols) } }")
+    assert found["layers.w"] == "[layers, d{rows}, hidden{cols}]"
+    assert found["layers.v"] == "[layers, hidden{cols, rows}, d]"
+    assert found["layers.scale"] == "[layers, d{rows, cols}]"
+
+
+def test_a_rule_for_a_dimension_wins() -> None:
+    """Even if it splits nothing: then the parameter stays as it is used."""
+    found = stored("{ batch: rows, params: { *: rows, hidden: cols, vocab: () } }")
+    assert found["table"] == "[vocab, d]"
+    assert found["layers.w"] == "[layers, d, hidden{cols}]"
+    assert found["layers.scale"] == "[layers, d{rows}]"
+
+
+def test_state_follows_its_parameter() -> None:
+    found = stored("{ batch: rows, params: { *: rows } }")
+    assert {name: found[f"{name}.velocity"] for name in found if not name.endswith("velocity")} == {
+        name: type for name, type in found.items() if not name.endswith("velocity")
+    }
+
+
+def test_state_of_fewer_dimensions_is_split_as_its_parameter_is() -> None:
+    """Of `w` it is `hidden` that is split: the means over `hidden` stay whole, those over `d` are split."""
+    found = stored("{ batch: rows, params: { *: rows } }", "adafactor(learning_rate = 0.25)")
+    shapes = {found[name] for name in found if name.startswith("layers.w.")}
+    assert shapes == {"[layers, d]", "[layers, hidden{rows}]"}
+
+
+def test_state_alone_is_split() -> None:
+    """The first stage of ZeRO; a rule for a dimension wins there, too, over a choice made for the parameter."""
+    found = stored("{ batch: rows, optimizer: { *: rows } }")
+    assert found["table"] == "[vocab, d]" and found["table.velocity"] == "[vocab{rows}, d]"
+    both = stored("{ batch: rows, params: { *: rows }, optimizer: { d: rows, hidden: cols } }")
+    assert both["layers.w"] == "[layers, d, hidden{rows}]"
+    assert both["layers.w.velocity"] == "[layers, d{rows}, hidden{cols}]"
+    assert both["table.velocity"] == "[vocab, d{rows}]"
+
+
+def test_state_is_split_further() -> None:
+    found = stored("{ batch: rows, params: { *: rows }, optimizer: { *: cols } }")
+    assert found["layers.w"] == "[layers, d, hidden{rows}]"
+    assert found["layers.w.velocity"] in (
+        "[layers, d{cols}, hidden{rows}]",
+        "[layers, d, hidden{rows, cols}]",
+    )
+
+
+LAYOUTS = [
+    "{ batch: rows, params: { *: rows } }",
+    "{ batch: (rows, cols), params: { *: (rows, cols) } }",
+    "{ batch: rows, hidden: cols, params: { *: rows }, optimizer: { *: cols } }",
+    "{ batch: rows, optimizer: { *: (cols, rows) } }",
+]
+OPTIMIZERS = ["momentum(learning_rate = 0.5)", "adafactor(learning_rate = 0.25)"]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numbers_stay_the_same(layout: str, optimizer: str, backend: str) -> None:
+    text = source(layout, optimizer, "clip = 0.5;").replace("dim layers = 32", "dim layers = 2")
+    program = lowered(text)
+    step = program.function("step")
+    given = exact_data(step, seed=9)
+    expected = reference(text, "step", given)
+    actual = simulate(text, "step", given) if backend == "numpy" else call(jax_module(program), step, given)
+    SINGLE.check(actual, expected, f"{layout} on {backend}")
+
+
+LLAMA = Path(__file__).parents[1] / "examples" / "llama.mtf"
+FSDP = "params: { d_model: data }\n  optimizer: { d_model: data }"
+CHOSEN = "params: { *: data }\n  optimizer: { *: data }"
+
+
+def llama(rules: str) -> Program:
+    text = LLAMA.read_text("utf-8")
+    assert FSDP in text
+    selection = choose(text.replace(FSDP, rules), str(LLAMA), Choice("llama", "fsdp", None, {}))
+    return selection.cases[0].lower(selection.program)
+
+
+def test_llama_needs_no_name_of_a_dimension() -> None:
+    """`*` chooses the dimension that the layout of the example names."""
+    named, chosen = llama(FSDP), llama(CHOSEN)
+    assert functions(named) == functions(chosen)
+
+
+def functions(program: Program) -> str:
+    text = print_program(program)
+    return text[text.index("function forward") :]
+
+
+def test_gradients_are_scattered_and_parameters_gathered() -> None:
+    """In a layer each matrix twice and each gradient once; two numbers are all that is reduced everywhere."""
+    found = communication(source("{ batch: (rows, cols), params: { *: (rows, cols) } }"), "step")
+    gathered = sorted(size for kind, _, size in found if kind == "all_gather")
+    scattered = sorted(size for kind, _, size in found if kind == "reduce_scatter")
+    assert gathered.count(8 * 16 // 4) == 4
+    assert scattered == [8, 12 * 8, 8 * 16, 8 * 16]
+    assert sum(size for kind, _, size in found if kind == "all_reduce") == 2
+
+
+def test_canonical_form() -> None:
+    text = "layout a on grid = { batch: rows, params: { * : data, d:rows }, optimizer: {*:( rows,cols)} }\n"
+    assert format_source(text) == (
+        "layout a on grid = { batch: rows, params: { *: data, d: rows }, optimizer: { *: (rows, cols) } }\n"
+    )
+
+
+def test_elsewhere_it_is_an_operator() -> None:
+    assert load("dim a = 2 * 3\nmodel m(x: [a]) { y = x * x; return y }").programs
+
+
+# Small all-gathers travel together
+
+SMALL = """
+dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 2
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = LAYOUT
+model m(x: [batch, d]) {
+  repeat layers {
+    param scale: [d] = ones()
+    param w: [hidden, d] = normal(stddev = 0.5)
+    param b: [hidden] = zeros()
+    param v: [d, hidden] = normal(stddev = 0.5)
+    param c: [d] = zeros()
+    x = x + c + einsum(tanh(b + einsum(x * scale, w -> [batch, hidden])), v -> [batch, d])
+  }
+  loss = mean(square(x))
+  return loss
+}
+train m { minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = 2; MORE }
+"""
+TOGETHER = [
+    "{ batch: rows, params: { *: rows } }",
+    "{ batch: (rows, cols), params: { *: (rows, cols) } }",
+    "{ batch: rows, params: { *: (cols, rows) } }",
+    "{ batch: rows, hidden: cols, params: { *: rows } }",
+    "{ batch: rows, optimizer: { *: rows } }",
+]
+PRECISION = "precision = { params: f32, compute: bf16 }"
+
+
+def small(layout: str, more: str = "") -> str:
+    return SMALL.replace("LAYOUT", layout).replace("MORE", more)
+
+
+@pytest.mark.parametrize("layout", TOGETHER)
+@pytest.mark.parametrize("more", ["clip = 0.5", PRECISION])
+def test_gathers_that_travel_together_give_the_same(layout: str, more: str) -> None:
+    text = small(layout, more)
+    program = lowered(text)
+    step = program.function("step")
+    assert any(eqn.op == "all_gather" and len(eqn.operands) > 1 for eqn in walk(step.body))
+    given = exact_data(step, seed=9)
+    expected = reference(text, "step", given)
+    tolerance(program).check(simulate(text, "step", given), expected, f"{layout} on NumPy")
+    tolerance(program).check(call(jax_module(program), step, given), expected, f"{layout} on JAX")
+
+
+@pytest.mark.parametrize("layout", TOGETHER)
+def test_xla_sends_them_together(layout: str) -> None:
+    """As many collectives, and as many bytes, as `cost` says."""
+    program = lowered(small(layout))
+    compiled = jax_runtime.lowered(program, "step").compile(compiler_options=AS_WRITTEN)
+    found, wanted = collectives(compiled.as_text())["all_gather"], predicted(program, "step")["all_gather"]
+    assert found == wanted
+
+
+def gathers(text: str, max_bytes: int) -> list[int]:
+    """The number of operands of each all-gather of the step."""
+    (program,), layout = load(text).programs, load(text).layouts[0]
+    placed = attrs.evolve(program, mesh=layout.mesh, layout=layout.layout)
+    passes = (*default_pipeline()[:-1], CombineCollectives(max_bytes))
+    step = run(placed, passes).function("step")
+    return [len(eqn.operands) for eqn in walk(step.body) if eqn.op == "all_gather"]
+
+
+def test_as_many_travel_together_as_there_is_room_for() -> None:
+    """Forward `c`, `b`, `scale`, `w` and `v`: 32, 64, 32, 512 and 512 bytes once they are gathered; three of them backward."""
+    text = small("{ batch: rows, params: { *: rows } }")
+    assert gathers(text, 0) == [1] * 8
+    assert gathers(text, 128) == [2, 1, 1, 1, 1, 1, 1]
+    assert gathers(text, 300) == [3, 1, 1, 1, 1, 1]
+    assert gathers(text, 4 << 20) == [5, 3]
+
+
+def test_arrays_that_vary_along_other_axes_travel_apart() -> None:
+    """`w`, `v` and `b` are split over `cols`, too; `scale` and `c` are the same along it."""
+    program = lowered(small("{ batch: rows, hidden: cols, params: { *: rows } }"))
+    mesh = program.placed_on
+    found = [eqn.operands for eqn in walk(program.function("step").body) if eqn.op == "all_gather"]
+    assert {len({value.type.varying(mesh) for value in operands}) for operands in found} == {1}
+    assert max(len(operands) for operands in found) == 3
+
+
+def test_explain_names_each_array() -> None:
+    text = small("{ batch: rows, params: { *: rows } }")
+    program = lowered(text)
+    assert program.layout is not None
+    sent = sendings(program.function("step"), program.placed_on, program.layout)
+    stored = {cause.what for each in sent if each.kind == "all_gather" for cause in each.causes}
+    assert stored == {"stores d in parts", "stores hidden in parts"}
