@@ -33,7 +33,8 @@ def check(
     except CompileError as error:
         diagnostics.extend(error.diagnostics)
         return diagnostics
-    found = check_layouts(module.programs, layouts, no_names if diagnostics.errors else placeable)
+    known = no_names if diagnostics.errors else placeable
+    found = check_layouts(module.programs, layouts, known, module.unused)
     if diagnostics.errors:  # what a value or equation that is missing would cause
         found = [each for each in found if each.severity == "error" and each.code != "E305"]
     diagnostics.extend(found)

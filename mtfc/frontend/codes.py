@@ -81,4 +81,5 @@ CODES = {
     "E416": "something that an optimizer cannot compute",
     "W601": "work that processors duplicate",
     "W602": "two rules that want one axis in an equation",
+    "W603": "a value that is never used",
 }

@@ -24,6 +24,7 @@ from mtfc.frontend.rules import DeclaredLayout, declare_layouts
 from mtfc.frontend.scope import Reports, Scope
 from mtfc.frontend.training import train_models
 from mtfc.frontend.uncalled import as_function, check_uncalled
+from mtfc.frontend.unused import Unused
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Module:
-    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives."""
+    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives, `unused` those
+    of values that no program has, since nothing uses them.
+    """
 
     dims: Mapping[str, Dim]
     scope: Scope
@@ -41,6 +44,7 @@ class Module:
     programs: tuple[Program, ...]
     hardware: dict[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
+    unused: frozenset[str]
 
 
 def elaborate(
@@ -69,6 +73,9 @@ def elaborate(
     for function in (*all_of(file, ast.FnDecl), *map(as_function, all_of(file, ast.OptimizerDecl))):
         if function.name.span not in scope.reports.called:
             check_uncalled(function, scope)
+    left = _unused(file, scope)
+    if not diagnostics.errors:  # a line with an error may be the one that uses a value
+        diagnostics.extend(warning for each in left for warning in each.warnings())
     return Module(
         {name: dim for name, dim in scope.dims.items() if dim is not None},
         scope,
@@ -77,7 +84,14 @@ def elaborate(
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
         _placements(file, scope),
+        frozenset(name for each in left for name in each.names()),
     )
+
+
+def _unused(file: ast.File, scope: Scope) -> list[Unused]:
+    """What the models and functions of a file compute for nothing."""
+    decls: list[ast.ModelDecl | ast.FnDecl] = [*all_of(file, ast.ModelDecl), *all_of(file, ast.FnDecl)]
+    return [scope.reports.unused(decl) for decl in decls]
 
 
 def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:

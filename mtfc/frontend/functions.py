@@ -280,7 +280,8 @@ class FunctionBody(Body):
     ) -> None:
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
-        kind = Kind("function", decl.name, local_dims=True)
+        unused = scope.reports.unused(decl)
+        kind = Kind("function", decl.name, local_dims=True, unused=unused)
         super().__init__(kind, decl.body, scope, caller.trace, caller.call_rule, given, prefix, stack)
         self.decl, self.variables = decl, variables
         self.dim_places = {name.text: name.span for name in decl.generics}

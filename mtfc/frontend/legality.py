@@ -6,7 +6,7 @@ reported once, at the rule, with the first value that it is broken for. What is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.compiler.ir.core import Program
@@ -29,15 +29,21 @@ def no_names(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tenso
 
 
 def check_layouts(
-    programs: Iterable[Program], layouts: Iterable[DeclaredLayout], placeable: Placeable = no_names
+    programs: Iterable[Program],
+    layouts: Iterable[DeclaredLayout],
+    placeable: Placeable = no_names,
+    unused: Collection[str] = (),
 ) -> list[Diagnostic]:
-    """Everything that is wrong or wasteful about layouts for the models of one file."""
+    """Everything that is wrong or wasteful about layouts for the models of one file.
+
+    unused: names of values that the programs lack because nothing uses them, which rules may name all the same.
+    """
     programs = tuple(programs)
     shared = [Facts(program) for program in programs]
     found: list[Diagnostic] = []
     for declared in layouts:
         facts = [_facts(program, declared, placeable) for program in programs] if declared.values else shared
-        found += _unknown_paths(facts, declared)
+        found += _unknown_paths(facts, declared, unused)
         found += _absent_dims(facts, declared)
         for each in facts:
             found += _check(each, declared)
@@ -174,11 +180,14 @@ def _indivisible(
 # Rules for single values
 
 
-def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
+def _unknown_paths(
+    facts: Sequence[Facts], declared: DeclaredLayout, unused: Collection[str]
+) -> Iterator[Diagnostic]:
     """E305: rules for values that no model has. The first ones come with names that are like theirs."""
     if not declared.values or not facts:
         return
-    unknown = [path for path in declared.paths if not any(each.of_path(path) for each in facts)]
+    asked = [path for path in declared.paths if path.rpartition(".")[2] not in unused]
+    unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.placeable)} if unknown else set()
     for number, path in enumerate(unknown):
         near = nearest(path, known) if number < SUGGESTIONS else None

@@ -14,6 +14,7 @@ from copy import copy
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.frontend import ast
+from mtfc.frontend.unused import Unused, unused
 
 MAX_DIMS = 32
 """Dimensions of one tensor or of one einsum: NumPy has no more, and an einsum must find a letter for each."""
@@ -38,12 +39,20 @@ class Reports:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
+        self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 
     def add(self, code: str, message: str, span: Span, labels: Iterable[Label], help: str | None) -> None:
         if (code, message, span) not in self._seen:
             self._seen.add((code, message, span))
             self.diagnostics.add(code, message, span, labels, help)
+
+    def unused(self, decl: ast.ModelDecl | ast.FnDecl) -> Unused:
+        """What a model or a function computes for nothing: found once, however often it is called."""
+        place = decl.name.span
+        if place not in self._unused:
+            self._unused[place] = unused(decl)
+        return self._unused[place]
 
     def nearest(self, name: str, known: Collection[str]) -> str | None:
         """Nobody reads the suggestions of a thousand errors, and each takes time to find."""

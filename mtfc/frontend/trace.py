@@ -160,6 +160,16 @@ class Trace:
     def _first_block(self) -> Block:
         return self.block
 
+    def aside(self) -> Trace:
+        """An equal place, with the same loops around, for equations that leave nothing behind."""
+        block = root = Block(())
+        for loop in self.block.loops():
+            block = LoopBlock(block, loop.dim, loop.stacked)
+        block.call = self.block.call
+        trace = Trace(root, owners=self.owners, size=self.size, numbers=self.numbers)
+        trace.block = block
+        return trace
+
     def argument(self, name: str, type: TensorType, role: Role, span: Span | None) -> Value:
         value = self._root.own(name, type)
         self.arguments.append(Argument(value, role, span))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend import ast
-from mtfc.frontend.body import variables
+from mtfc.frontend.binding import variables
 from mtfc.frontend.calls import BUILTINS
 from mtfc.frontend.functions import find
 from mtfc.frontend.scope import ANY, Scope
