@@ -116,9 +116,9 @@ def choose(
             raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
         return Selection(program, (), module.hardware, (placement,), module.scope)
     if skip_illegal and choice.layout is None and choice.mesh is not None:
-        declared = fitting(parse_mesh(choice.mesh, module), module)
+        declared = fitting(parse_mesh(choice.mesh, module), module, program.name)
     else:
-        declared = chosen_layouts(module, choice.layout, choice.mesh)
+        declared = chosen_layouts(module, choice.layout, choice.mesh, program.name)
     declared = declared if every_layout else declared[:1]
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))

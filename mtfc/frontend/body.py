@@ -120,6 +120,8 @@ class Body(ABC):
         names, found = [name.text for name in bound(node)], expressions.values
         expressions.dropped.update({name: found[name] for name in names if name in found})
         self.is_dropping = False
+        self.scope.reports.dropped |= expressions.trace.seen
+        self.scope.reports.dropped_dims |= expressions.trace.dims
         trace.size = expressions.trace.size
         expressions.trace, expressions.values = trace, values
 

@@ -125,16 +125,33 @@ class Builder:
     ) -> ast.FnDecl:
         return ast.FnDecl(span, name, generics or (), *rest)
 
-    def layout_decl(
-        self, span: Span, name: ast.Name, mesh: ast.Name | None, entries: tuple[ast.Node, ...]
+    def layout_on_for(
+        self,
+        span: Span,
+        name: ast.Name,
+        mesh: ast.Name,
+        models: tuple[ast.Name, ...],
+        entries: tuple[ast.Node, ...],
     ) -> ast.LayoutDecl | ast.Broken:
-        sections = _by_key(entries, ("params", "optimizer"), "a layout")
+        return self.layout_decl(span, name, models, mesh, entries)
+
+    def layout_decl(
+        self,
+        span: Span,
+        name: ast.Name,
+        models: tuple[ast.Name, ...] | None,
+        mesh: ast.Name | None,
+        entries: tuple[ast.Node, ...],
+    ) -> ast.LayoutDecl | ast.Broken:
+        keyed = _by_key(entries, ("params", "optimizer"), "a layout")
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
-        stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in sections.items()}
+        stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
         rules = tuple(entry for entry in entries if isinstance(entry, ast.LayoutRule))
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
-        return ast.LayoutDecl(span, name, mesh, rules, stored.get("params"), stored.get("optimizer"), values)
+        allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
+        sections = stored.get("params"), stored.get("optimizer")
+        return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, allows)
 
     def placed(
         self,

@@ -5,13 +5,13 @@ All errors of a file are found in one run: see `scope.py` for how one mistake gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span
+from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend import ast
@@ -24,7 +24,6 @@ from mtfc.frontend.rules import DeclaredLayout, declare_layouts
 from mtfc.frontend.scope import Reports, Scope
 from mtfc.frontend.training import train_models
 from mtfc.frontend.uncalled import as_function, check_uncalled
-from mtfc.frontend.unused import Unused
 
 if TYPE_CHECKING:
     from mtfc.compiler.hardware import Hardware
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Module:
-    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives, `unused` those
-    of values that no program has, since nothing uses them.
+    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives, `unused` the
+    full names of values that no program has, since nothing uses them.
     """
 
     dims: Mapping[str, Dim]
@@ -73,9 +72,8 @@ def elaborate(
     for function in (*all_of(file, ast.FnDecl), *map(as_function, all_of(file, ast.OptimizerDecl))):
         if function.name.span not in scope.reports.called:
             check_uncalled(function, scope)
-    left = _unused(file, scope)
     if not diagnostics.errors:  # a line with an error may be the one that uses a value
-        diagnostics.extend(warning for each in left for warning in each.warnings())
+        diagnostics.extend(_unused(file, scope))
     return Module(
         {name: dim for name, dim in scope.dims.items() if dim is not None},
         scope,
@@ -84,14 +82,15 @@ def elaborate(
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
         _placements(file, scope),
-        frozenset(name for each in left for name in each.names()),
+        frozenset(scope.reports.dropped),
     )
 
 
-def _unused(file: ast.File, scope: Scope) -> list[Unused]:
-    """What the models and functions of a file compute for nothing."""
+def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
+    """W603 for the models and functions of a file."""
     decls: list[ast.ModelDecl | ast.FnDecl] = [*all_of(file, ast.ModelDecl), *all_of(file, ast.FnDecl)]
-    return [scope.reports.unused(decl) for decl in decls]
+    for decl in decls:
+        yield from scope.reports.unused(decl).warnings()
 
 
 def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
@@ -119,9 +118,9 @@ def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
     decls = [decl for decl in all_of(file, ast.ModelDecl) if scope.declare("model", decl.name, places)]
     scope.models.update(places)
     models = {decl.name.text: elaborate_model(decl, scope) for decl in decls}
-    for model in models.values():
-        scope.local_dims |= {name: dim for name, (dim, _) in model.dims.items()}
-        scope.places |= {name: span for name, (_, span) in model.dims.items()}
+    for dims in (scope.reports.dropped_dims, *(model.dims for model in models.values())):
+        scope.local_dims |= {name: dim for name, (dim, _) in dims.items()}
+        scope.places |= {name: span for name, (_, span) in dims.items()}
     return models
 
 

@@ -6,11 +6,13 @@ reported once, at the rule, with the first value that it is broken for. What is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Layout, Mesh
+from mtfc.frontend.advice import Advice
 from mtfc.frontend.efficiency import check_efficiency
 from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
@@ -33,20 +35,22 @@ def check_layouts(
     layouts: Iterable[DeclaredLayout],
     placeable: Placeable = no_names,
     unused: Collection[str] = (),
+    advice: Advice | None = None,
 ) -> list[Diagnostic]:
     """Everything that is wrong or wasteful about layouts for the models of one file.
 
     unused: names of values that the programs lack because nothing uses them, which rules may name all the same.
     """
-    programs = tuple(programs)
     shared = [Facts(program) for program in programs]
     found: list[Diagnostic] = []
     for declared in layouts:
-        facts = [_facts(program, declared, placeable) for program in programs] if declared.values else shared
+        facts = [each for each in shared if declared.is_for(each.program.name)]
+        if declared.values:
+            facts = [_facts(each.program, declared, placeable) for each in facts]
         found += _unknown_paths(facts, declared, unused)
         found += _absent_dims(facts, declared)
         for each in facts:
-            found += _check(each, declared)
+            found += _check(each, declared, advice or Advice())
     return found
 
 
@@ -59,16 +63,29 @@ def check_layout(
 ) -> list[Diagnostic]:
     """What is wrong or wasteful about one layout for one model."""
     facts = _facts(program, declared, placeable)
-    return [*_absent_dims([facts], declared), *_check(facts, declared)]
+    return [*_absent_dims([facts], declared), *_check(facts, declared, Advice())]
 
 
-def _check(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+def _check(facts: Facts, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
+    errors = list(_errors(facts, declared))
+    yield from errors
+    named = all(path in facts.by_path for path in declared.values)
+    if named and not errors and (not advice.several or _is_meant_for(facts, declared)):
+        yield from check_efficiency(facts, declared, advice, lambda other: not any(_errors(facts, other)))
+
+
+def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E301 and E302."""
     reported: set[tuple[Span, ...]] = set()
     for section, shapes, suffix in _applications(facts, declared):
         yield from _not_injective(section, shapes, suffix, declared, reported)
         yield from _indivisible(section, shapes, declared, reported)
-    if all(path in facts.by_path for path in declared.values):
-        yield from check_efficiency(facts, declared)
+
+
+def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
+    """Whether one of several models is one that a layout is for: it is named, or has something that the layout splits."""
+    rules = (*declared.compute.values(), *declared.params.values(), *declared.optimizer.values())
+    return bool(declared.models or declared.values) or any(rule.dim in facts.neighbours for rule in rules)
 
 
 def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
@@ -186,13 +203,19 @@ def _unknown_paths(
     """E305: rules for values that no model has. The first ones come with names that are like theirs."""
     if not declared.values or not facts:
         return
-    asked = [path for path in declared.paths if path.rpartition(".")[2] not in unused]
+    left_out = {_unnumbered(path) for path in unused}
+    asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
     unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.placeable)} if unknown else set()
     for number, path in enumerate(unknown):
         near = nearest(path, known) if number < SUGGESTIONS else None
         help = f"did you mean `{near}`?" if near else None
         yield Diagnostic("E305", f"no model has a value `{path}`", declared.paths[path].span, help=help)
+
+
+def _unnumbered(path: str) -> str:
+    """`layers.dense_2.h` as `layers.dense.h`: what is left out has no numbers of its own."""
+    return re.sub(r"_\d+(?=\.|$)", "", path)
 
 
 def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:

@@ -32,13 +32,16 @@ class Reports:
     """Where the errors of one run go.
 
     A function is elaborated once for each call, and what is wrong with it is reported for the first call that shows it. `called`
-    are the functions that have been elaborated, by the place of their names.
+    are the functions that have been elaborated, by the place of their names, `dropped` and `dropped_dims` the full
+    names of values and of functions' dimensions that no program has, since nothing uses them.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
+        self.dropped: set[str] = set()
+        self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 

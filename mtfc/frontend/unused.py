@@ -47,12 +47,6 @@ class Unused:
     dead: frozenset[Span] = frozenset()
     groups: tuple[tuple[_Node, tuple[_Node, ...]], ...] = ()
 
-    def names(self) -> Iterator[str]:
-        """The names of dead values."""
-        for node, others in self.groups:
-            for each in (node, *others):
-                yield from (name.text for name in each.names)
-
     def warnings(self) -> Iterator[Diagnostic]:
         for node, others in self.groups:
             if not all(name.text.startswith(SILENT) for name in node.names):
