@@ -64,11 +64,18 @@ def _codes(line: str, number: int, comment: re.Match[str], file: str, scope: Sco
 def _is_known(code: ast.Name, known: Collection[str], scope: Scope) -> bool:
     if code.text in known:
         return True
-    help = f"errors cannot be allowed; {_one_of(known)} can" if code.text in CODES else _one_of(known)
-    what = "is not a warning" if code.text in WARNINGS or code.text not in CODES else "is an error"
-    scope.error("E012", f"`{code.text}` {what} that can be allowed here", code.span, help=help)
+    others = " and ".join(known)
+    if code.text in WARNINGS:
+        scope.error(
+            "E012",
+            f"a layout cannot allow `{code.text}`",
+            code.span,
+            help=f"{others} can be allowed here, others on lines",
+        )
+    elif code.text in CODES:
+        scope.error(
+            "E012", f"`{code.text}` is an error, which cannot be allowed", code.span, help=f"{others} can be"
+        )
+    else:
+        scope.unknown("E012", f"there is no warning `{code.text}`", code, known)
     return False
-
-
-def _one_of(codes: Collection[str]) -> str:
-    return ", ".join(codes)

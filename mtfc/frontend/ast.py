@@ -79,9 +79,13 @@ class DimDecl(Node):
 
 @attrs.frozen
 class Broken(Node):
-    """A statement or declaration with a syntax error, which has been reported; `names` are the words in it."""
+    """A statement or declaration with a syntax error, which has been reported.
+
+    `names` are the words in it, `targets` those that it seems to bind.
+    """
 
     names: frozenset[str]
+    targets: frozenset[str] = frozenset()
 
 
 @attrs.frozen

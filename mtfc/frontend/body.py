@@ -95,12 +95,14 @@ class Body(ABC):
             self.scope.error("E108", f"{self.kind.word} `{name.text}` returns nothing", name.span, help=help)
 
     def _nothing_after(self, end: ast.Return, rest: Sequence[ast.Statement]) -> None:
-        if rest and not isinstance(rest[0], ast.Broken):
+        is_broken = any(isinstance(statement, ast.Broken) for statement in self.statements)
+        if rest and not is_broken:
             label = Label(end.span, f"the {self.kind.word} ends here")
             self.scope.error("E107", "this comes after `return`", rest[0].span, [label])
 
     def statement(self, node: ast.Statement) -> None:
         if isinstance(node, ast.Broken):  # which has been reported, and its names are doubtful
+            self.expressions.values.update(dict.fromkeys(node.targets))
             return
         elaborate = getattr(self, self.STATEMENTS[type(node)])
         if node.span in self.dead:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
 from mtfc.frontend import ast, operators, problems
+from mtfc.frontend.binding import bound
 from mtfc.frontend.brackets import NESTING_LIMIT
 from mtfc.frontend.lexer import Token
 from mtfc.frontend.traverse import children
@@ -102,10 +103,12 @@ class Builder:
     # Statements and declarations
 
     def broken(
-        self, span: Span, names: frozenset[str], body: tuple[ast.Node, ...] | None = None
+        self, span: Span, tokens: Sequence[Token], body: tuple[ast.Statement, ...] | None = None
     ) -> ast.Broken:
-        """`body` is the block after a head that does not parse."""
-        return ast.Broken(span, names.union(_names(body or ())))
+        """`tokens` are what does not parse, `body` the block after a head that does not."""
+        names = frozenset(token.text for token in tokens if token.text.isidentifier())
+        inside = (name.text for statement in body or () for name in bound(statement))
+        return ast.Broken(span, names.union(_names(body or ())), frozenset((*_targets(tokens), *inside)))
 
     def entry(self, span: Span, key: Token | ast.Name, value: object) -> Entry:
         return Entry(span, key, value)
@@ -194,6 +197,19 @@ class Builder:
         values: dict[str, Any] = dict.fromkeys(SETTINGS)
         values.update((key, entry.value) for key, entry in settings.items())
         return ast.TrainDecl(span, model, **values)
+
+
+def _targets(tokens: Sequence[Token]) -> Iterator[str]:
+    """The names that a stretch of text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
+    texts = [token.text for token in tokens]
+    for text in texts[texts[:1] in (["param"], ["state"], ["yield"]) :]:
+        if text.isidentifier():
+            yield text
+        elif text != ",":
+            break
+    for index, text in enumerate(texts):
+        if text == "=":
+            yield from (each for each in texts[max(index - 2, 0) : index] if each.isidentifier())
 
 
 def _names(nodes: Iterable[ast.Node]) -> Iterator[str]:

@@ -20,10 +20,11 @@ from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.frontend import ast
+from mtfc.frontend import ast, habits
 from mtfc.frontend.constants import ConstantError, Number, convert, fold, plain, shown, truth
 from mtfc.frontend.scope import Scope, count
 from mtfc.frontend.trace import Block, Trace
+from mtfc.frontend.unknown import product_help, unknown_value
 
 Result = Value | Number | None
 
@@ -164,14 +165,14 @@ class Expressions:
             label = Label(self.later[name], "it is defined here")
             self.scope.error("E105", f"`{name}` is used before it is defined", node.span, [label])
         else:
-            self.scope.unknown("E101", f"unknown value `{name}`", node, {**self.values, **self.dropped})
+            unknown_value(self.scope, node, {**self.values, **self.dropped})
 
     def dotted(self, node: ast.Path, variable: str | None) -> Result:
         """The size of a dimension of a module."""
         dim = self.scope.find_dim(node)
         if dim is not None:
             return dim.size
-        self.scope.unknown("E101", f"unknown value `{node.text}`", node, {**self.values, **self.dropped})
+        unknown_value(self.scope, node, {**self.values, **self.dropped})
         return None
 
     def literal(self, node: ast.Int | ast.Float | ast.Bool, variable: str | None) -> Number:
@@ -226,6 +227,11 @@ class Expressions:
     def binary(self, node: ast.Binary, variable: str | None) -> Result:
         left, right = self.operand(node.left), self.operand(node.right)
         if left is None or right is None:
+            return None
+        if node.op == "@":
+            self.scope.error(
+                "E004", habits.NO_PRODUCT, node.span, help=product_help(node, left.dims, right.dims)
+            )
             return None
         if node.op == "//" and not (isinstance(left.result, int) and isinstance(right.result, int)):
             help = "`//` is for whole numbers, such as sizes; `floor(x / y)` rounds a quotient down"

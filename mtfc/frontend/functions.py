@@ -18,7 +18,7 @@ from mtfc.frontend import ast
 from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.scope import ANY, Scope, count
-from mtfc.frontend.signatures import Bindings, Given, bound_labels, names, shown, typed
+from mtfc.frontend.signatures import Bindings, Given, as_bindings, bound_labels, names, shown, typed
 from mtfc.frontend.trace import LARGEST
 from mtfc.frontend.traverse import walk
 
@@ -133,7 +133,7 @@ class _Call:
         number = len(self.node.arguments)
         if number > most:
             message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
-            self._error("E203", message, self.node.span)
+            self._error("E203", message, self.node.span, as_bindings(self.decl, self.node, self.caller.scope))
         return number <= most
 
     def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:

@@ -15,6 +15,7 @@ from mtfc.compiler.ir.types import Dim, Layout, Mesh
 from mtfc.frontend.advice import Advice
 from mtfc.frontend.efficiency import check_efficiency
 from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
+from mtfc.frontend.renaming import renaming
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 
 Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
@@ -78,7 +79,7 @@ def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
     """E301 and E302."""
     reported: set[tuple[Span, ...]] = set()
     for section, shapes, suffix in _applications(facts, declared):
-        yield from _not_injective(section, shapes, suffix, declared, reported)
+        yield from _not_injective(facts, section, shapes, suffix, declared, reported)
         yield from _indivisible(section, shapes, declared, reported)
 
 
@@ -104,6 +105,7 @@ def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Sect
 
 
 def _not_injective(
+    facts: Facts,
     section: Section,
     shapes: Shapes,
     suffix: str,
@@ -119,6 +121,7 @@ def _not_injective(
         if tuple(spans) not in reported:
             reported.add(tuple(spans))
             help = _instead(axis, one, other, section, shapes, declared.mesh)
+            help += renaming(facts, affected, (other, one), section) or ""
             yield _clash(axis, one, other, affected, suffix, declared.name, help)
 
 

@@ -41,6 +41,8 @@ LOOKALIKES = {
     "|": "`or`",
     "!": "`not`",
     "^": "`**`",
+    "%": "`x - y * floor(x / y)`",
+    "~": "`not`",
 }
 
 OPERATORS = frozenset(("OPERATOR", "MINUS", "AND", "OR"))
@@ -153,8 +155,9 @@ def bad_character(token: Token, file: str) -> Diagnostic:
         help = f"write {LOOKALIKES[text]}"
     elif text.isalpha():
         help = "names are made of the letters a to z, digits and `_`"
-    elif text in "\"'":
+    elif text[0] in "\"'":
         help = "the language has no strings"
+        help += "; dimensions have names: `einsum(a, b -> [dims])`" if "->" in text else ""
     return Diagnostic(
         "E004", f"unexpected character{'s'[: len(text) - 1]} {shown}", token.span(file), help=help
     )

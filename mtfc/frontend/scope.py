@@ -13,7 +13,7 @@ from copy import copy
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
-from mtfc.frontend import ast
+from mtfc.frontend import ast, habits
 from mtfc.frontend.unused import Unused, unused
 
 MAX_DIMS = 32
@@ -228,7 +228,11 @@ class Scope:
             return self.any
         if name.text in ITEM_BYTES:
             return name.text
-        self.unknown("E211", f"unknown dtype `{name.text}`", name, ITEM_BYTES)
+        message = f"unknown dtype `{name.text}`"
+        if name.text in habits.DTYPES:
+            self.error("E211", message, name.span, help=habits.DTYPES[name.text])
+        else:
+            self.unknown("E211", message, name, ITEM_BYTES)
         return None
 
     def type(self, type: ast.Type) -> TensorType | None:

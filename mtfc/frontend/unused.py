@@ -96,7 +96,9 @@ class _Walk:
         elif isinstance(node, ast.Param):
             self._param(node, values, loop)
         else:  # what stays in any case: `return`, `dim`, and what is wrong
-            self.roots.append(_Node(reads=[*_read(node, values), *loop]))
+            root = _Node(reads=[*_read(node, values), *loop])
+            self.roots.append(root)
+            values.update(dict.fromkeys(node.targets if isinstance(node, ast.Broken) else (), root))
 
     def _binding(
         self, node: ast.Statement, names: tuple[ast.Name, ...], values: Environment, loop: tuple[_Node, ...]
