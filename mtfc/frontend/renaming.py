@@ -43,4 +43,4 @@ def _text(facts: Facts, name: str, dim: str, section: Section) -> str:
     new = free or f"{dim}_whole"
     declared = "" if free else f", with `dim {new} = {dim}`"
     variable = name.rpartition(".")[2]
-    return f"; or keep `{dim}` whole here, under a name without a rule: `rename({variable}, {dim} -> {new})`{declared}"
+    return f"; or rename one of them: `rename({variable}, {dim} -> {new})`{declared}"
