@@ -109,8 +109,8 @@ class Body(ABC):
             self._drop(node, elaborate)
             return
         elaborate(node)
-        if self.expressions.dropped and not self.is_dropping:
-            for name in bound(node, self.dead):
+        if not self.is_dropping and not isinstance(node, ast.Repeat | ast.Scan):
+            for name in bound(node) if self.expressions.dropped else ():
                 self.expressions.dropped.pop(name.text, None)
 
     def _drop(self, node: ast.Statement, elaborate: Callable[[ast.Statement], None]) -> None:

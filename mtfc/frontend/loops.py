@@ -107,7 +107,8 @@ class Loop:
             **{name: results.get(name) if after[name] is not None else None for name in self.carried},
             **{name: results.get(name) for name in self.yielded if name not in self.unused},
         }
-        self.expressions.dropped = dropped | {name: self._stacked(name) for name in self.unused}
+        kept = {name: value for name, value in dropped.items() if name not in self.carried | self.yielded}
+        self.expressions.dropped = kept | {name: self._stacked(name) for name in self.unused}
         self.expressions.gone |= {name: span for name, span in bound.items() if name not in before}
 
     def _bound(self, sources: Mapping[str, Value], dead: Collection[Span] = ()) -> dict[str, Span]:

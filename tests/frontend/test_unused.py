@@ -14,8 +14,9 @@ from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.parser import parse
 from mtfc.frontend.unused import unused
 from tests.generators.programs import programs
+from tests.generators.scope import Options
 from tests.harness import HasSource
-from tests.properties.campaign import FEW_EXAMPLES, holds_for
+from tests.properties.campaign import holds_for
 
 FILE = "file.mtf"
 
@@ -172,7 +173,7 @@ def test_an_optimizer_is_as_it_was() -> None:
     assert not warned(source + train)
 
 
-@holds_for(programs(), FEW_EXAMPLES)
+@holds_for(programs() | programs(Options(structured=True)))
 def test_random_programs_are_those_without_their_dead_lines(program: HasSource) -> None:
     lines = dict(enumerate(program.source.split("\n"), 1))
     for decl in parse(program.source, FILE, Diagnostics()).declarations:
