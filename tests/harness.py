@@ -33,14 +33,15 @@ STEP = 5
 """The number of the step that is made: not the first, of which some optimizers forget all state."""
 
 
-def diagnose(source: str) -> list[Diagnostic]:
-    """Everything that `mtfc check` has to say."""
-    return list(check(source, FILE, placeable=placeable))
-
-
 def with_unused_values() -> AbstractContextManager[object]:
     """Elaborate what nothing uses, too: in random programs that is a good part, which else would not be tested."""
     return patch("mtfc.frontend.scope.unused", lambda decl: NOTHING)
+
+
+def diagnose(source: str) -> list[Diagnostic]:
+    """Everything that `mtfc check` has to say of a program in which everything is used."""
+    with with_unused_values():
+        return list(check(source, FILE, placeable=placeable))
 
 
 def load(source: str) -> Module:
