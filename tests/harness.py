@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -21,6 +23,7 @@ from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.parser import parse
 from mtfc.frontend.rules import DeclaredLayout
+from mtfc.frontend.unused import NOTHING
 
 Arrays = dict[str, Any]
 
@@ -30,15 +33,22 @@ STEP = 5
 """The number of the step that is made: not the first, of which some optimizers forget all state."""
 
 
+def with_unused_values() -> AbstractContextManager[object]:
+    """Elaborate what nothing uses, too: in random programs that is a good part, which else would not be tested."""
+    return patch("mtfc.frontend.scope.unused", lambda decl: NOTHING)
+
+
 def diagnose(source: str) -> list[Diagnostic]:
-    """Everything that `mtfc check` has to say."""
-    return list(check(source, FILE, placeable=placeable))
+    """Everything that `mtfc check` has to say of a program in which everything is used."""
+    with with_unused_values():
+        return list(check(source, FILE, placeable=placeable))
 
 
 def load(source: str) -> Module:
     """The elaborated file. Raises `CompileError` where it, or one of its layouts, has an error."""
-    check(source, FILE, placeable=placeable).raise_if_errors()
-    return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
+    with with_unused_values():
+        check(source, FILE, placeable=placeable).raise_if_errors()
+        return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 
 def chosen_layout(module: Module, name: str | None) -> DeclaredLayout:

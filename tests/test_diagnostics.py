@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtfc.compiler.placeable import placeable
+from mtfc.compiler.predict import predictor
 from mtfc.compiler.render import render
 from mtfc.frontend import library, problems
 from mtfc.frontend.check import check
@@ -23,7 +24,7 @@ def diagnosed(source: str) -> str:
     """What the user is told about the file `case.mtf` and those beside it."""
     main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
     files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
-    found = check(main, "case.mtf", neighbour=files.get, placeable=placeable)
+    found = check(main, "case.mtf", neighbour=files.get, placeable=placeable, predictor=predictor)
     library_texts = library.texts(f"{library.SHOWN}{name}.mtf" for name in library.modules())
     return render(found, files | library_texts)
 

@@ -13,6 +13,7 @@ from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.pipelines import PASSES, default_pipeline
+from mtfc.compiler.predict import predictor
 from mtfc.compiler.render import render
 from mtfc.frontend import codes, problems
 from mtfc.frontend.calls import BUILTINS
@@ -214,7 +215,7 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
     shown = path.read_text("utf-8")
 
     def explained(match: re.Match[str]) -> str:
-        found = list(check(match[2], "model.mtf"))
+        found = list(check(match[2], "model.mtf", predictor=predictor))
         (section,) = re.findall(r"^### (\w+)$", shown[: match.start()], re.MULTILINE)[-1:]
         assert {each.code for each in found} <= {section}, section
         return f"{match[1]}{render(found, {'model.mtf': match[2]})}{match[4]}"

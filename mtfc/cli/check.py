@@ -15,6 +15,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
+    from mtfc.frontend.advice import Faster
     from mtfc.frontend.facts import Tensor
 
 EXAMPLES = """\
@@ -52,7 +53,7 @@ def _diagnostics(options: argparse.Namespace, sources: Sources) -> list[Diagnost
         return list(error.diagnostics)
     text, neighbour = sources.texts[file], sources.neighbour
     given = options.dims, options.model, options.layout, options.mesh
-    return list(check(text, file, *given, neighbour, _placeable, options.settings))
+    return list(check(text, file, *given, neighbour, _placeable, options.settings, _predictor))
 
 
 def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
@@ -60,6 +61,13 @@ def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Ten
     from mtfc.compiler.placeable import placeable
 
     return placeable(program, mesh, layout)
+
+
+def _predictor() -> Faster:
+    """The simulator is needed only where a layout wastes work."""
+    from mtfc.compiler.predict import predictor
+
+    return predictor()
 
 
 def _count(diagnostics: list[Diagnostic], severity: str) -> int:

@@ -137,9 +137,9 @@ def choose(
         return Selection(program, (), module.hardware, (placement,), module.scope)
     is_one = is_one_device(choice.mesh, module)
     if skip_illegal and choice.layout is None and choice.mesh is not None and not is_one:
-        declared = fitting(parse_mesh(choice.mesh, module), module)
+        declared = fitting(parse_mesh(choice.mesh, module), module, program.name)
     else:
-        declared = chosen_layouts(module, choice.layout, choice.mesh)
+        declared = chosen_layouts(module, choice.layout, choice.mesh, program.name)
     declared = declared if every_layout else declared[:1]
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))

@@ -80,9 +80,13 @@ class DimDecl(Node):
 
 @attrs.frozen
 class Broken(Node):
-    """A statement or declaration with a syntax error, which has been reported; `names` are the words in it."""
+    """A statement or declaration with a syntax error, which has been reported.
+
+    `names` are the words in it, `targets` those that it seems to bind.
+    """
 
     names: frozenset[str]
+    targets: frozenset[str] = frozenset()
 
 
 @attrs.frozen
@@ -214,15 +218,24 @@ class ValueRules(Node):
 
 
 @attrs.frozen
+class Allow(Node):
+    """`allow W601`, in a layout."""
+
+    code: Name
+
+
+@attrs.frozen
 class LayoutDecl(Node):
-    """`layout hybrid on grid = { batch: rows, params: { d_model: rows } }`"""
+    """`layout hybrid for net on grid = { batch: rows, params: { d_model: rows } }`; `models` is empty where it is for all."""
 
     name: Name
+    models: tuple[Name, ...]
     mesh: Name | None
     rules: tuple[LayoutRule, ...]
     params: RuleSet | None
     optimizer: RuleSet | None
     values: tuple[ValueRules, ...]
+    allows: tuple[Allow, ...]
 
 
 @attrs.frozen

@@ -9,7 +9,8 @@ with, to where that stands: `trace.block.body` is what has been made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -17,48 +18,35 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.frontend import ast
+from mtfc.frontend.binding import bound, variables
 from mtfc.frontend.declarations import valid_size
 from mtfc.frontend.expressions import CallRule, Expressions, Result
 from mtfc.frontend.initial import initializer
 from mtfc.frontend.loops import Loop, elaborate_loop
 from mtfc.frontend.scope import Scope, count
 from mtfc.frontend.trace import Trace
-
-
-def bound(statement: ast.Statement) -> Sequence[ast.Name]:
-    """The names that a statement binds in the body that it stands in, those inside of loops too."""
-    if isinstance(statement, ast.Assign):
-        return statement.targets
-    if isinstance(statement, ast.Param | ast.State | ast.Yield):
-        return (statement.name,)
-    if isinstance(statement, ast.Repeat | ast.Scan):
-        inside = [name for inner in statement.body for name in bound(inner)]
-        return [*(each.name for each in statement.slices), *inside]
-    return ()
-
-
-def variables(given: Iterable[ast.Name], statements: Iterable[ast.Statement]) -> dict[str, Span]:
-    """The names that a body binds, each where it does so first."""
-    places: dict[str, Span] = {}
-    for name in (*given, *(name for each in statements for name in bound(each))):
-        places.setdefault(name.text, name.span)
-    return places
+from mtfc.frontend.unused import NOTHING, Unused
 
 
 @attrs.frozen
 class Kind:
-    """What a body is called in messages: `model` and the name; `local_dims` says whether it may declare dimensions."""
+    """What a body is called in messages: `model` and the name; `local_dims` says whether it may declare dimensions.
+
+    `unused` are its statements that leave nothing behind.
+    """
 
     word: str
     name: ast.Name
     local_dims: bool = False
+    unused: Unused = NOTHING
 
 
 class Body(ABC):
     """What has been elaborated of one list of statements.
 
     `places` says where inputs, arguments and parameters are declared, `dim_places` where dimensions of its
-    own are, and `loops` which loops the current statement is in.
+    own are, and `loops` which loops the current statement is in. `is_dropping`
+    says that the current statement is dead, or in one that is.
     """
 
     def __init__(
@@ -73,13 +61,23 @@ class Body(ABC):
         stack: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.kind, self.statements = kind, statements
-        self.scope, self.trace = scope, trace
+        self.scope = scope
         self.later = variables(given, statements)
         self.expressions = Expressions(scope, trace, self.later, call, prefix, stack)
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
         self.loops: list[Loop] = []
+        self.is_dropping = False
         self.returned = 0
+
+    @property
+    def trace(self) -> Trace:
+        return self.expressions.trace
+
+    @property
+    def dead(self) -> frozenset[Span]:
+        """The statements that leave nothing behind; none among those of a loop that leaves nothing itself."""
+        return frozenset() if self.is_dropping else self.kind.unused.dead
 
     def run(self) -> None:
         """Elaborate the statements up to the first `return`; errors where there is none, or where more follow."""
@@ -97,13 +95,37 @@ class Body(ABC):
             self.scope.error("E108", f"{self.kind.word} `{name.text}` returns nothing", name.span, help=help)
 
     def _nothing_after(self, end: ast.Return, rest: Sequence[ast.Statement]) -> None:
-        if rest and not isinstance(rest[0], ast.Broken):
+        is_broken = any(isinstance(statement, ast.Broken) for statement in self.statements)
+        if rest and not is_broken:
             label = Label(end.span, f"the {self.kind.word} ends here")
             self.scope.error("E107", "this comes after `return`", rest[0].span, [label])
 
     def statement(self, node: ast.Statement) -> None:
-        if not isinstance(node, ast.Broken):  # which has been reported, and its names are doubtful
-            getattr(self, self.STATEMENTS[type(node)])(node)
+        if isinstance(node, ast.Broken):  # which has been reported, and its names are doubtful
+            self.expressions.values.update(dict.fromkeys(node.targets))
+            return
+        elaborate = getattr(self, self.STATEMENTS[type(node)])
+        if node.span in self.dead:
+            self._drop(node, elaborate)
+            return
+        elaborate(node)
+        if not self.is_dropping and not isinstance(node, ast.Repeat | ast.Scan):
+            for name in bound(node) if self.expressions.dropped else ():
+                self.expressions.dropped.pop(name.text, None)
+
+    def _drop(self, node: ast.Statement, elaborate: Callable[[ast.Statement], None]) -> None:
+        """Report what is wrong with a dead statement. Everything that it makes goes elsewhere; other dead statements see it."""
+        expressions, trace, values = self.expressions, self.trace, self.expressions.values
+        expressions.trace, expressions.values = trace.aside(), ChainMap(expressions.dropped, values)
+        self.is_dropping = True
+        elaborate(node)
+        names, found = [name.text for name in bound(node)], expressions.values
+        expressions.dropped.update({name: found[name] for name in names if name in found})
+        self.is_dropping = False
+        self.scope.reports.dropped |= expressions.trace.seen
+        self.scope.reports.dropped_dims |= expressions.trace.dims
+        trace.size = expressions.trace.size
+        expressions.trace, expressions.values = trace, values
 
     def bind(self, name: ast.Name, value: Result) -> bool:
         """Bind what is given before the statements run; False, and an error, where the name is taken."""

@@ -9,7 +9,7 @@ opens, and closed where its line ends.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import attrs
 
@@ -24,6 +24,7 @@ PARENTHESES = {"LPAR": "RPAR", "LSQB": "RSQB"}
 CLOSERS = PARENTHESES | {"LBRACE": "RBRACE"}
 CLOSING_TEXT = {"(": ")", "[": "]", "{": "}"}
 KINDS = {")": "RPAR", "]": "RSQB", "}": "RBRACE"}
+QUOTES = ('"', "'")
 # Declarations that stand in no braces; `dim` may, in a function.
 DECLARATIONS = frozenset(
     ("fn", "hardware", "import", "layout", "mesh", "model", "optimizer", "placement", "train")
@@ -68,13 +69,33 @@ class Stream:
 
 def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> Stream:
     """Drop comments and what cannot be read, match the brackets, and report both kinds of mistakes."""
-    kept = [token for token in tokens if token.kind != COMMENT]
+    kept = list(_with_strings([token for token in tokens if token.kind != COMMENT]))
     matcher = _Matcher(kept)
     matcher.run()
     emitter = _Emitter(matcher, file, diagnostics)
     for index, token in enumerate(kept):
         emitter.take(index, token)
     return emitter.stream
+
+
+def _with_strings(tokens: Sequence[Token]) -> Iterator[Token]:
+    """The tokens, where what stands between quotes on one line is one that the language does not have."""
+    index = 0
+    while index < len(tokens):
+        token, end = tokens[index], index
+        if token.kind == BAD and token.text in QUOTES:
+            line = (i for i in range(index + 1, len(tokens)) if tokens[i].line == token.line)
+            end = next((i for i in line if tokens[i].text == token.text), index)
+        yield token if end == index else token._replace(text=_between(tokens[index : end + 1]))
+        index = end + 1
+
+
+def _between(tokens: Sequence[Token]) -> str:
+    """The text of tokens of one line."""
+    text = ""
+    for token in tokens:
+        text = text.ljust(token.column - tokens[0].column) + token.text
+    return text
 
 
 class _Matcher:
@@ -143,7 +164,10 @@ class _Emitter:
         while self.open and self._is_closed_by(index, token):
             self._close(token)
         if token.kind == BAD:
-            self._drop(problems.bad_character(token, self.file))
+            if not self._is_doubled(index, token):
+                self._drop(problems.bad_character(token, self.file))
+            if len(token.text) > 1 and token.text[0] in QUOTES:
+                self._put(token)  # which no statement takes
         elif index in self.matcher.stray:
             self._drop(problems.stray(token, self.file))
         elif token.kind == SEPARATOR:
@@ -155,6 +179,11 @@ class _Emitter:
             self._put(token)
             if token.kind in ("RPAR", "RSQB", "RBRACE"):
                 self.stream.closer[self.open.pop()[0]] = len(self.stream.tokens) - 1
+
+    def _is_doubled(self, index: int, token: Token) -> bool:
+        """Whether it is the second of `||` or `&&`."""
+        before = self.matcher.tokens[index - 1] if index else token
+        return token.text in ("&", "|") and before.text == token.text and before.end_column == token.column
 
     def _put(self, token: Token) -> None:
         self.stream.opener.append(self.open[-1][0] if self.open else -1)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
 from mtfc.frontend import ast, operators, problems
+from mtfc.frontend.binding import bound
 from mtfc.frontend.brackets import NESTING_LIMIT
 from mtfc.frontend.lexer import Token
 from mtfc.frontend.traverse import children
@@ -105,10 +106,12 @@ class Builder:
     # Statements and declarations
 
     def broken(
-        self, span: Span, names: frozenset[str], body: tuple[ast.Node, ...] | None = None
+        self, span: Span, tokens: Sequence[Token], body: tuple[ast.Statement, ...] | None = None
     ) -> ast.Broken:
-        """`body` is the block after a head that does not parse."""
-        return ast.Broken(span, names.union(_names(body or ())))
+        """`tokens` are what does not parse, `body` the block after a head that does not."""
+        names = frozenset(token.text for token in tokens if token.text.isidentifier())
+        inside = (name.text for statement in body or () for name in bound(statement))
+        return ast.Broken(span, names.union(_names(body or ())), frozenset((*_targets(tokens), *inside)))
 
     def entry(self, span: Span, key: Token | ast.Name, value: object) -> Entry:
         return Entry(span, key, value)
@@ -131,16 +134,33 @@ class Builder:
     def every(self, span: Span, star: Token) -> ast.Every:
         return ast.Every(span)
 
-    def layout_decl(
-        self, span: Span, name: ast.Name, mesh: ast.Name | None, entries: tuple[ast.Node, ...]
+    def layout_on_for(
+        self,
+        span: Span,
+        name: ast.Name,
+        mesh: ast.Name,
+        models: tuple[ast.Name, ...],
+        entries: tuple[ast.Node, ...],
     ) -> ast.LayoutDecl | ast.Broken:
-        sections = _by_key(entries, ("params", "optimizer"), "a layout")
+        return self.layout_decl(span, name, models, mesh, entries)
+
+    def layout_decl(
+        self,
+        span: Span,
+        name: ast.Name,
+        models: tuple[ast.Name, ...] | None,
+        mesh: ast.Name | None,
+        entries: tuple[ast.Node, ...],
+    ) -> ast.LayoutDecl | ast.Broken:
+        keyed = _by_key(entries, ("params", "optimizer"), "a layout")
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
-        stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in sections.items()}
+        stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
         rules = tuple(entry for entry in entries if isinstance(entry, ast.LayoutRule))
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
-        return ast.LayoutDecl(span, name, mesh, rules, stored.get("params"), stored.get("optimizer"), values)
+        allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
+        sections = stored.get("params"), stored.get("optimizer")
+        return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, allows)
 
     def placed(
         self,
@@ -188,6 +208,19 @@ class Builder:
         values["report"] = tuple(name for entry in reports for name in entry.value) or None
         groups = tuple(entry for entry in entries if isinstance(entry, ast.OptimizerFor | ast.Frozen))
         return ast.TrainDecl(span, model, **values, groups=groups)
+
+
+def _targets(tokens: Sequence[Token]) -> Iterator[str]:
+    """The names that a stretch of text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
+    texts = [token.text for token in tokens]
+    for text in texts[texts[:1] in (["param"], ["state"], ["yield"]) :]:
+        if text.isidentifier():
+            yield text
+        elif text != ",":
+            break
+    for index, text in enumerate(texts):
+        if text == "=":
+            yield from (each for each in texts[max(index - 2, 0) : index] if each.isidentifier())
 
 
 def _names(nodes: Iterable[ast.Node]) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.frontend.advice import Advice, Faster, no_predictions
+from mtfc.frontend.allowed import on_lines
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layouts import chosen_layouts
 from mtfc.frontend.legality import Placeable, check_layouts, no_names
@@ -22,20 +24,28 @@ def check(
     neighbour: Neighbour = no_neighbour,
     placeable: Placeable = no_names,
     settings: Sequence[str] = (),
+    predictor: Callable[[], Faster] = no_predictions,
 ) -> Diagnostics:
     """All diagnostics of the file `file` with this text; the options are those of the command.
 
-    `neighbour` reads the files beside it that it imports; `placeable` knows what layouts can name beside the user's values.
+    `neighbour` reads the files beside it that it imports; `placeable` knows what layouts can name beside the user's values,
+    `predictor` gives what predicts whether a change makes a step faster.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)
+    allowed = on_lines(text, file, module.scope)
     try:
-        layouts = chosen_layouts(module, layout, mesh)
+        layouts = chosen_layouts(module, layout, mesh, model)
     except CompileError as error:
         diagnostics.extend(error.diagnostics)
         return diagnostics
-    found = check_layouts(module.programs, layouts, no_names if diagnostics.errors else placeable)
+    known = no_names if diagnostics.errors else placeable
+    advice = Advice(
+        allowed, len(module.scope.models) > 1, no_predictions if diagnostics.errors else predictor
+    )
+    found = check_layouts(module.programs, layouts, known, module.unused, advice)
     if diagnostics.errors:  # what a value or equation that is missing would cause
         found = [each for each in found if each.severity == "error" and each.code != "E305"]
-    diagnostics.extend(found)
-    return diagnostics
+    wanted = Diagnostics()
+    wanted.extend(each for each in (*diagnostics, *found) if not allowed.at(each.code, each.span))
+    return wanted

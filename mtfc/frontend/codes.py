@@ -85,4 +85,5 @@ CODES = {
     "E419": "a loss that depends on frozen parameters alone",
     "W601": "work that processors duplicate",
     "W602": "two rules that want one axis in an equation",
+    "W603": "a value that is never used",
 }

@@ -5,7 +5,7 @@ The readme of Mesh-TensorFlow ("How do I pick a layout?") has the rule: every ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
@@ -14,22 +14,37 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim
+from mtfc.frontend.advice import LEAST, MACHINE, Advice
 from mtfc.frontend.facts import Facts, in_main_file
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
+from mtfc.frontend.scope import count
+
+MOST_PLACES = 3
+"""Places that a warning shows beside the first."""
 
 
-def check_efficiency(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
-    """W601 and W602 for one model under one layout."""
-    check = _Check(facts, declared)
-    for eqn in facts.heavy:
-        yield from check.duplicated(eqn)
-    for eqn in facts.equations if declared.values else ():
-        yield from check.conflicts(eqn)
+def check_efficiency(
+    facts: Facts, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
+) -> Iterator[Diagnostic]:
+    """W601 and W602 for one model under a legal layout; `is_legal` says whether another one is."""
+    check = _Check(facts, declared, advice, is_legal)
+    if "W601" not in declared.allowed and not advice.allowed.at("W601", declared.span):
+        yield from check.duplicated()
+    if "W602" not in declared.allowed:
+        for eqn in facts.equations if declared.values else ():
+            yield from check.conflicts(eqn)
 
 
 class _Check:
-    def __init__(self, facts: Facts, declared: DeclaredLayout) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        declared: DeclaredLayout,
+        advice: Advice,
+        is_legal: Callable[[DeclaredLayout], bool],
+    ) -> None:
         self.facts, self.declared = facts, declared
+        self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, Rule]:
@@ -42,26 +57,55 @@ class _Check:
 
     # W601
 
-    def duplicated(self, eqn: Equation) -> Iterator[Diagnostic]:
-        """A warning where the equation leaves axes unused, so that all processors along them do the same."""
-        used = {axis for rule in self._rules(eqn, reduced_dims(eqn)).values() for axis in rule.axes}
-        unused = [axis for axis, size in self.mesh.axes if size > 1 and axis not in used]
-        if not unused or eqn.span is None:
-            return
-        axes = f"mesh {'axes' if len(unused) > 1 else 'axis'} {_list(unused)}"
-        times = self.mesh.size(unused)
-        message = (
-            f"layout `{self.declared.name}` leaves {axes} unused here: this work is done {times} times over"
-        )
-        labels = (Label(self.declared.span, "under this layout"), *_inside(eqn.span))
-        help = "; ".join(self._advice(eqn, axis) for axis in unused)
-        yield Diagnostic("W601", message, in_main_file(eqn.span), labels, help)
+    def duplicated(self) -> Iterator[Diagnostic]:
+        """A warning for each set of axes that equations leave unused, so that all processors along them do the same."""
+        groups: dict[tuple[str, ...], list[Equation]] = {}
+        for eqn in self.facts.heavy:
+            used = {axis for rule in self._rules(eqn, reduced_dims(eqn)).values() for axis in rule.axes}
+            unused = tuple(axis for axis, size in self.mesh.axes if size > 1 and axis not in used)
+            if unused and eqn.span and not self.advice.allowed.at("W601", in_main_file(eqn.span)):
+                groups.setdefault(unused, []).append(eqn)
+        for axes, equations in groups.items():
+            yield self._duplicated(axes, sorted(equations, key=lambda eqn: -self.facts.heavy[eqn]))
 
-    def _advice(self, eqn: Equation, axis: str) -> str:
-        rules = [self._extended(dim, axis) for dim in iteration_dims(eqn) if self._may_split(dim, axis)]
-        if rules:
-            return f"split a dimension over `{axis}`: {' or '.join(rules)}"
-        return f"none of its dimensions can be split over `{axis}` as well"
+    def _duplicated(self, unused: Sequence[str], equations: Sequence[Equation]) -> Diagnostic:
+        """The warning about equations, the heaviest first."""
+        eqn, *others = equations
+        assert eqn.span is not None, "others are left out"
+        axes = f"mesh {'axes' if len(unused) > 1 else 'axis'} {_list(unused)}"
+        more = f" and in {count(len(others), 'more equation')}" if others else ""
+        message = f"layout `{self.declared.name}` leaves {axes} unused here{more}: this work is done"
+        message += f" {self.mesh.size(unused)} times over"
+        labels = [Label(self.declared.span, "under this layout"), *_inside(eqn.span)]
+        places = dict.fromkeys(in_main_file(each.span) for each in others if each.span)
+        also = [Label(place, "and here") for place in places if place != in_main_file(eqn.span)]
+        help = "; ".join(text for axis in unused if (text := self._help(eqn, axis)))
+        return Diagnostic(
+            "W601", message, in_main_file(eqn.span), (*labels, *also[:MOST_PLACES]), help or None
+        )
+
+    def _help(self, eqn: Equation, axis: str) -> str | None:
+        """The rules for an axis that are predicted to make a step faster."""
+        dims = [dim for dim in iteration_dims(eqn) if self._may_split(dim, axis)]
+        others = [self.declared.with_rule(dim.name, (*self._axes(dim.name), axis)) for dim in dims]
+        legal = {dim.name: each for dim, each in zip(dims, others, strict=True) if self.is_legal(each)}
+        if not legal:
+            return f"none of its dimensions can be split over `{axis}` as well"
+        layouts = [each.layout for each in legal.values()]
+        program, layout = self.facts.program, self.declared.layout
+        found = self.advice.faster(program, eqn, self.mesh, layout, layouts)
+        if found is None:
+            return None
+        best = sorted(zip(found, legal, strict=True), reverse=True)
+        rules = [(self._extended(dim, axis), f"{times:.1f} times") for times, dim in best if times >= LEAST]
+        if not rules:
+            meant = "`allow W601` in the layout says that this is meant"
+            return f"no rule for `{axis}` is predicted to be faster on {MACHINE}; {meant}"
+        (rule, times), *more = rules
+        rest = "".join(f", {rule} {times}" for rule, times in more)
+        return (
+            f"split a dimension over `{axis}`: on {MACHINE} {rule} is predicted to be {times} as fast{rest}"
+        )
 
     def _axes(self, name: str) -> Axes:
         rule = self.declared.compute.get(name)
@@ -72,9 +116,9 @@ class _Check:
         divides = dim.size % self.mesh.size((*self._axes(dim.name), axis)) == 0
         return divides and all(axis not in self._axes(name) for name in self.facts.neighbours[dim.name])
 
-    def _extended(self, dim: Dim, axis: str) -> str:
-        before = self._axes(dim.name)
-        return f"`{dim.name}: ({', '.join((*before, axis))})`" if before else f"`{dim.name}: {axis}`"
+    def _extended(self, dim: str, axis: str) -> str:
+        before = self._axes(dim)
+        return f"`{dim}: ({', '.join((*before, axis))})`" if before else f"`{dim}: {axis}`"
 
     # W602
 

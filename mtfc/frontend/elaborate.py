@@ -5,13 +5,13 @@ All errors of a file are found in one run: see `scope.py` for how one mistake gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics, Span
+from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend import ast
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Module:
-    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives."""
+    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives, `unused` the
+    full names of values that no program has, since nothing uses them.
+    """
 
     dims: Mapping[str, Dim]
     scope: Scope
@@ -41,6 +43,7 @@ class Module:
     programs: tuple[Program, ...]
     hardware: dict[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
+    unused: frozenset[str]
 
 
 def elaborate(
@@ -74,6 +77,8 @@ def elaborate(
     for function in (*all_of(file, ast.FnDecl), *map(as_function, all_of(file, ast.OptimizerDecl))):
         if function.name.span not in scope.reports.called:
             check_uncalled(function, scope)
+    if not diagnostics.errors:  # a line with an error may be the one that uses a value
+        diagnostics.extend(_unused(file, scope))
     return Module(
         {name: dim for name, dim in scope.dims.items() if dim is not None},
         scope,
@@ -82,7 +87,15 @@ def elaborate(
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
         _placements(file, scope),
+        frozenset(scope.reports.dropped),
     )
+
+
+def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
+    """W603 for the models and functions of a file."""
+    decls: list[ast.ModelDecl | ast.FnDecl] = [*all_of(file, ast.ModelDecl), *all_of(file, ast.FnDecl)]
+    for decl in decls:
+        yield from scope.reports.unused(decl).warnings()
 
 
 def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
@@ -110,9 +123,9 @@ def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
     decls = [decl for decl in all_of(file, ast.ModelDecl) if scope.declare("model", decl.name, places)]
     scope.models.update(places)
     models = {decl.name.text: elaborate_model(decl, scope) for decl in decls}
-    for model in models.values():
-        scope.local_dims |= {name: dim for name, (dim, _) in model.dims.items()}
-        scope.places |= {name: span for name, (_, span) in model.dims.items()}
+    for dims in (scope.reports.dropped_dims, *(model.dims for model in models.values())):
+        scope.local_dims |= {name: dim for name, (dim, _) in dims.items()}
+        scope.places |= {name: span for name, (_, span) in dims.items()}
     return models
 
 

@@ -9,7 +9,7 @@ are named by their op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -21,10 +21,11 @@ from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.frontend import ast
+from mtfc.frontend import ast, habits
 from mtfc.frontend.constants import ConstantError, Number, convert, fold, plain, shown, truth
 from mtfc.frontend.scope import Scope, count
 from mtfc.frontend.trace import Block, Trace
+from mtfc.frontend.unknown import product_help, unknown_value
 
 Result = Value | Number | None
 
@@ -101,9 +102,9 @@ class Expressions:
     """Elaborates the expressions of one body: a model's, or a function's at one call.
 
     `values` has the variables bound so far, `places` where each was bound last, `gone` where those were that only a loop knew,
-    `later` where each is defined first, further down in the body too. `prefix` is the body's scope, which full names begin
-    with: empty, or ending in a dot. `stack` are the functions that led here, each with the name of its module. `call_rule`
-    elaborates calls.
+    `later` where each is defined first, further down in the body too, `dropped` the values that only dead statements see.
+    `prefix` is the body's scope, which full names begin with: empty, or ending in a dot. `stack` are the functions that led here,
+    each with the name of its module. `call_rule` elaborates calls.
     """
 
     def __init__(
@@ -117,9 +118,10 @@ class Expressions:
     ) -> None:
         self.scope, self.trace, self.later, self.prefix, self.stack = scope, trace, later, prefix, stack
         self.call_rule = call
-        self.values: dict[str, Result] = {}
+        self.values: MutableMapping[str, Result] = {}
         self.places: dict[str, Span] = {}
         self.gone: dict[str, Span] = {}
+        self.dropped: dict[str, Result] = {}
 
     @property
     def block(self) -> Block:
@@ -170,14 +172,14 @@ class Expressions:
             label = Label(self.later[name], "it is defined here")
             self.scope.error("E105", f"`{name}` is used before it is defined", node.span, [label])
         else:
-            self.scope.unknown("E101", f"unknown value `{name}`", node, self.values)
+            unknown_value(self.scope, node, {**self.values, **self.dropped})
 
     def dotted(self, node: ast.Path, variable: str | None) -> Result:
         """The size of a dimension of a module."""
         dim = self.scope.find_dim(node)
         if dim is not None:
             return dim.size
-        self.scope.unknown("E101", f"unknown value `{node.text}`", node, self.values)
+        unknown_value(self.scope, node, {**self.values, **self.dropped})
         return None
 
     def literal(self, node: ast.Int | ast.Float | ast.Bool, variable: str | None) -> Number:
@@ -232,6 +234,11 @@ class Expressions:
     def binary(self, node: ast.Binary, variable: str | None) -> Result:
         left, right = self.operand(node.left), self.operand(node.right)
         if left is None or right is None:
+            return None
+        if node.op == "@":
+            self.scope.error(
+                "E004", habits.NO_PRODUCT, node.span, help=product_help(node, left.dims, right.dims)
+            )
             return None
         if node.op == "//" and not (isinstance(left.result, int) and isinstance(right.result, int)):
             help = "`//` is for whole numbers, such as sizes; `floor(x / y)` rounds a quotient down"

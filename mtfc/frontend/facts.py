@@ -159,13 +159,13 @@ class Facts:
         return found
 
     @cached_property
-    def heavy(self) -> tuple[Equation, ...]:
-        """The contractions that do a good part of the work."""
+    def heavy(self) -> Mapping[Equation, int]:
+        """The contractions that do a good part of the work, with their FLOPs."""
         einsums = [(eqn, times) for eqn, times in self._executed if eqn.op == "einsum"]
         work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
         total = sum(work)
-        pairs = zip(einsums, work, strict=True)
-        return tuple(eqn for (eqn, _), flops in pairs if flops * HEAVY >= total and reduced_dims(eqn))
+        pairs = ((eqn, flops) for (eqn, _), flops in zip(einsums, work, strict=True))
+        return {eqn: flops for eqn, flops in pairs if flops * HEAVY >= total and reduced_dims(eqn)}
 
 
 def _executed(body: Iterable[Equation], times: int) -> Iterator[tuple[Equation, int]]:

@@ -18,7 +18,7 @@ from mtfc.frontend import ast
 from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.scope import ANY, Scope, count
-from mtfc.frontend.signatures import Bindings, Given, bound_labels, names, shown, typed
+from mtfc.frontend.signatures import Bindings, Given, as_bindings, bound_labels, names, shown, typed
 from mtfc.frontend.trace import LARGEST
 from mtfc.frontend.traverse import walk
 
@@ -133,7 +133,7 @@ class _Call:
         number = len(self.node.arguments)
         if number > most:
             message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
-            self._error("E203", message, self.node.span)
+            self._error("E203", message, self.node.span, as_bindings(self.decl, self.node, self.caller.scope))
         return number <= most
 
     def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:
@@ -280,7 +280,8 @@ class FunctionBody(Body):
     ) -> None:
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
-        kind = Kind("function", decl.name, local_dims=True)
+        unused = scope.reports.unused(decl)
+        kind = Kind("function", decl.name, local_dims=True, unused=unused)
         super().__init__(kind, decl.body, scope, caller.trace, caller.call_rule, given, prefix, stack)
         self.decl, self.variables = decl, variables
         self.dim_places = {name.text: name.span for name in decl.generics}

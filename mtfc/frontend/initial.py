@@ -15,6 +15,8 @@ def initializer(node: ast.Expr, expressions: Expressions) -> Initializer | None:
     scope = expressions.scope
     if not isinstance(node, ast.Call):
         help = f"for example `{_usage('zeros')}`"
+        if isinstance(node, ast.Int | ast.Float):
+            help = f"write `constant({node.value})`"
         scope.error("E217", "expected an initializer", node.span, help=help)
         return None
     name = node.function.text

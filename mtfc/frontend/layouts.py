@@ -7,7 +7,7 @@ as the rest of a declaration, and spans are moved back so that errors point into
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import attrs
 
@@ -119,8 +119,11 @@ def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLay
     return found
 
 
-def chosen_layouts(module: Module, layout: str | None, mesh: str | None) -> tuple[DeclaredLayout, ...]:
-    """What `--layout` and `--mesh` select. A mesh alone selects the declared layouts that fit it; `one` selects none.
+def chosen_layouts(
+    module: Module, layout: str | None, mesh: str | None, model: str | None = None
+) -> tuple[DeclaredLayout, ...]:
+    """What `--layout` and `--mesh` select, among the layouts that are for a model. A mesh alone selects those that fit it;
+    `one` selects none.
 
     Raises `CompileError`, also for a layout that splits something on one device.
     """
@@ -130,22 +133,44 @@ def chosen_layouts(module: Module, layout: str | None, mesh: str | None) -> tupl
         return ()
     given = parse_mesh(mesh, module) if mesh is not None else None
     if layout is not None:
-        return (parse_layout(layout, module, given),)
+        found = parse_layout(layout, module, given)
+        if model is not None and not found.is_for(model):
+            _not_for(found, model, layout, module)
+        return (found,)
     if given is None or mesh is None:
-        return module.layouts
-    found = fitting(given, module)
-    if module.layouts and not found:
+        return meant_for(model, module)
+    fit = fitting(given, module, model)
+    if module.layouts and not fit:
         span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
         help = "give one with `--layout`"
         raise CompileError([Diagnostic("E311", "no declared layout fits this mesh", span, help=help)])
-    return found
+    return fit
 
 
-def fitting(mesh: Mesh, module: Module) -> tuple[DeclaredLayout, ...]:
+def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) -> NoReturn:
+    """Raise `CompileError` (E311): a layout that is for other models."""
+    scope = module.scope.for_text()
+    others = " and ".join(f"`{name}`" for name in declared.models)
+    message = f"layout `{declared.name}` is for model {others}, and not for `{model}`"
+    own = [f"`{each.name}`" for each in meant_for(model, module)]
+    help = f"choose the model with `--model {declared.models[0]}`"
+    help += f", or a layout for `{model}`: {', '.join(own)}" if own else ""
+    labels = [Label(name.span, "it says so here") for name in declared.decl.models[:1]]
+    scope.error("E311", message, _whole(text, "<--layout>").span, labels, help)
+    raise CompileError(scope.diagnostics)
+
+
+def meant_for(model: str | None, module: Module) -> tuple[DeclaredLayout, ...]:
+    """The declared layouts that are for a model."""
+    return tuple(each for each in module.layouts if model is None or each.is_for(model))
+
+
+def fitting(mesh: Mesh, module: Module, model: str | None = None) -> tuple[DeclaredLayout, ...]:
     """The layouts on a declared mesh, or those whose axes another one has."""
+    layouts = meant_for(model, module)
     if mesh in module.meshes.values():
-        return tuple(declared for declared in module.layouts if declared.mesh == mesh)
-    fitting = (declared for declared in module.layouts if _axes_of(declared) <= set(mesh.names))
+        return tuple(declared for declared in layouts if declared.mesh == mesh)
+    fitting = (declared for declared in layouts if _axes_of(declared) <= set(mesh.names))
     return tuple(on_mesh(declared, mesh, module) for declared in fitting)
 
 

@@ -6,13 +6,16 @@ reported once, at the rule, with the first value that it is broken for. What is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Layout, Mesh
+from mtfc.frontend.advice import Advice
 from mtfc.frontend.efficiency import check_efficiency
 from mtfc.frontend.facts import Facts, Shapes, Tensor, by_shape
+from mtfc.frontend.renaming import renaming
 from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 
 Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
@@ -29,18 +32,26 @@ def no_names(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tenso
 
 
 def check_layouts(
-    programs: Iterable[Program], layouts: Iterable[DeclaredLayout], placeable: Placeable = no_names
+    programs: Iterable[Program],
+    layouts: Iterable[DeclaredLayout],
+    placeable: Placeable = no_names,
+    unused: Collection[str] = (),
+    advice: Advice | None = None,
 ) -> list[Diagnostic]:
-    """Everything that is wrong or wasteful about layouts for the models of one file."""
-    programs = tuple(programs)
+    """Everything that is wrong or wasteful about layouts for the models of one file.
+
+    unused: names of values that the programs lack because nothing uses them, which rules may name all the same.
+    """
     shared = [Facts(program) for program in programs]
     found: list[Diagnostic] = []
     for declared in layouts:
-        facts = [_facts(program, declared, placeable) for program in programs] if declared.values else shared
-        found += _unknown_paths(facts, declared)
+        facts = [each for each in shared if declared.is_for(each.program.name)]
+        if declared.values:
+            facts = [_facts(each.program, declared, placeable) for each in facts]
+        found += _unknown_paths(facts, declared, unused)
         found += _absent_dims(facts, declared)
         for each in facts:
-            found += _check(each, declared)
+            found += _check(each, declared, advice or Advice())
     return found
 
 
@@ -53,16 +64,29 @@ def check_layout(
 ) -> list[Diagnostic]:
     """What is wrong or wasteful about one layout for one model."""
     facts = _facts(program, declared, placeable)
-    return [*_absent_dims([facts], declared), *_check(facts, declared)]
+    return [*_absent_dims([facts], declared), *_check(facts, declared, Advice())]
 
 
-def _check(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+def _check(facts: Facts, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
+    errors = list(_errors(facts, declared))
+    yield from errors
+    named = all(path in facts.by_path for path in declared.values)
+    if named and not errors and (not advice.several or _is_meant_for(facts, declared)):
+        yield from check_efficiency(facts, declared, advice, lambda other: not any(_errors(facts, other)))
+
+
+def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E301 and E302."""
     reported: set[tuple[Span, ...]] = set()
     for section, shapes, suffix in _applications(facts, declared):
-        yield from _not_injective(section, shapes, suffix, declared, reported)
+        yield from _not_injective(facts, section, shapes, suffix, declared, reported)
         yield from _indivisible(section, shapes, declared, reported)
-    if all(path in facts.by_path for path in declared.values):
-        yield from check_efficiency(facts, declared)
+
+
+def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
+    """Whether one of several models is one that a layout is for: it is named, or has something that the layout splits."""
+    rules = (*declared.compute.values(), *declared.params.values(), *declared.optimizer.values())
+    return bool(declared.models or declared.values) or any(rule.dim in facts.neighbours for rule in rules)
 
 
 def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
@@ -81,6 +105,7 @@ def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Sect
 
 
 def _not_injective(
+    facts: Facts,
     section: Section,
     shapes: Shapes,
     suffix: str,
@@ -96,6 +121,7 @@ def _not_injective(
         if tuple(spans) not in reported:
             reported.add(tuple(spans))
             help = _instead(axis, one, other, section, shapes, declared.mesh)
+            help += renaming(facts, affected, (other, one), section) or ""
             yield _clash(axis, one, other, affected, suffix, declared.name, help)
 
 
@@ -174,16 +200,25 @@ def _indivisible(
 # Rules for single values
 
 
-def _unknown_paths(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
+def _unknown_paths(
+    facts: Sequence[Facts], declared: DeclaredLayout, unused: Collection[str]
+) -> Iterator[Diagnostic]:
     """E305: rules for values that no model has. The first ones come with names that are like theirs."""
     if not declared.values or not facts:
         return
-    unknown = [path for path in declared.paths if not any(each.of_path(path) for each in facts)]
+    left_out = {_unnumbered(path) for path in unused}
+    asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
+    unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.placeable)} if unknown else set()
     for number, path in enumerate(unknown):
         near = nearest(path, known) if number < SUGGESTIONS else None
         help = f"did you mean `{near}`?" if near else None
         yield Diagnostic("E305", f"no model has a value `{path}`", declared.paths[path].span, help=help)
+
+
+def _unnumbered(path: str) -> str:
+    """`layers.dense_2.h` as `layers.dense.h`: what is left out has no numbers of its own."""
+    return re.sub(r"_\d+(?=\.|$)", "", path)
 
 
 def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:

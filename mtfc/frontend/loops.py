@@ -6,16 +6,17 @@ is stacked along its dimension. All other values of the outside arrive as they a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import LOOP, result_type
+from mtfc.compiler.ir.loops import LOOP, result_type, stacked_type
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend import ast
+from mtfc.frontend.binding import bound_inside, yielded
 from mtfc.frontend.expressions import Operand, Result, Site
 from mtfc.frontend.trace import LoopBlock
 
@@ -31,7 +32,7 @@ def elaborate_loop(body: Body, node: ast.Repeat | ast.Scan) -> None:
     sources = {each.name.text: _source(body, each, dim) for each in node.slices}
     found = {name: source for name, source in sources.items() if source is not None}
     if dim is None or len(found) < len(sources) or not _may_nest(body, node):
-        for name in (*_bound_inside(node.body), *_yielded(node)):
+        for name in (*bound_inside(node.body), *yielded(node)):
             body.expressions.values[name.text] = None
         return
     Loop(body, node, dim).run(found)
@@ -58,23 +59,6 @@ def _may_nest(body: Body, node: ast.Repeat | ast.Scan) -> bool:
     return depth < MOST_LOOPS
 
 
-def _yielded(node: ast.Repeat | ast.Scan) -> list[ast.Name]:
-    return [each.name for each in node.body if isinstance(each, ast.Yield)]
-
-
-def _bound_inside(statements: Iterable[ast.Statement]) -> Iterator[ast.Name]:
-    """The names that a loop's body binds; what inner loops yield is among them, what this one yields is not."""
-    for statement in statements:
-        if isinstance(statement, ast.Assign):
-            yield from statement.targets
-        elif isinstance(statement, ast.Param | ast.State):
-            yield statement.name
-        elif isinstance(statement, ast.Repeat | ast.Scan):
-            slices = {each.name.text for each in statement.slices}
-            inner = (*_bound_inside(statement.body), *_yielded(statement))
-            yield from (name for name in inner if name.text not in slices)
-
-
 @attrs.frozen
 class Carried:
     """A variable that each iteration hands to the next: its argument, where the loop binds it, and where it was bound before."""
@@ -85,7 +69,11 @@ class Carried:
 
 
 class Loop:
-    """One loop of a body while it is elaborated; `yielded` are the values of `yield` statements by name."""
+    """One loop of a body while it is elaborated.
+
+    `yielded` are the values of `yield` statements by name, `unused` the names among them that nothing reads. `rebound` are the
+    variables of the outside that the loop binds again; those that something reads are `carried`.
+    """
 
     def __init__(self, body: Body, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
         self.body, self.node, self.dim = body, node, dim
@@ -95,24 +83,43 @@ class Loop:
         self.prefix, self.region = self.expressions.prefix, dim.name
         self.carried: dict[str, Carried] = {}
         self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}
+        self.unused: set[str] = set()
+        self.rebound: dict[str, Span] = {}
+        self.is_dropped = body.is_dropping
 
     def run(self, sources: Mapping[str, Value]) -> None:
         """Elaborate the body in a block of its own, and make the loop of it."""
-        before = dict(self.expressions.values)
-        bound = {name.text: name.span for name in _bound_inside(self.node.body) if name.text not in sources}
-        self._carry({name: span for name, span in bound.items() if name in before})
+        before, dropped = dict(self.expressions.values), dict(self.expressions.dropped)
+        bound = self._bound(sources)
+        self.rebound = {name: span for name, span in bound.items() if name in before or name in dropped}
+        needed = self._bound(sources, self.body.dead)
+        self._carry({name: span for name, span in needed.items() if name in before})
+        unused = self._unused(before | dropped)
         self._enter(sources)
         for statement in self.node.body:
             self._statement(statement)
         after, self.expressions.values = self.expressions.values, before
         outputs = self._outputs(after)
+        self._check_unused(unused)
         self._leave()
         results = self._equation(outputs)
         self.expressions.values |= {
             **{name: results.get(name) if after[name] is not None else None for name in self.carried},
-            **{name: results.get(name) for name in self.yielded},
+            **{name: results.get(name) for name in self.yielded if name not in self.unused},
         }
+        kept = {name: value for name, value in dropped.items() if name not in self.carried | self.yielded}
+        self.expressions.dropped = kept | {name: self._stacked(name) for name in self.unused}
         self.expressions.gone |= {name: span for name, span in bound.items() if name not in before}
+
+    def _bound(self, sources: Mapping[str, Value], dead: Collection[Span] = ()) -> dict[str, Span]:
+        """The variables that statements of the loop bind, each with the last place."""
+        names = bound_inside(self.node.body, dead)
+        return {name.text: name.span for name in names if name.text not in sources}
+
+    def _stacked(self, name: str) -> Value | None:
+        """What dead statements see of what the loop yields to them alone."""
+        value = self.yielded[name][1]
+        return value and Value(name, stacked_type(value.type, self.dim))
 
     def _carry(self, rebound: Mapping[str, Span]) -> None:
         """Make arguments of the variables that the loop binds again."""
@@ -156,15 +163,15 @@ class Loop:
         if name.text in self.yielded:
             label = Label(self.yielded[name.text][0].span, "first yielded here")
             self.body.scope.error("E112", f"`{name.text}` is yielded twice", name.span, [label])
-        elif name.text in self.carried:
-            label = Label(
-                self.carried[name.text].span, "here it is bound, and so handed to the next iteration"
-            )
+        elif name.text in self.rebound:
+            label = Label(self.rebound[name.text], "here it is bound, and so handed to the next iteration")
             message = f"`{name.text}` is yielded, and also carried from one iteration to the next"
             help = f"yield it under another name: `yield {name.text}_all = ...`"
             self.body.scope.error("E112", message, name.span, [label], help)
         else:
             self.yielded[name.text] = name, value
+            if self.body.is_dropping and not self.is_dropped:
+                self.unused.add(name.text)
 
     def _yielded_value(self, node: ast.Yield) -> Value | None:
         result = self.expressions.value(node.value, self.prefix + node.name.text)
@@ -182,7 +189,7 @@ class Loop:
 
     # The equation
 
-    def _outputs(self, after: dict[str, Result]) -> list[Output]:
+    def _outputs(self, after: MutableMapping[str, Result]) -> list[Output]:
         """What the region hands out. A variable that has failed stays what it was, so that the loop is one all the same."""
         outputs = []
         for name, each in self.carried.items():
@@ -190,9 +197,9 @@ class Loop:
             value = after[name]
             last = value if isinstance(value, Value) else each.argument
             outputs.append(Output(self.prefix + name, last, updates=each.argument.name))
-        for name, (_, yielded) in self.yielded.items():
-            if yielded is not None:
-                outputs.append(Output(self.prefix + name, self.block.here(yielded)))
+        for name, (_, each_value) in self.yielded.items():
+            if each_value is not None and name not in self.unused:
+                outputs.append(Output(self.prefix + name, self.block.here(each_value)))
         return outputs
 
     def _next(self, name: str, carried: Carried, result: Result) -> Value | None:
@@ -210,6 +217,26 @@ class Loop:
             )
         self._changes(name, carried, value)
         return None
+
+    def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
+        """What would be carried, if something read it."""
+        places = self.expressions.places
+        values = {name: before[name] for name in self.rebound if name not in self.carried}
+        return {
+            name: Carried(value, self.rebound[name], places.get(name))
+            for name, value in values.items()
+            if isinstance(value, Value)
+        }
+
+    def _check_unused(self, unused: Mapping[str, Carried]) -> None:
+        """An error where a variable that nothing reads changes its type."""
+        for name, each in unused.items():
+            start, end = each.argument.type, self.expressions.dropped.get(name)
+            if isinstance(end, Value) and (start.dtype, set(start.dims)) != (
+                end.type.dtype,
+                set(end.type.dims),
+            ):
+                self._changes(name, each, end)
 
     def _changes(self, name: str, carried: Carried, value: Value) -> None:
         before, after = carried.argument.type, value.type

@@ -11,7 +11,8 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Output, Program
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.frontend import ast
-from mtfc.frontend.body import Body, Kind, variables
+from mtfc.frontend.binding import variables
+from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.calls import elaborate_call
 from mtfc.frontend.scope import Scope
 from mtfc.frontend.trace import Block, Trace
@@ -53,8 +54,10 @@ class ModelBody(Body):
 
     def __init__(self, decl: ast.ModelDecl, scope: Scope) -> None:
         given = [each.name for each in decl.inputs]
-        trace = Trace(Block(variables(given, decl.body)))
-        super().__init__(Kind("model", decl.name), decl.body, scope, trace, elaborate_call, given)
+        unused = scope.reports.unused(decl)
+        trace = Trace(Block(variables(given, decl.body, unused.dead)))
+        kind = Kind("model", decl.name, unused=unused)
+        super().__init__(kind, decl.body, scope, trace, elaborate_call, given)
 
     def input(self, node: ast.Input) -> None:
         type = self.scope.type(node.type)

@@ -9,7 +9,7 @@ import attrs
 from mtfc.compiler.diagnostics import Span
 
 UnaryOp = Literal["-", "not"]
-BinaryOp = Literal["+", "-", "*", "/", "//", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or"]
+BinaryOp = Literal["+", "-", "*", "/", "//", "@", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or"]
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ from mtfc.frontend.lexer import Token
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 # From the loosest to the tightest.
-LEVELS = (("or",), ("and",), ("not",), COMPARISONS, ("+", "-"), ("*", "/", "//"), ("negate",), ("**",))
+LEVELS = (("or",), ("and",), ("not",), COMPARISONS, ("+", "-"), ("*", "/", "//", "@"), ("negate",), ("**",))
 LEVEL = {operator: level for level, operators in enumerate(LEVELS) for operator in operators}
 
 

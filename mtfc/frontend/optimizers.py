@@ -79,7 +79,13 @@ def given_hypers(
     for keyword in call.keywords:
         name = keyword.name.text
         if name not in known:
-            scope.unknown("E405", f"`{optimizer.name}` has no hyperparameter `{name}`", keyword.name, known)
+            message = f"`{optimizer.name}` has no hyperparameter `{name}`"
+            other = _with_hyper(optimizer, name)
+            if other:
+                help = f"`{other}` has it: write `{other}(..., {name} = ...)`"
+                scope.error("E405", message, keyword.name.span, help=help)
+            else:
+                scope.unknown("E405", message, keyword.name, known)
             problems.append(keyword.span)
         elif name in given and not is_override(keyword):
             scope.error("E405", f"`{name}` is given twice", keyword.span)
@@ -94,6 +100,16 @@ def given_hypers(
         names = " and ".join(f"`{name}`" for name in missing)
         scope.error("E405", f"`{optimizer.name}` needs {names}", call.span, help=help)
     return None if missing or problems else given
+
+
+def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:
+    """Another optimizer that has a hyperparameter, one with a like name first."""
+    found = [
+        name
+        for name, decls in optimizer.scope.optimizers.items()
+        if any(each.name.text == hyper for each in decls[0].hypers)
+    ]
+    return min(found, key=lambda name: (not name.startswith(optimizer.name), name), default=None)
 
 
 def _surplus(optimizer: Optimizer, decl: ast.OptimizerDecl) -> Iterator[Span]:

@@ -16,7 +16,8 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Spa
 from mtfc.frontend import ast, problems, tables
 from mtfc.frontend.brackets import NESTING_LIMIT, TOO_DEEP, Stream, arrange
 from mtfc.frontend.builder import TUPLES, Builder
-from mtfc.frontend.lexer import END, WORD, Token, lex
+from mtfc.frontend.habits import unlike_here
+from mtfc.frontend.lexer import END, SEPARATOR, WORD, Token, lex
 from mtfc.frontend.tables import Rule
 
 
@@ -108,7 +109,7 @@ class _Parser:
         else:
             expected = [kind for kind in self.moves[self.states[-1]] if self._accepts(kind)]
             previous = self.tokens[max(self.index - 1, 0)]
-            self._recover((problems.unexpected(previous, token, expected, self.file),))
+            self._recover((problems.unexpected(previous, token, expected, self.file),), stuck=self.index)
 
     def _kind_of_word(self, token: Token) -> str:
         """A keyword where the grammar has it, but for `state = ...` and such, where the grammar has both."""
@@ -130,8 +131,11 @@ class _Parser:
             states.append(self.gotos[states[-1]][rule.origin])
         return False
 
-    def _recover(self, errors: Iterable[Diagnostic]) -> None:
-        """Report, put ERROR in the place of what does not parse, and go to the next token that may follow it."""
+    def _recover(self, errors: Iterable[Diagnostic], stuck: int | None = None) -> None:
+        """Report, put ERROR in the place of what does not parse, and go to the next token that may follow it.
+
+        Where no rule takes token `stuck`, the statement may be one of another language.
+        """
         begin = self._rewind()
         while (move := self.moves[self.states[-1]]["ERROR"]) < 0:
             self._reduce(self.rules[~move])
@@ -139,10 +143,20 @@ class _Parser:
         self.index = self.stream.after_brackets(self.index)
         while self.tokens[self.index].kind != END and not self._accepts(self.tokens[self.index].kind):
             self.index = self.stream.closer.get(self.index, self.index) + 1
-        dropped = self.tokens[begin : self.index]
-        self.values[-1] = frozenset(token.text for token in dropped if token.text.isidentifier())
+        self.values[-1] = tuple(self.tokens[begin : self.index])
         if not self.stream.is_repaired(begin, self.index):
-            self.diagnostics.extend(errors)
+            habit = None if stuck is None else self._habit(begin, stuck)
+            self.diagnostics.extend((habit,) if habit else errors)
+
+    def _habit(self, begin: int, stuck: int) -> Diagnostic | None:
+        """What to say of the line with token `stuck`, in a statement from token `begin` on."""
+        ends = (SEPARATOR, "LBRACE", "RBRACE")
+        while begin and self.tokens[begin - 1].kind not in ends:
+            begin -= 1
+        end = begin
+        while self.tokens[end].kind not in (*ends, END):
+            end += 1
+        return unlike_here(self.tokens[begin:end], stuck - begin, self.file) if begin < end else None
 
     def _rewind(self) -> int:
         """Drop symbols until ERROR may come, in the innermost block where it may; the first token dropped."""

@@ -41,6 +41,8 @@ LOOKALIKES = {
     "|": "`or`",
     "!": "`not`",
     "^": "`**`",
+    "%": "`x - y * floor(x / y)`",
+    "~": "`not`",
 }
 
 OPERATORS = frozenset(("OPERATOR", "MINUS", "AND", "OR"))
@@ -164,8 +166,9 @@ def bad_character(token: Token, file: str) -> Diagnostic:
         help = "names are made of the letters a to z, digits and `_`"
     elif text == '"':
         help = 'close the quote on this line: a pattern is `"*.bias"`'
-    elif text == "'":
+    elif text[0] in "\"'":
         help = "the language has no strings"
+        help += "; dimensions have names: `einsum(a, b -> [dims])`" if "->" in text else ""
     return Diagnostic(
         "E004", f"unexpected character{'s'[: len(text) - 1]} {shown}", token.span(file), help=help
     )

@@ -9,6 +9,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
 from mtfc.frontend import ast
+from mtfc.frontend.allowed import in_layout
 from mtfc.frontend.scope import Scope
 
 
@@ -37,6 +38,7 @@ class DeclaredLayout:
 
     `compute` are the rules for values, `params` those under which parameters are stored, `optimizer` those for optimizer
     state, each with the rules that it overrides; `values` are the rules of single values, `paths` where these are named.
+    `models` are those that it is for, empty where it is for all, `allowed` the warnings about it that are not wanted.
     """
 
     mesh: Mesh
@@ -47,6 +49,23 @@ class DeclaredLayout:
     optimizer: Section
     values: Mapping[str, Section]
     paths: Mapping[str, ast.Name | ast.Path]
+    models: tuple[str, ...]
+    allowed: frozenset[str]
+
+    def is_for(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+    def with_rule(self, dim: str, axes: Axes) -> DeclaredLayout:
+        """The same with one other rule for values."""
+        rule = Rule(dim, axes, self.span, self.span)
+        rules = self.layout.rules.override(Rules(((dim, axes),)))
+        return attrs.evolve(
+            self,
+            layout=attrs.evolve(self.layout, rules=rules),
+            compute={**self.compute, dim: rule},
+            params={**self.compute, dim: rule, **_own(self.params, self.compute)},
+            optimizer={**self.compute, dim: rule, **_own(self.optimizer, self.compute)},
+        )
 
     @property
     def name(self) -> str:
@@ -55,6 +74,11 @@ class DeclaredLayout:
     @property
     def span(self) -> Span:
         return self.decl.name.span
+
+
+def _own(section: Section, compute: Section) -> Section:
+    """The rules that a section does not have from those for values."""
+    return {dim: rule for dim, rule in section.items() if compute.get(dim) is not rule}
 
 
 def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
@@ -80,6 +104,8 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
         {**compute, **params, **optimizer},
         values,
         {path: each.path for path, each in paths.items()},
+        tuple(name.text for name in decl.models),
+        in_layout(decl.allows, scope),
     )
 
 
@@ -167,6 +193,9 @@ def declare_layouts(
     """The layouts whose mesh is known."""
     places: dict[str, Span] = {}
     decls = [decl for decl in decls if scope.declare("layout", decl.name, places)]
+    for name in (name for decl in decls for name in decl.models):
+        if name.text not in scope.models:
+            scope.unknown("E106", f"unknown model `{name.text}`", name, scope.models)
     pairs = [(decl, mesh_of(decl, meshes, scope)) for decl in decls]
     return tuple(resolve(decl, mesh, scope) for decl, mesh in pairs if mesh is not None)
 

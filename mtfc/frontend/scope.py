@@ -14,7 +14,8 @@ from copy import copy
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
-from mtfc.frontend import ast
+from mtfc.frontend import ast, habits
+from mtfc.frontend.unused import Unused, unused
 
 MAX_DIMS = 32
 """Dimensions of one tensor or of one einsum: NumPy has no more, and an einsum must find a letter for each."""
@@ -34,19 +35,30 @@ class Reports:
     """Where the errors of one run go.
 
     A function is elaborated once for each call, and what is wrong with it is reported for the first call that shows it. `called`
-    are the functions that have been elaborated, by the place of their names.
+    are the functions that have been elaborated, by the place of their names, `dropped` and `dropped_dims` the full
+    names of values and of functions' dimensions that no program has, since nothing uses them.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
+        self.dropped: set[str] = set()
+        self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
+        self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 
     def add(self, code: str, message: str, span: Span, labels: Iterable[Label], help: str | None) -> None:
         if (code, message, span) not in self._seen:
             self._seen.add((code, message, span))
             self.diagnostics.add(code, message, span, labels, help)
+
+    def unused(self, decl: ast.ModelDecl | ast.FnDecl) -> Unused:
+        """What a model or a function computes for nothing: found once, however often it is called."""
+        place = decl.name.span
+        if place not in self._unused:
+            self._unused[place] = unused(decl)
+        return self._unused[place]
 
     def nearest(self, name: str, known: Collection[str]) -> str | None:
         """Nobody reads the suggestions of a thousand errors, and each takes time to find."""
@@ -220,7 +232,11 @@ class Scope:
             return self.any
         if name.text in ITEM_BYTES:
             return name.text
-        self.unknown("E211", f"unknown dtype `{name.text}`", name, ITEM_BYTES)
+        message = f"unknown dtype `{name.text}`"
+        if name.text in habits.DTYPES:
+            self.error("E211", message, name.span, help=habits.DTYPES[name.text])
+        else:
+            self.unknown("E211", message, name, ITEM_BYTES)
         return None
 
     def type(self, type: ast.Type) -> TensorType | None:

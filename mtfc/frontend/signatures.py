@@ -8,7 +8,7 @@ have no `...` are matched first, as nothing in them is left to choose.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
@@ -162,3 +162,28 @@ def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[L
     if is_any and bindings.any is not None and bindings.any[1] != apart_from:
         labels.append(Label(bindings.any[1], f"`any` is {bindings.any[0]} by this"))
     return labels
+
+
+def as_bindings(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
+    """How sizes that are given as arguments are written: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
+    determined = {name.text for each in decl.args if each.type for name in names(each.type)}
+    own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
+    wanted = [each.text for each in decl.generics if each.text not in determined | own]
+    given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
+    if len(extra) > len(wanted):
+        return None
+    sizes = {dim.size: name for name, dim in reversed(scope.dims.items()) if dim}
+    pairs = list(zip(wanted, extra, strict=False))
+    bindings = [f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs]
+    missing = [(n, each.value) for n, each in pairs if isinstance(each, ast.Int) and each.value not in sizes]
+    declared = " and ".join(f"`dim {name} = {size}`" for name, size in missing)
+    arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in given)
+    call = f"`{node.function.text}[{', '.join(bindings)}]({arguments})`"
+    return f"sizes are dimensions: write {call}{', with ' + declared if declared else ''}"
+
+
+def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
+    """The dimension that is meant: one of this size, or a new one called `name`."""
+    if isinstance(node, ast.DimName):
+        return node.text
+    return sizes.get(node.value, name) if isinstance(node, ast.Int) else "..."

@@ -23,15 +23,19 @@ LARGEST = 50_000
 
 
 class VariableNames:
-    """Names of values: a variable's first value has its name, and nothing else ever has it."""
+    """Names of values: a variable's first value has its name, and nothing else ever has it.
 
-    def __init__(self, variables: Collection[str]) -> None:
-        self.variables = variables
+    `seen` are the variables that had values, in the blocks around and inside too.
+    """
+
+    def __init__(self, variables: Collection[str], seen: set[str]) -> None:
+        self.variables, self.seen = variables, seen
         self.others = Names(variables)
         self._unused = set(variables)
 
     def of_variable(self, variable: str) -> str:
         """`h`, then for the next value bound to the same name `h_2`."""
+        self.seen.add(variable)
         if variable in self._unused:
             self._unused.remove(variable)
             return variable
@@ -42,7 +46,8 @@ class Block(Builder):
     """The body of `forward`, or of a loop: where equations are appended."""
 
     def __init__(self, variables: Collection[str], parent: Block | None = None) -> None:
-        self.variables = VariableNames(variables)
+        seen: set[str] = parent.variables.seen if parent else set()
+        self.variables: VariableNames = VariableNames(variables, seen)
         super().__init__(self.variables.others)
         self.parent = parent
         self.call: Span | None = parent.call if parent else None
@@ -159,6 +164,21 @@ class Trace:
     @_root.default
     def _first_block(self) -> Block:
         return self.block
+
+    def aside(self) -> Trace:
+        """An equal place, with the same loops around, for equations that leave nothing behind."""
+        block = root = Block(())
+        for loop in self.block.loops():
+            block = LoopBlock(block, loop.dim, loop.stacked)
+        block.call = self.block.call
+        trace = Trace(root, owners=self.owners, size=self.size, numbers=self.numbers)
+        trace.block = block
+        return trace
+
+    @property
+    def seen(self) -> set[str]:
+        """The variables that have had values, by their full names."""
+        return self._root.variables.seen
 
     def argument(self, name: str, type: TensorType, role: Role, span: Span | None) -> Value:
         value = self._root.own(name, type)

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.frontend import ast
-from mtfc.frontend.body import variables
+from mtfc.frontend import ast, habits
+from mtfc.frontend.binding import variables
 from mtfc.frontend.calls import BUILTINS
 from mtfc.frontend.functions import find
 from mtfc.frontend.scope import ANY, Scope
@@ -51,6 +51,8 @@ def _expressions(node: ast.Node) -> Iterator[ast.Node]:
 def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
     if isinstance(node, ast.Call) and not _exists(node.function, scope):
         unknown_function(scope, node.function, values, BUILTINS)
+    if isinstance(node, ast.Binary) and node.op == "@":
+        scope.error("E004", habits.NO_PRODUCT, node.span, help=habits.EINSUM)
     if isinstance(node, ast.Type | ast.DimList):
         for dim in node.dims:
             if not isinstance(dim, ast.Ellipsis):

@@ -2,38 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
-from mtfc.frontend import ast, library
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.frontend import ast, habits, library
 from mtfc.frontend.scope import Scope
 
 
+class HasUsage(Protocol):
+    """A function that is built in: how a call of it is written."""
+
+    @property
+    def usage(self) -> str: ...
+
+
 def unknown_function(
-    scope: Scope, function: ast.Name | ast.Path, values: Collection[str], builtins: Collection[str]
+    scope: Scope, function: ast.Name | ast.Path, values: Collection[str], builtins: Mapping[str, HasUsage]
 ) -> None:
     """Report that there is no such function; `values` are the variables, `builtins` the functions that are built in."""
     if isinstance(function, ast.Path):
-        _in_module(scope, function, builtins)
+        _in_module(scope, function, values, builtins)
         return
     name = function.text
     help = "a model is an entry point, and cannot be called" if name in scope.models else None
-    help = "it is a value, and cannot be called" if name in values else help or _in_library(scope, name)
-    known = () if help else (*builtins, *scope.functions)
-    scope.unknown("E104", f"unknown function `{name}`", function, known, help)
+    help = "it is a value, and cannot be called" if name in values else help or _habit(scope, name, {})
+    if help and name not in scope.doubtful:
+        scope.error("E104", f"unknown function `{name}`", function.span, help=help)
+    else:
+        scope.unknown("E104", f"unknown function `{name}`", function, (*builtins, *scope.functions))
 
 
-def _in_module(scope: Scope, function: ast.Path, builtins: Collection[str]) -> None:
+def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, object]) -> None:
+    """Report that there is no such value; what is asked of a value that has failed is not reported."""
+    head, _, attribute = node.text.partition(".")
+    if attribute and head in values and values[head] is None:
+        return
+    value, help = values.get(head), habits.VALUES.get(node.text)
+    if attribute and isinstance(value, Value):
+        help = habits.attribute(attribute, value.type.names)
+    if help and node.text not in scope.doubtful:
+        message = f"`{head}` has no `{attribute}`" if attribute else f"unknown value `{node.text}`"
+        scope.error("E101", message, node.span, help=help)
+    else:
+        scope.unknown("E101", f"unknown value `{node.text}`", node, values)
+
+
+def product_help(node: ast.Binary, left: tuple[Dim, ...], right: tuple[Dim, ...]) -> str:
+    """How `x @ w` is written: the dimensions of the result are those that one operand alone has."""
+    dims = ", ".join(dim.name for dim in (*left, *right) if (dim in left) != (dim in right))
+    names = [each.text if isinstance(each, ast.Name) else "..." for each in (node.left, node.right)]
+    return f"write `einsum({', '.join(names)} -> [{dims}])`, with the dimensions of the result"
+
+
+def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | None:
+    """How a function of another library is written here."""
+    if name in builtins:
+        return f"write `{builtins[name].usage}`"
+    if name in ITEM_BYTES:
+        return f"write `cast(x, {name})`"
+    return _in_library(scope, name) or habits.function(name)
+
+
+def _in_module(
+    scope: Scope, function: ast.Path, values: Collection[str], builtins: Mapping[str, HasUsage]
+) -> None:
     head, *rest = function.parts
     if head == "random" and head not in scope.modules:
         known = [name for name in builtins if name.startswith("random.")]
         scope.unknown("E104", f"unknown function `{function.text}`", function, known)
+    elif head not in scope.modules and head in values:
+        help = _habit(scope, rest[-1], builtins) or f"what is done to a value is a function: `f({head})`"
+        scope.error(
+            "E104", f"`{head}` is a value, and has no function `{'.'.join(rest)}`", function.span, help=help
+        )
     elif head not in scope.modules:
-        help = f"add `import {head}`" if library.text(head) is not None else None
-        scope.error("E113", f"no module `{head}` is imported", function.span, help=help)
+        scope.error(
+            "E113", f"no module `{head}` is imported", function.span, help=_import(scope, function, builtins)
+        )
     elif (module := scope.modules[head]) is not None and module.doubtful.isdisjoint(rest):
         known = [f"{head}.{name}" for name in module.functions]
         message = f"module `{head}` has no function `{'.'.join(rest)}`"
         scope.unknown("E104", message, function, known)
+
+
+def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> str | None:
+    """What to do about a module that is not imported."""
+    head, *_, name = function.parts
+    if head in habits.MODULES:
+        return _habit(scope, name, builtins) or "what Python imports is not known here"
+    return f"add `import {head}`" if library.text(head) is not None else None
 
 
 def _in_library(scope: Scope, name: str) -> str | None:

@@ -17,7 +17,8 @@ from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.frontend import arguments as kinds
 from mtfc.frontend import ast
-from mtfc.frontend.body import Body, Kind, bound, variables
+from mtfc.frontend.binding import bound, variables
+from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.calls import elaborate_call
 from mtfc.frontend.expressions import Expressions, Operand, Result, Site
 from mtfc.frontend.functions import fitted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,91 @@ def test_errors_in_the_library_show_its_lines(mtfc: Mtfc, folder: Path) -> None:
     assert "--> mtfc/std/nn.mtf:" in text
     assert "random.bernoulli([...]" in text
     assert "in this call of `nn.dropout`" in text
+
+
+WIDE = """\
+import nn
+dim batch = 4096
+dim io = 1024
+dim hidden = 8192
+mesh line = [all: 8]
+layout replicated = {}
+layout split = { hidden: all }
+model wide(x: [batch, io]) {
+  h = nn.dense[d_out = hidden](x)
+  y = nn.dense[d_out = io](relu(h))
+  loss = mean(square(y - x))
+  return loss
+}
+train wide {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+
+
+def step_seconds(mtfc: Mtfc, layout: str) -> float:
+    run = mtfc(
+        "simulate", "wide.mtf", "--layout", layout, "--mesh", "line", "--target", "h100", "--format", "json"
+    )
+    return float(run.json["step_seconds"])
+
+
+def test_what_is_advised_is_what_the_simulator_predicts(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "wide.mtf").write_text(WIDE)
+    (warning,) = mtfc("check", "wide.mtf", "--format", "json").json
+    assert "and in 1 more equation:" in warning["message"]
+    times = dict(re.findall(r"`(\w+: all)`[a-z ]* ([0-9.]+) times", warning["help"]))
+    before = step_seconds(mtfc, "{}")
+    for rule in ("batch: all", "io: all", "hidden: all"):
+        faster = before / step_seconds(mtfc, f"{{ {rule} }}")
+        assert times.get(rule) == (f"{faster:.1f}" if faster >= 1.05 else None)
+    assert "batch: all" in times
+
+
+def test_what_is_advised_for_a_large_program_is_faster_as_a_whole(mtfc: Mtfc, folder: Path) -> None:
+    """There only the equation is simulated."""
+    more = "  y = x + nn.dense[d_out = io](relu(nn.dense[d_out = hidden](y)))\n"
+    deep = WIDE.replace("relu(h))\n", "relu(h))\n" + more * 10)
+    (folder / "wide.mtf").write_text(deep)
+    (warning,) = [
+        each
+        for each in mtfc("check", "wide.mtf", "--format", "json").json
+        if "`replicated`" in each["message"]
+    ]
+    assert "and in 21 more equations:" in warning["message"]
+    advised = re.findall(r"`(\w+: all)`[a-z ]* [0-9.]+ times", warning["help"])
+    assert "batch: all" in advised
+    before = step_seconds(mtfc, "{}")
+    assert step_seconds(mtfc, f"{{ {advised[0]} }}") < before
+
+
+FOR_MODELS = """\
+dim batch = 4
+dim io = 6
+mesh line = [all: 2]
+layout whole for second = {}
+layout data for first = { batch: all }
+model first(x: [batch]) {
+  y = x + 1
+  return y
+}
+model second(x: [io]) {
+  y = x + 1
+  return y
+}
+"""
+
+
+def test_commands_take_the_layouts_of_their_model(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "model.mtf").write_text(FOR_MODELS)
+    assert "layout data" in mtfc("compile", "model.mtf").out
+    assert "layout whole" in mtfc("compile", "model.mtf", "--model", "second").out
+    assert "whole" not in mtfc("cost", "model.mtf").out
+    refused = mtfc("run", "model.mtf", "--layout", "whole")
+    assert refused.status == 1
+    assert "layout `whole` is for model `second`, and not for `first`" in refused.err
+    assert "--model second" in refused.err and "`data`" in refused.err
+    assert mtfc("run", "model.mtf", "--layout", "whole", "--model", "second").status == 0
+    verified = mtfc("verify", "model.mtf", "--backend", "numpy")
+    assert verified.status == 0 and "data" in verified.out and "whole" not in verified.out

@@ -179,11 +179,13 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             ast.LayoutDecl,
             here,
             names(),
+            tuples(names(), 0, 2),
             st.none() | names(),
             rules(),
             rule_sets,
             rule_sets,
             tuples(values, 0, 2),
+            tuples(st.builds(ast.Allow, here, names()), 0, 2),
         )
         | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))
         | st.builds(

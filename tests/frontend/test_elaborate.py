@@ -19,7 +19,7 @@ def load(source: str, **options: object) -> Module:
     """The elaborated file; it must have no errors."""
     diagnostics = Diagnostics()
     module = elaborate(parse(source, FILE, diagnostics), diagnostics, **options)  # type: ignore[arg-type]
-    assert not list(diagnostics), render(diagnostics, {FILE: source})
+    assert not diagnostics.errors, render(diagnostics, {FILE: source})
     return module
 
 
@@ -125,7 +125,8 @@ def test_type_of_every_operation(expression: str, expected: str) -> None:
 
 def test_equations_are_named_by_variables_and_ops() -> None:
     body_ = body(
-        "h = relu(einsum(x, ones([io, hidden]) -> [batch, hidden]) + 1)\n mul = x * x; y = mul * mul * mul"
+        "h = relu(einsum(x, ones([io, hidden]) -> [batch, hidden]) + 1)\n mul = x * x; y = mul * mul * mul",
+        "h, y",
     )
     assert [(eqn.result.name, eqn.path) for eqn in body_] == [
         ("full", None),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
-from mtfc.compiler.ir.types import Rules
+from mtfc.compiler.ir.core import Equation, Program
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts import chosen_layouts, parse_layout, parse_mesh
@@ -179,7 +182,7 @@ mesh m = [all: 2]
 layout l = { LAYOUT }
 model f(x: [a, b]) { y = einsum(x -> [a]); return y }"""
     found = check(source.replace("LAYOUT", ""), FILE)
-    assert [d.help for d in found] == ["split a dimension over `all`: `a: all` or `b: all`"]
+    assert [d.code for d in found] == ["W601"]
     assert not list(check(source.replace("LAYOUT", "value y: { a: all }"), FILE))
 
 
@@ -195,3 +198,117 @@ def test_a_rule_for_values_of_one_name_in_several_models() -> None:
     assert not list(check(source.replace("RULE", "b"), FILE))
     found = list(check(source.replace("RULE", "c").replace("dim b", "dim c = 4; dim b"), FILE))
     assert [each.code for each in found] == ["E306"]
+
+
+# Advice
+
+
+def advice(
+    times: Sequence[float] | None, layout: str = "{}", sizes: str = "dim a = 4; dim b = 4"
+) -> list[str | None]:
+    """The help of warnings, where each layout that is asked about is so many times as fast."""
+
+    def faster(
+        program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
+    ) -> Sequence[float] | None:
+        return None if times is None else times[: len(others)]
+
+    source = f"{sizes}\nmesh m = [all: 2, one: 1, more: 2]\nlayout l = {layout}\n"
+    model = "model f(x: [a, b]) { y = einsum(x, x -> []); return y }"
+    return [each.help for each in check(source + model, FILE, predictor=lambda: faster)]
+
+
+def test_only_rules_that_are_faster_are_advised() -> None:
+    best = "split a dimension over `all`: on h100 `b: all` is predicted to be 3.0 times as fast, `a: all` 2.0 times"
+    (help,) = advice([2.0, 3.0], "{ allow W602 }")
+    assert help is not None and help.startswith(best)
+    (help,) = advice([2.0, 0.5])
+    assert help is not None and "`a: all` is predicted to be 2.0 times as fast;" in help
+    (help,) = advice([1.0, 0.5])
+    assert help is not None and help.startswith("no rule for `all` is predicted to be faster")
+    assert advice(None) == [None]
+
+
+def test_no_rule_is_advised_that_would_be_illegal() -> None:
+    sizes = "dim a = 3; dim b = 4"
+    assert advice([2.0], "{ b: more, params: { a: all } }", sizes) == [
+        "split a dimension over `all`: on h100 `b: (more, all)` is predicted to be 2.0 times as fast"
+    ]
+    assert advice([2.0], "{ a: more }", "dim a = 2; dim b = 3") == [
+        "none of its dimensions can be split over `all` as well"
+    ]
+
+
+# Models
+
+
+SEVERAL = """
+dim a = 4; dim b = 4
+mesh line = [all: 2]
+layout first for one = { a: all }
+layout second on line for two, one = { b: all }
+layout third = { b: all }
+layout fourth for two on line = { a: all }
+model one(x: [a]) { y = einsum(x, x -> []); return y }
+model two(x: [b]) { y = einsum(x, x -> []); return y }
+"""
+
+
+def of_several(layout: str | None, mesh: str | None, model: str | None) -> list[str]:
+    diagnostics = Diagnostics()
+    module = elaborate(parse(SEVERAL, FILE, diagnostics), diagnostics)
+    diagnostics.raise_if_errors()
+    return [each.name for each in chosen_layouts(module, layout, mesh, model)]
+
+
+def test_a_layout_is_offered_to_the_models_that_it_is_for() -> None:
+    assert of_several(None, None, "one") == ["first", "second", "third"]
+    assert of_several(None, None, "two") == ["second", "third", "fourth"]
+    assert of_several(None, "line", "two") == ["second", "third", "fourth"]
+    assert of_several(None, "all: 4", "two") == ["second", "third", "fourth"]
+    assert of_several("first", None, "one") == of_several("first", None, None) == ["first"]
+
+
+def test_a_layout_for_another_model_is_refused() -> None:
+    with pytest.raises(CompileError) as raised:
+        of_several("first", None, "two")
+    (error,) = raised.value.diagnostics
+    assert (error.code, error.span.file) == ("E311", "<--layout>")
+    assert error.message == "layout `first` is for model `one`, and not for `two`"
+    assert error.help is not None and "--model one" in error.help and "`fourth`" in error.help
+
+
+def test_a_layout_is_checked_with_the_models_that_it_is_for() -> None:
+    """Of `first` with `two` and `fourth` with `one` nothing is said, nor of `third` with `one`, which has no `b`."""
+    found = [(each.message.split("`")[1], each.span.line) for each in check(SEVERAL, FILE)]
+    assert found == [("second", 8), ("fourth", 9)]
+    wrong = SEVERAL.replace("a: all }\nmodel", "a: all, value x: { a: all } }\nmodel")
+    assert [each.code for each in check(wrong, FILE).errors] == ["E306"]
+    assert not check(wrong.replace("for two on line", "on line"), FILE).errors
+
+
+# allow
+
+
+@pytest.mark.parametrize(
+    ("layout", "line", "warned"),
+    [
+        ("{}", "", True),
+        ("{ allow W601 }", "", False),
+        ("{ allow W602 }", "", True),
+        ("{}", "  # allow W601", False),
+        ("{}", "  # allow W602, W601: it is small", False),
+        ("{}", "  # we allow W601", True),
+        ("{}  # allow W601", "", False),
+        ("{\n# allow W601\n}", "", True),
+    ],
+)
+def test_warnings_may_be_allowed(layout: str, line: str, warned: bool) -> None:
+    model = f"model f(x: [a]) {{\n  y = einsum(x, x -> []){line}\n  return y\n}}"
+    source = f"dim a = 4\nmesh m = [all: 2]\nlayout l = {layout}\n{model}"
+    assert [each.code for each in check(source, FILE)] == ["W601"] * warned
+
+
+def test_a_comment_alone_on_its_line_is_about_the_next_one() -> None:
+    source = "dim a = 4\nmodel f(x: [a]) {\n  # allow W603\n\n  # for later\n  h = x + 1\n  g = x + 1\n  return x\n}"
+    assert [each.message for each in check(source, FILE)] == ["`g` is never used"]

@@ -138,8 +138,10 @@ mesh pod = [rows: 2, cols: 4, depth: heads]
 layout zero on pod = {
   batch: (rows, cols), params: { model: rows, *: cols }
   optimizer: { model: rows }
-  value layers.ffn.h: { hidden: cols },
+  value layers.ffn.h: { hidden: cols }, allow W601
 }
+layout one for net, other on pod = { allow W602 }
+layout two on pod for net = {}
 placement found on 2 * 2 = { conv1: { batch: 2, rows: 2 } on [0, 1, 3, 2]
   layers.h[0, 3]: {} on [2] }
 hardware box = {

@@ -18,7 +18,16 @@ from tests.generators.flat import flat_parameter
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.generators.statements import MODULE
-from tests.harness import FILE, Arrays, HasSource, differentiated, exact_data, load, tolerance
+from tests.harness import (
+    FILE,
+    Arrays,
+    HasSource,
+    differentiated,
+    exact_data,
+    load,
+    tolerance,
+    with_unused_values,
+)
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 
@@ -49,7 +58,8 @@ def test_functions_of_another_file_are_the_same(program: Structured) -> None:
     (one,) = load(program.source).programs
     diagnostics = Diagnostics()
     text = {f"{MODULE}.mtf": program.library}.get
-    elaborated = elaborate(parse(program.main, FILE, diagnostics), diagnostics, neighbour=text)
+    with with_unused_values():
+        elaborated = elaborate(parse(program.main, FILE, diagnostics), diagnostics, neighbour=text)
     diagnostics.raise_if_errors()
     (other,) = elaborated.programs
     assert same_program(one, other, locations=False)

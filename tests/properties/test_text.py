@@ -18,7 +18,7 @@ from mtfc.frontend.parser import parse
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.generators.text import arbitrary_text, mutated_programs, respaced
-from tests.harness import FILE, HasSource, exact_data, load, stages
+from tests.harness import FILE, HasSource, exact_data, load, stages, with_unused_values
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 READ_BACK = {"elaboration", "differentiate", "assign-layouts", "place-reductions", "combine-collectives"}
@@ -84,6 +84,7 @@ def _check_text(text: str) -> None:
     shown = render(found, {FILE: text})
     assert all(f"[{diagnostic.code}]" in shown for diagnostic in found)
     if not found.errors:
-        elaborated = elaborate(parse(text, FILE, Diagnostics()), Diagnostics())
+        with with_unused_values():
+            elaborated = elaborate(parse(text, FILE, Diagnostics()), Diagnostics())
         for program in elaborated.programs:
             print_program(program)

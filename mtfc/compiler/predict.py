@@ -1,0 +1,97 @@
+"""How much faster another layout would be, for the advice of `mtfc check`: it must not wait long.
+
+A small program is compiled under each layout, and its step is simulated as `mtfc simulate` does. Of a large one the equation
+that the advice is about is compiled alone, with its gradients: that has its FLOPs, its bytes, and the collectives that its own
+dimensions cause, and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+
+from mtfc.compiler.analysis.step_time import step_time
+from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.loops import pairs
+from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.pipelines import differentiation, partitioning
+from mtfc.frontend.advice import MACHINE, Faster
+from mtfc.frontend.targets import named
+
+MOST_EQUATIONS = 40
+"""A program with more of them, before it is differentiated, is large."""
+
+MOST_PRICES = 24
+"""Programs that are compiled in one run of the command."""
+
+
+def predictor() -> Faster:
+    """Predictions for the default machine."""
+    return _Predictor(named(MACHINE, {}))
+
+
+@attrs.define
+class _Predictor:
+    """`left` are the programs that may still be compiled."""
+
+    hardware: Hardware
+    left: int = MOST_PRICES
+
+    def __call__(
+        self, program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
+    ) -> Sequence[float] | None:
+        if len(others) >= self.left or Topology.of(mesh, self.hardware).overfull():
+            return None
+        self.left -= 1 + len(others)
+        size = sum(1 for _ in walk(program.function("forward").body))
+        if size <= MOST_EQUATIONS:
+            whole = _run(program, differentiation())
+        else:
+            whole = _run(_alone(program, eqn), differentiation("gradients"))
+        before, *after = (self._seconds(whole, mesh, each) for each in (layout, *others))
+        return [before / each if each else 1.0 for each in after]
+
+    def _seconds(self, program: Program, mesh: Mesh, layout: Layout) -> float:
+        last = program.functions[-1]
+        placed = attrs.evolve(program, functions=(last,), mesh=mesh, layout=layout)
+        (function,) = _run(placed, partitioning()).functions
+        return step_time(function, mesh, self.hardware).seconds
+
+
+def _run(program: Program, passes: Iterable[Pass]) -> Program:
+    """What the passes make, without the verifier, which takes as long as they do."""
+    for each in passes:
+        program = each.run(program)
+    return program
+
+
+def _alone(program: Program, eqn: Equation) -> Program:
+    """A program of one equation, whose operands are parameters where they are in the whole one."""
+    parameters = set(_parameters(program.function("forward")))
+    dtype = program.training.precision[1] if program.training and program.training.precision else None
+    given = {value: _argument(value, value in parameters, dtype) for value in eqn.operands}
+    result = Value(eqn.result.name, eqn.result.type.with_dtype(dtype or eqn.result.type.dtype))
+    operands = tuple(given[value].value for value in eqn.operands)
+    body = (attrs.evolve(eqn, operands=operands, results=(result,)),)
+    forward = Function("forward", tuple(given.values()), body, (Output(result.name, result),))
+    return Program(program.name, program.dims, (), (forward,))
+
+
+def _argument(value: Value, is_parameter: bool, dtype: str | None) -> Argument:
+    type = value.type.with_dtype(dtype or value.type.dtype)
+    return Argument(Value(value.name, type), "parameter" if is_parameter else "input")
+
+
+def _parameters(forward: Function) -> Iterator[Value]:
+    """The parameters, and what stands for them inside of loops."""
+    found = {each.value for each in forward.arguments if each.role == "parameter"}
+    yield from found
+    for eqn in walk(forward.body):
+        for value, argument in pairs(eqn) if eqn.regions else ():
+            if value in found:
+                found.add(argument.value)
+                yield argument.value

@@ -1,0 +1,281 @@
+"""Habits from Python, and how the same is written here: help for syntax errors, and for names that are not found.
+
+A syntax error is looked at once more where the statement that it is in begins: `for`, `+=` and `h[0]` say what was meant better
+than the token at which the grammar gave up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mtfc.compiler.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from mtfc.frontend.lexer import Token
+
+WHERE = "both sides are computed, and `where(condition, x, y)` chooses element by element"
+FUNCTION = "declare it beside the models: `fn f(x: [...]) -> [...] { ... }`"
+
+WORDS: Mapping[str, tuple[str, str]] = {
+    "if": ("there is no `if`", WHERE),
+    "elif": ("there is no `elif`", WHERE),
+    "else": ("there is no `else`", WHERE),
+    "while": (
+        "there is no `while`",
+        "a loop runs as often as a dimension is large: `dim steps = 10`, and `repeat steps { ... }`",
+    ),
+    "def": ("there is no `def`", FUNCTION),
+    "lambda": ("there is no `lambda`", FUNCTION),
+    "class": ("there is no `class`", "a model is `model m(x: [batch, io]) { ... }`, a part of one a `fn`"),
+    "let": ("there is no `let`", "write the name alone: `h = ...`"),
+    "var": ("there is no `var`", "write the name alone: `h = ...`"),
+    "const": ("there is no `const`", "write the name alone: `h = ...`"),
+    "from": ("there is no `from`", "write `import nn`, and call `nn.dense(x)`"),
+    "with": ("there is no `with` here", "it belongs to `repeat layers with k = keys { ... }`"),
+    "assert": ("there is no `assert`", "types are checked when the file is"),
+    "pass": ("there is no `pass`", "braces may be empty"),
+    "del": ("there is no `del`", "memory is freed where a value is used last"),
+}
+"""Words that begin a statement in Python, and in other languages."""
+
+VALUES: Mapping[str, str] = {
+    "True": "write `true`",
+    "False": "write `false`",
+    "None": "there is no such value: leave the argument out",
+    "null": "there is no such value: leave the argument out",
+    "pi": "write `3.141592653589793`",
+    "inf": "write a large number, such as `1e30`",
+    "nan": "there is no such number",
+}
+
+INTEGERS = "integers are `i32` and `u32`"
+DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("i64", "int64", "long", "i8", "int8", "i16", "int16", "short"), INTEGERS),
+    **dict.fromkeys(("u64", "uint64", "u8", "uint8", "byte", "u16", "uint16"), INTEGERS),
+    **dict.fromkeys(("int", "int32"), f"write `i32`; {INTEGERS}"),
+    **dict.fromkeys(("uint", "uint32"), f"write `u32`; {INTEGERS}"),
+    **dict.fromkeys(("float", "float32", "single", "fp32"), "write `f32`"),
+    **dict.fromkeys(("float64", "double", "fp64"), "write `f64`"),
+    **dict.fromkeys(("float16", "half", "fp16"), "write `f16`"),
+    **dict.fromkeys(("bfloat16", "brain"), "write `bf16`"),
+    **dict.fromkeys(("bool_", "boolean"), "write `bool`"),
+}
+
+MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
+"""What Python programs import, and a file may use without an import of its own."""
+
+NO_PRODUCT = "there is no operator `@`"
+EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
+CAST = "write `cast(x, f32)`, with the dtype that is wanted"
+REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("matmul", "dot", "bmm", "mm", "tensordot", "inner", "outer"), EINSUM),
+    **dict.fromkeys(("int", "float", "astype", "to", "type", "asarray", "array", "tensor", "Tensor"), CAST),
+    **dict.fromkeys(("permute", "swapaxes", "moveaxis", "t", "T"), REORDER),
+    **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
+    **dict.fromkeys(
+        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
+        "dimensions are matched by name: write `broadcast(x -> [dims])` where one has to be added",
+    ),
+    **dict.fromkeys(
+        ("cat", "concatenate", "stack", "hstack", "vstack"),
+        "write `concat(a, b, left -> both, right -> both)`",
+    ),
+    **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
+    **dict.fromkeys(
+        ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
+    ),
+    **dict.fromkeys(
+        ("print", "item", "numpy", "tolist"), "return the value: the program that runs it has it"
+    ),
+    **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
+    **dict.fromkeys(
+        ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
+    ),
+    **dict.fromkeys(("pow", "power"), "write `x ** y`"),
+    **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
+    **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),
+    **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
+    "topk": "write `values, indices = top_k(x, d -> k)`",
+    "roll": "write `shift(x, d, by = 1, wrap = true)`",
+    "zeros_init": "write `zeros()`",
+    "amax": "write `max(x, over = [dims])`",
+    "amin": "write `min(x, over = [dims])`",
+    "fabs": "write `abs(x)`",
+}
+"""Functions and methods of NumPy, JAX and PyTorch that are called otherwise here; those of the same name need no row."""
+
+
+# Syntax
+
+
+def unlike_here(statement: Sequence[Token], at: int, file: str) -> Diagnostic | None:
+    """What to say of a statement that does not parse at token `at`, where it is one that Python has."""
+    for habit in HABITS:
+        found = habit(statement, at)
+        if found:
+            token, message, help = found
+            return Diagnostic("E001", message, token.span(file), help=help)
+    return None
+
+
+Found = tuple["Token", str, str] | None
+"""The token to point at, the message, and the help."""
+
+
+def _word(statement: Sequence[Token], at: int) -> Found:
+    """`if x > 0`, `while`, `def`; and `if` within an expression."""
+    first = statement[0]
+    if first.text in WORDS and [token.text for token in statement[1:2]] != ["="]:
+        return (first, *WORDS[first.text])
+    stuck = statement[min(at, len(statement) - 1)]
+    before = statement[at - 1] if 0 < at <= len(statement) else stuck
+    for token in (stuck, before):
+        if token is not first and token.text in ("if", "lambda"):
+            return (token, *WORDS[token.text])
+    return None
+
+
+def _for(statement: Sequence[Token], at: int) -> Found:
+    """`for i in 3`, `for i in range(layers)`"""
+    words = [token.text for token in statement]
+    if len(words) < 3 or words[0] != "for" or at < 1 or words[1] == "=":
+        return None
+    size = next((token.text for token in statement[2:] if token.kind == "NUMBER"), None)
+    if size is not None:
+        return statement[0], "there is no `for`", _repeated(size)
+    name = statement[-2].text if words[-1] == ")" else words[-1]
+    help = f"write `repeat {name if name.isidentifier() else 'layers'} {{ ... }}`, where a dimension says how often"
+    return (
+        statement[0],
+        "there is no `for`",
+        f"{help}, or `scan x_t = x along time {{ ... }}` for slices of `x`",
+    )
+
+
+def _repeat(statement: Sequence[Token], at: int) -> Found:
+    """`repeat 4 {`"""
+    if len(statement) < 2 or statement[0].text != "repeat" or statement[1].kind != "NUMBER":
+        return None
+    return statement[1], f"expected a dimension, found `{statement[1].text}`", _repeated(statement[1].text)
+
+
+def _repeated(size: str) -> str:
+    return f"declare a dimension, `dim layers = {size}`, and write `repeat layers {{ ... }}`"
+
+
+def _compound(statement: Sequence[Token], at: int) -> Found:
+    """`h += 1`, `h := 1`"""
+    if len(statement) < 3 or statement[0].kind != "NAME" or statement[2].text != "=" or at != 1:
+        return None
+    name, operator = statement[0].text, statement[1].text
+    if operator not in ("+", "-", "*", "/", "//", "**", "@", ":"):
+        return None
+    rest = _text(statement[3:])
+    plain = len([token for token in statement[3:] if token.kind != "COMMENT"]) == 1 or operator in ("+", ":")
+    value = rest if plain else f"({rest})"
+    value = value if operator == ":" else f"{name} {operator} {value}"
+    return statement[1], f"there is no `{operator}=`", f"write `{name} = {value}`"
+
+
+def _text(tokens: Sequence[Token]) -> str:
+    """Tokens of one line as they are written, with the spaces between them."""
+    text = ""
+    for index, token in enumerate(tokens):
+        gap = index and token.column - tokens[index - 1].end_column
+        text += " " * (1 if gap else 0) + token.text
+    return text
+
+
+def _param(statement: Sequence[Token], at: int) -> Found:
+    """`param w: [io]` and `param w = normal()`"""
+    if len(statement) < 2 or statement[0].text != "param":
+        return None
+    name = statement[1]
+    after = statement[2].text if len(statement) > 2 else ""
+    if after == "=":
+        help = f"write `param {name.text}: [dims] = {_text(statement[3:])}`"
+        return name, f"parameter `{name.text}` has no type", help
+    whole = _text(statement)
+    if after == ":" and at >= len(statement) and "=" not in [token.text for token in statement]:
+        help = f"write `{whole} = normal(stddev = 0.02)`, or `zeros()`, `ones()`, `uniform(low = -0.1, high = 0.1)`"
+        return name, f"parameter `{name.text}` has no initial value", help
+    return None
+
+
+def _index(statement: Sequence[Token], at: int) -> Found:
+    """`h[0]`, `h[:, 0]`, `x.shape[0]`"""
+    texts = [token.text for token in statement]
+    if "=" not in texts[:at] and texts[0] not in ("return", "yield"):
+        return None
+    opener = _opener(texts, at)
+    if opener < 1 or not re.fullmatch(r"[\w.]+|[\])]", texts[opener - 1]) or texts[opener - 1][0].isdigit():
+        return None
+    if _is_called(texts, opener):
+        return None
+    name = texts[opener - 1] if texts[opener - 1] not in ("]", ")") else "x"
+    if name.endswith(".shape"):
+        return statement[opener - 1], "there is no `shape`", FUNCTIONS["shape"]
+    help = (
+        f"dimensions have names: `slice({name}, length -> short, start = 0)` takes a part of one, "
+        f"and `gather({name}, ids, length)` the elements at positions"
+    )
+    return statement[opener], "a tensor has no `[...]`", help
+
+
+def _opener(texts: Sequence[str], at: int) -> int:
+    """The innermost `[` around token `at`, -1 where there is none."""
+    depth = 0
+    for index in range(min(at, len(texts)) - 1, -1, -1):
+        depth += (texts[index] in ")]") - (texts[index] in "([") if texts[index] in "()[]" else 0
+        if depth < 0:
+            return index if texts[index] == "[" else -1
+    return -1
+
+
+def _is_called(texts: Sequence[str], opener: int) -> bool:
+    """Whether arguments follow a bracket, so that it binds dimensions of a function."""
+    depth = 0
+    for index in range(opener, len(texts)):
+        depth += (texts[index] == "[") - (texts[index] == "]")
+        if depth == 0:
+            return index + 1 < len(texts) and texts[index + 1] == "("
+    return False
+
+
+def _import(statement: Sequence[Token], at: int) -> Found:
+    """`import numpy as np`"""
+    if len(statement) < 2 or statement[0].text != "import" or at < 2:
+        return None
+    return (
+        statement[0],
+        "`import` takes the name of one module",
+        "write `import nn`; there are no packages, and no `as`",
+    )
+
+
+HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
+    _for, _repeat, _compound, _param, _word, _import, _index,
+)  # fmt: skip
+
+
+# Names
+
+
+def attribute(name: str, dims: Sequence[str]) -> str | None:
+    """Help for `x.T` and `x.shape`, where `x` is a value with these dimensions."""
+    if name in ("T", "mT", "H"):
+        order = ", ".join(reversed(dims)) or "dims"
+        return f"dimensions are matched by name, in any order; `transpose(x -> [{order}])` changes it"
+    if name in ("shape", "size", "ndim"):
+        sizes = ", ".join(f"`{dim}`" for dim in dims)
+        return f"the size of a dimension is its name: {sizes}" if sizes else "it is a scalar"
+    if name == "dtype":
+        return "the dtype stands in the type; `cast(x, f32)` changes it"
+    return None
+
+
+def function(name: str) -> str | None:
+    return FUNCTIONS.get(name)
