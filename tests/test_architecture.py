@@ -127,7 +127,7 @@ def imported_by(node: ast.stmt) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text("utf-8").splitlines()) <= 400
+    assert len(path.read_text("utf-8").splitlines()) <= 700
 
 
 def function_lengths() -> dict[str, int]:

@@ -27,6 +27,8 @@ CODES = {
     "E013": "a file that is not UTF-8 text",
 }
 
+NO_STRINGS = "the language has no strings"
+
 LOOKALIKES = {
     "×": "`*`",
     "÷": "`/`",
@@ -130,8 +132,10 @@ def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
         return "an expression goes on in the next line only inside parentheses"
     if token.kind == "PATTERN" and "FOR" in kinds:
         return "write `optimizer for` before the pattern"
+    if token.kind == "PATTERN" and "->" in token.text:
+        return f"{NO_STRINGS}; dimensions have names: `einsum(a, b -> [dims])`"
     if token.kind == "PATTERN":
-        return 'the language has no strings; quotes are for patterns, as in `frozen "*.bias"`'
+        return f'{NO_STRINGS}; quotes are for patterns, as in `frozen "*.bias"`'
     if token.text == "(" and "EQUAL" in kinds:
         return f"give the result a name: `name = {previous.text}(...)`"
     if token.kind not in ("NAME", "PATH", "NUMBER", WORD):
@@ -167,7 +171,7 @@ def bad_character(token: Token, file: str) -> Diagnostic:
     elif text == '"':
         help = 'close the quote on this line: a pattern is `"*.bias"`'
     elif text[0] in "\"'":
-        help = "the language has no strings"
+        help = NO_STRINGS
         help += "; dimensions have names: `einsum(a, b -> [dims])`" if "->" in text else ""
     return Diagnostic(
         "E004", f"unexpected character{'s'[: len(text) - 1]} {shown}", token.span(file), help=help

@@ -84,7 +84,8 @@ def _written(
     values = {name: shapes for name, shapes in flat.values.items() if any(shapes[0])}
     functions = [known.function for known in scope.functions]
     writing = Writing(scope.calls)
-    groups = _groups(draw, [name for name in flat.params if name != anchor]) if training else ()
+    trained = [name for name in flat.params if name != anchor]
+    groups = _groups(draw, trained) if training and scope.options.grouped else ()
     flat_text = _flat_text(inputs, returned, flat, scope) + _grouped(training, groups, flat_parameter)
     training = _grouped(training, groups, str)
     body = _model(inputs, returned, writing, scope, functions) + training

@@ -33,8 +33,8 @@ class Options:
     arrays must be exact. spatial: whether ops that work along a dimension are to prevail. structured: whether there are to be
     many loops and functions. counted: whether outer loops are to go along a dim that nothing else depends on. accumulated:
     whether every model trains in several micro-batches, under layouts that may store parameters split otherwise. training:
-    whether the flag of this name may be used, by which a step is something else than a forward pass. statements, layouts: how
-    many at most.
+    whether the flag of this name may be used, by which a step is something else than a forward pass. grouped: whether parameters
+    may be updated in groups, which name them. statements, layouts: how many at most.
     """
 
     reals: tuple[str, ...] = ("f32", "f64")
@@ -47,6 +47,7 @@ class Options:
     counted: bool = False
     training: bool = True
     accumulated: bool = False
+    grouped: bool = True
     statements: int = 8
     layouts: int = 2
 
