@@ -1,4 +1,4 @@
-"""What a `train` block reports: outputs of the model, and what a training step knows besides (`ir/reports.py`)."""
+"""Check the `report` lines of `train` blocks: outputs of the model, and the built-in reports of `ir/reports.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtfc.frontend.updates import elaborate_hyperparameter
 
 @attrs.frozen
 class Reported:
-    """Names besides the loss, in order, and the function that gives the learning rate, where it is one of them."""
+    """Reported names besides the loss, in order, and the function of the learning rate where that is reported."""
 
     names: tuple[str, ...] = ()
     learning_rate: Function | None = None
@@ -29,7 +29,7 @@ class Reported:
 def reported(
     model: Model, decl: ast.TrainDecl, optimizer: Optimizer | None, accumulate: int, scope: Scope
 ) -> Reported:
-    """What the block asks for, as far as it is right. `accumulate` is the number of micro-batches."""
+    """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches."""
     outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
     places: dict[str, Span] = {}
     found: list[str] = []
@@ -54,7 +54,7 @@ def reported(
 
 
 def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -> bool:
-    """Whether the mean over micro-batches is a value of the output's dtype."""
+    """Tell whether a mean over micro-batches exists in the output's dtype; an error where not."""
     if type.dtype in FLOATS:
         return True
     message = f"`{name.text}` is {type}, and the mean over {accumulate} micro-batches is reported"

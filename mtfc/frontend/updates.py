@@ -55,9 +55,9 @@ def elaborate_updates(
 
 
 def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> Function | None:
-    """A function of nothing that gives a hyperparameter of the step, f32[], as the first declaration that has it reads it.
+    """Make a function without arguments that gives a hyperparameter of the step, f32[].
 
-    None where the call is wrong.
+    The first declaration of the optimizer that has the hyperparameter counts. None where the call is wrong.
     """
     decl = next(each for each in optimizer.decls if name in (hyper.name.text for hyper in each.hypers))
     given = given_hypers(optimizer, decl, scope)

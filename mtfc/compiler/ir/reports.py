@@ -1,7 +1,7 @@
-"""What a training step hands out: the loss, and what `report` names.
+"""Reports: the values that a training step returns beside the loss.
 
-A name stands for the output of the model that has it, or else for one of `BUILT_IN`. Of several micro-batches an output is the
-mean, added up in 32 bits at least.
+A reported name stands for the model's output of that name, or else for one of `BUILT_IN`. With several micro-batches the mean
+of an output is reported. Outputs of 16 bits are added up in 32.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BUILT_IN = (GRAD_NORM, LEARNING_RATE)
 
 
 def handed_out(forward: Function, training: Training) -> tuple[str, ...]:
-    """The outputs of the model that its step hands out: the loss first."""
+    """Return the names of the outputs of `forward` that the step returns, the loss first."""
     outputs = {output.name for output in forward.outputs}
     return (training.minimize, *(name for name in training.report if name in outputs))
 
 
 def report_error(training: Training, program: Program) -> str | None:
-    """What is wrong with the names that are reported; None where nothing is."""
+    """Return the first mistake in a program's reports, or None."""
     known = {output.name for output in program.function("forward").outputs}
     names = (training.minimize, *training.report)
     if len(set(names)) != len(names):
@@ -50,11 +50,11 @@ def _rate_error(training: Training, is_reported: bool) -> str | None:
     if not is_reported:
         return "the learning rate is given, and not reported"
     is_right = not rate.arguments and [output.value.type for output in rate.outputs] == [scalar("f32")]
-    return None if is_right else "the learning rate is f32[], and made of nothing"
+    return None if is_right else "the function of the learning rate takes nothing and gives f32[]"
 
 
 def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
-    """The Euclidean norm of all gradients together, f32[]."""
+    """Append the Euclidean norm of all gradients together, f32[]. Gradients of 16 bits are squared and summed in 32."""
     squares = [_square(builder, wide(builder, gradient)) for gradient in gradients]
     summed = total(builder, [builder.cast(square, "f32") for square in squares])
     return builder("sqrt", summed, name=GRAD_NORM)
@@ -65,13 +65,13 @@ def _square(builder: Builder, gradient: Value) -> Value:
 
 
 def wide(builder: Builder, value: Value) -> Value:
-    """The value in 32 bits, if it has 16."""
+    """Cast a float of 16 bits to f32; return any other value as it is."""
     is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES["f32"]
     return builder.cast(value, "f32") if is_narrow else value
 
 
 def inlined(builder: Builder, function: Function) -> Value:
-    """Append the equations of a function without arguments; its only output."""
+    """Append the equations of a function without arguments, and return its only output."""
     new = Substitution()
     for eqn in function.body:
         for value in eqn.results:

@@ -1,10 +1,10 @@
-"""`training`, the truth value that tells a training step from the other runs of a model: bind it to true or false.
+"""Bind `training`, the truth value that tells a training step from other runs of a model, to true or false.
 
     %training: bool[] = training                          %training: bool[] = constant value=true dtype="bool"
     %y: f32[batch] = where %training, %dropped, %x        %y: f32[batch] = transpose %dropped dims=[batch]
 
-Choices by the flag are made, and logic on it is computed, in loops too. So nothing uses the side that is not chosen: no gradient
-reaches it, and `dce` drops it. Results keep their names and types.
+Binding evaluates logic on the flag and picks one side of each choice by it, in loops too. Nothing then uses the other side: no
+gradient reaches that side, and `dce` drops it. Results keep their names and types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def asks_for_training(function: Function) -> bool:
 
 
 def bound(function: Function, training: bool) -> Function:
-    """The function in training, or outside of it."""
+    """Return the function as it is in training, or outside of training."""
     return _bound(function, training, {}) if asks_for_training(function) else function
 
 
@@ -37,7 +37,7 @@ def _bound(function: Function, training: bool, known: Truths) -> Function:
 
 
 def _equation(eqn: Equation, training: bool, known: Truths) -> Equation:
-    """The equation with its choices made; `known` learns of its results."""
+    """Bind one equation, and add to `known` what that tells of its results."""
     if eqn.regions:
         return _loop(eqn, training, known)
     truth = training if eqn.op == TRAINING else _truth(eqn, known)
@@ -60,7 +60,7 @@ def _loop(eqn: Equation, training: bool, known: Truths) -> Equation:
 
 
 def _truth(eqn: Equation, known: Mapping[Value, bool]) -> bool | None:
-    """What all elements of the result are, if that is known."""
+    """Return the truth of all elements of the result, or None where it is not known."""
     truths = [known.get(value) for value in eqn.operands]
     match eqn.op, truths:
         case (("constant" | "full"), _):
@@ -82,14 +82,14 @@ def _truth(eqn: Equation, known: Mapping[Value, bool]) -> bool | None:
 
 
 def _decided(deciding: bool, truths: Sequence[bool | None]) -> bool | None:
-    """`and` of operands of which one is false is false, `or` of operands of which one is true is true."""
+    """Evaluate `and` (false decides) or `or` (true decides) of operands that may be unknown."""
     if deciding in truths:
         return deciding
     return None if None in truths else not deciding
 
 
 def _same_as(eqn: Equation, known: Mapping[Value, bool]) -> Value | None:
-    """The operand that the result is equal to, if one is: where(true, x, y) == x, true and x == x, false or x == x."""
+    """Return the operand that equals the result, if any: where(true, x, y) == x, true and x == x, false or x == x."""
     if eqn.op == "where" and eqn.operands[0] in known:
         return eqn.operands[1 if known[eqn.operands[0]] else 2]
     if eqn.op in ("and", "or"):
@@ -98,7 +98,7 @@ def _same_as(eqn: Equation, known: Mapping[Value, bool]) -> Value | None:
 
 
 def _other(neutral: bool, operands: tuple[Value, ...], known: Mapping[Value, bool]) -> Value | None:
-    """The operand beside the one that is neutral."""
+    """Return the operand beside one that is known to be neutral."""
     x, y = operands
     if known.get(x) is neutral:
         return y
@@ -106,7 +106,7 @@ def _other(neutral: bool, operands: tuple[Value, ...], known: Mapping[Value, boo
 
 
 def _made(eqn: Equation, truth: bool) -> Equation:
-    """The equation that makes its result of nothing: true or false, or as a number 1 or 0."""
+    """Replace an equation by a constant: the truth value, or as a number 1 or 0."""
     type = eqn.result.type
     value = truth if type.dtype == "bool" else float(truth) if type.dtype in FLOATS else int(truth)
     attributes: dict[str, Attr] = {"value": value, "dtype": type.dtype}
@@ -116,7 +116,7 @@ def _made(eqn: Equation, truth: bool) -> Equation:
 
 
 def _renamed(eqn: Equation, same: Value) -> Equation:
-    """The equation that gives `same` the name and the dimensions of its result; `simplify` drops what changes nothing."""
+    """Replace an equation by a copy of `same` under its name and dimensions. `simplify` drops copies that change nothing."""
     dims = eqn.result.type.dims
     op = "transpose" if len(dims) == len(same.type.dims) else "broadcast"
     return attrs.evolve(eqn, op=op, operands=(same,), attrs={"dims": dims})

@@ -1,7 +1,7 @@
-"""bind-training: decide the choices that a model makes by `training`.
+"""bind-training: make the choices of a model that depend on `training`.
 
-`differentiate` binds the flag to true in the functions that it adds. What is left of it stands in `forward`, where it is false.
-With training=true it is true there too: the operators of a placement are those of a training step.
+`differentiate` binds the flag to true in the functions that it adds. The flag then remains in `forward` only, where this pass
+binds it to false. With training=true the flag is true there too: the operators of a placement are those of a training step.
 
 Input:   %training: bool[] = training; %y: f32[batch] = where %training, %dropped, %x
 Output:  %y: f32[batch] = transpose %x dims=[batch]

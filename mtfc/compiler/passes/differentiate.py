@@ -1,6 +1,6 @@
 """differentiate: add the training step, by reverse-mode differentiation of `forward`.
 
-The step hands out the loss, and what `report` names (see `ir/reports.py`).
+The step returns the loss and the values that `report` names (see `ir/reports.py`).
 
 With `accumulate = K` the step takes K micro-batches, stacked along a new first dimension of each input, and minimizes the mean of
 their losses: gradients are added up and parameters updated once.
@@ -9,7 +9,7 @@ Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its 
 Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
          or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
          or, with of=module, besides `step` functions of loss and gradients alone (see `gradient_functions`)
-In what is added, `training` is true (see `ir/training_flag.py`).
+In the added functions `training` is true (see `ir/training_flag.py`).
 After this pass no gradient and no update is implicit; nothing is split yet.
 """
 
@@ -124,9 +124,9 @@ def _clipped(
 
 @attrs.frozen
 class Differentiated:
-    """What is handed out of the forward pass, the loss first, and gradients of the parameters, in a builder's body.
+    """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 
-    They are those of one batch, or the mean over several.
+    These belong to one batch, or are means over several.
     """
 
     builder: Builder
@@ -221,7 +221,7 @@ def _updated(
 
 
 def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Value]) -> dict[str, Value]:
-    """What a step knows besides the model's outputs, as far as it is asked for."""
+    """Append the norm of the gradients and the learning rate, where the step needs them."""
     found = dict[str, Value]()
     if training.clip is not None or GRAD_NORM in training.report:
         found[GRAD_NORM] = gradient_norm(builder, gradients.values())
@@ -256,7 +256,7 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
 
 
 def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Output, ...]:
-    """What replaces arguments, under names that nothing that is handed out has."""
+    """Rename outputs that replace arguments where another output has the same name."""
     names = Names(output.name for output in handed)
     return tuple(attrs.evolve(output, name=names.fresh(output.name)) for output in replacing)
 
