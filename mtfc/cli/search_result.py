@@ -70,6 +70,7 @@ def record(result: Result) -> dict[str, Any]:
         "space": result.space,
         "target": result.pricer.hardware.name,
         "devices": found.mesh.devices,
+        "peak_figures": result.pricer.hardware.has_peak_figures,
         "objective": result.objective,
         "objective_seconds": seconds,
         "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
@@ -120,6 +121,7 @@ communication overlaps with what does not need it."""
             *aligned(rows, right=range(2, 8)),
             "",
             *wrapped(note.split(), 2),
+            *hardware.caveat,
         ]
     )
 
