@@ -51,12 +51,12 @@ __all__ = [
     "verify",
 ]
 
-Path = str | PathLike[str]
+_Path = str | PathLike[str]
 
 
 @public
 def check(
-    path: Path,
+    path: _Path,
     *,
     model: str | None = None,
     layout: LayoutOption | None = None,
@@ -96,7 +96,7 @@ def check_text(
 
 @public
 def compile(
-    path: Path,
+    path: _Path,
     *,
     model: str | None = None,
     layout: LayoutOption | None = None,
@@ -127,7 +127,7 @@ def compile_text(
 
 @public
 def verify(
-    path: Path,
+    path: _Path,
     *,
     model: str | None = None,
     layout: LayoutOption | None = None,
@@ -135,8 +135,8 @@ def verify(
     dims: Mapping[str, int] | None = None,
     backend: str | None = None,
     dtype: str | None = None,
-    data: Path | None = None,
-    params: Path | None = None,
+    data: _Path | None = None,
+    params: _Path | None = None,
     seed: int = 0,
 ) -> Verification:
     """Compare every layout, or one, on every backend with the undistributed program: what `mtfc verify --format json` prints.
@@ -154,7 +154,7 @@ def verify(
 
 @public
 def explain(
-    path: Path,
+    path: _Path,
     *,
     model: str | None = None,
     layout: LayoutOption | None = None,
@@ -170,7 +170,7 @@ def explain(
 
 @public
 def diff(
-    path: Path,
+    path: _Path,
     a: LayoutOption | None = None,
     b: LayoutOption | None = None,
     *,
@@ -190,7 +190,7 @@ def diff(
 
 @public
 def cost(
-    path: Path,
+    path: _Path,
     *,
     model: str | None = None,
     layout: LayoutOption | None = None,
@@ -211,7 +211,7 @@ def cost(
 
 @public
 def search(
-    path: Path,
+    path: _Path,
     *,
     target: str,
     devices: int | None = None,
@@ -239,14 +239,16 @@ def search(
     )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """Exceptions whose modules only some programs need."""
-    if name == "Unavailable":
-        from mtfc.backends.devices import Unavailable
+if not TYPE_CHECKING:  # which would take any name for one that is there
 
-        return Unavailable
-    if name == "NothingFits":
-        from mtfc.compiler.search.found import NothingFits
+    def __getattr__(name: str) -> Any:
+        """Exceptions whose modules only some programs need."""
+        if name == "Unavailable":
+            from mtfc.backends.devices import Unavailable
 
-        return NothingFits
-    raise AttributeError(f"module `mtfc` has no attribute `{name}`")
+            return Unavailable
+        if name == "NothingFits":
+            from mtfc.compiler.search.found import NothingFits
+
+            return NothingFits
+        raise AttributeError(f"module `mtfc` has no attribute `{name}`")

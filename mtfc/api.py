@@ -157,7 +157,8 @@ class Checked(Sequence[Diagnostic]):
 
 def read(path: str | PathLike[str]) -> str:
     """A .mtf file's text. Raises `OSError`, and `CompileError` where it is not text."""
-    return decode(Path(path).read_bytes(), str(path))
+    with _showing(Sources()):
+        return decode(Path(path).read_bytes(), str(path))
 
 
 def options_of(

@@ -68,7 +68,7 @@ class Label:
 class Diagnostic:
     """One problem: a stable code, the place, what was found and expected, and what to do about it.
 
-    sources: the texts of the files that it points into, as far as they are known; `str` of a diagnostic shows their lines.
+    sources: the texts of the files that it points into, where it is handed out to be shown; `str` of it shows their lines.
     """
 
     code: str
@@ -76,7 +76,7 @@ class Diagnostic:
     span: Span
     labels: tuple[Label, ...] = ()
     help: str | None = None
-    sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
+    sources: Mapping[str, str] | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def severity(self) -> Severity:
@@ -95,7 +95,9 @@ class Diagnostic:
         return self.span.column
 
     def __str__(self) -> str:
-        """The paragraph that the command shows."""
+        """The paragraph that the command shows; a line inside of the compiler, which has no texts."""
+        if self.sources is None:
+            return f"{self.span}: {self.code}: {self.message}"
         from mtfc.compiler.render import render
 
         return render([self], self.sources).removesuffix("\n")
@@ -109,7 +111,8 @@ class CompileError(Exception):
         super().__init__(self.diagnostics)
 
     def __str__(self) -> str:
-        return "\n\n".join(map(str, self.diagnostics))
+        is_shown = any(each.sources is not None for each in self.diagnostics)
+        return ("\n\n" if is_shown else "; ").join(map(str, self.diagnostics))
 
 
 class Diagnostics:
