@@ -177,7 +177,7 @@ def diff(
     model: str | None = None,
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
-    target: str | None = None,
+    target: _Path | None = None,
 ) -> Difference:
     """Compare what two layouts compute, send and store, by line: what `mtfc diff --format json` prints.
 
@@ -185,7 +185,8 @@ def diff(
     """
     from mtfc.api import compared
 
-    return compared(str(path), a, b, target, model=model, mesh=mesh, dims=dims)
+    machine = None if target is None else str(target)
+    return compared(str(path), a, b, machine, model=model, mesh=mesh, dims=dims)
 
 
 @public
@@ -213,7 +214,7 @@ def cost(
 def search(
     path: _Path,
     *,
-    target: str,
+    target: _Path,
     devices: int | None = None,
     mesh: MeshOption | None = None,
     model: str | None = None,
@@ -233,7 +234,7 @@ def search(
     return cast(
         "Search",
         found(
-            str(path), target=target, devices=devices, mesh=mesh, model=model, dims=dims,
+            str(path), target=str(target), devices=devices, mesh=mesh, model=model, dims=dims,
             space=space, objective=objective, budget=budget, exhaustive=exhaustive,
         ),
     )  # fmt: skip

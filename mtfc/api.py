@@ -6,7 +6,7 @@ Every figure comes from the function that the command calls for `--format json`,
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
@@ -24,7 +24,16 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.options import SearchOptions
-from mtfc.driver.values import LayoutOption, MeshOption, layout_option, mesh_option, sizes_option
+from mtfc.driver.values import (
+    LayoutOption,
+    MeshOption,
+    layout_option,
+    mesh_option,
+    number_option,
+    one_of,
+    seconds_option,
+    sizes_option,
+)
 from mtfc.frontend.source import decode
 
 if TYPE_CHECKING:
@@ -79,7 +88,7 @@ class Compiled:
 
         Raises `Unavailable` where JAX is missing or has too few devices.
         """
-        _one_of("backend", backend, execution.BACKENDS)
+        one_of("backend", backend, execution.BACKENDS)
         return cast(ModuleType, execution.load(self.program, backend))
 
     def cost(self) -> LayoutCost:
@@ -91,7 +100,7 @@ class Compiled:
         return cast("LayoutCost", entry)
 
     @public
-    def simulate(self, target: str) -> Step:
+    def simulate(self, target: str | PathLike[str]) -> Step:
         """What a step is predicted to take on a machine, as in the output of `mtfc simulate --format json`: `step_seconds`,
         `exposed_communication_seconds`, `utilisation`, `memory_per_device` and more.
 
@@ -103,7 +112,7 @@ class Compiled:
         from mtfc.compiler.analysis.step_json import step_json
         from mtfc.compiler.analysis.step_time import step_time
 
-        sources, mesh = Sources(), self.program.placed_on
+        target, sources, mesh = str(target), Sources(), self.program.placed_on
         sources.add_options(Namespace(target=target))
         with _showing(sources):
             hardware = target_of(target, self.machines, sources)
@@ -211,8 +220,9 @@ def verified(options: Namespace) -> Verification:
     """What `mtfc verify` finds. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.cli.verify import record
 
-    _one_of("backend", options.backend or "numpy", execution.BACKENDS)
-    _one_of("dtype", options.dtype or "f32", ("f32", "f64"))
+    one_of("backend", options.backend or "numpy", execution.BACKENDS)
+    one_of("dtype", options.dtype or "f32", ("f32", "f64"))
+    number_option("seed", options.seed, 0, 2**32 - 1)
     with nullcontext() if options.backend == "numpy" else _precision_kept():
         return cast("Verification", recorded(record, options))
 
@@ -245,8 +255,10 @@ def found(
     from mtfc.cli import search, search_result, search_soap
     from mtfc.compiler.search.found import VALUES, silent
 
-    _one_of("space", space, (*search.SPACES, "soap"))
-    _one_of("objective", objective, VALUES)
+    one_of("space", space, (*search.SPACES, "soap"))
+    one_of("objective", objective, VALUES)
+    number_option("devices", others["devices"], 1, search.MOST_DEVICES)
+    seconds_option("budget", others["budget"])
     given = SearchOptions(
         file, mesh=mesh_option(mesh), dims=sizes_option(dims), space=space, objective=objective, **others
     )
@@ -255,12 +267,6 @@ def found(
     with _showing(sources):
         result = search.find(options, sources, silent)
     return search_soap.record(result) if space == "soap" else search_result.record(result)
-
-
-def _one_of(option: str, value: str, known: Iterable[str]) -> None:
-    """Raise `UsageError` for a word that an option does not know, where the command has its parser say so."""
-    if value not in known:
-        raise UsageError(f"{option}={value!r} is none of: {', '.join(known)}")
 
 
 def _sources(options: Namespace) -> Sources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -102,8 +103,8 @@ def test_a_mapping_is_a_layout(layout: dict[str, Any], text: str) -> None:
         ({"layout": {"params": {"io": {"io": "rows"}}}}, "layout has rules within rules for 'io'"),
         ({"mesh": 8}, "mesh=8 is neither text nor a mapping"),
         ({"mesh": {}}, r"mesh=\{\} has no axes"),
-        ({"mesh": {"rows": 2.0}}, "axis 'rows' of the mesh is 2.0, and a size is a whole number"),
-        ({"dims": {"batch": "8"}}, r"dims\['batch'\] is '8', and a size is a whole number"),
+        ({"mesh": {"rows": 2.0}}, "axis 'rows' of the mesh is 2.0, which is no whole number"),
+        ({"dims": {"batch": "8"}}, r"dims\['batch'\] is '8', which is no whole number"),
         ({"dims": [("batch", 8)]}, "is no mapping such as"),
     ],
 )
@@ -138,6 +139,10 @@ error[E303]: unknown dimension `oi`
         (lambda path: mtfc.search(path, target="h100"), "say how many with `devices` N"),
         (lambda path: mtfc.search(path, target="h100", devices=2, space="all"), "space='all' is none of"),
         (lambda path: mtfc.search(path, target="h100", devices=2, objective="x"), "objective='x' is none"),
+        (lambda path: mtfc.search(path, target="h100", devices=0), "devices=0 is not from 1 to 1,000,000"),
+        (lambda path: mtfc.search(path, target="h100", devices="2"), "devices is '2', which is no whole"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, budget=0), "budget=0 is no number of sec"),
+        (lambda path: mtfc.verify(path, seed=-1), "seed=-1 is not from 0 to 4,294,967,295"),
         (lambda path: mtfc.verify(path, backend="torch"), "backend='torch' is none of: numpy, jax"),
         (lambda path: mtfc.verify(path, dtype="f16"), "dtype='f16' is none of: f32, f64"),
         (lambda path: mtfc.compile(path).load("torch"), "backend='torch' is none of: numpy, jax"),
@@ -174,6 +179,34 @@ def test_an_error_is_shown_as_the_command_shows_it(model: Path) -> None:
         mtfc.compile(model)
     assert f"{error.value}\n" == run.stderr
     assert "^^" in run.stderr and "one of: batch, classes, io" in run.stderr
+
+
+def test_errors_can_be_sent_to_another_process() -> None:
+    with pytest.raises(CompileError) as error:
+        mtfc.compile_text("dim a = 0")
+    again = pickle.loads(pickle.dumps(error.value))
+    assert str(again) == str(error.value) and again.diagnostics == error.value.diagnostics
+
+
+def test_a_file_that_is_no_text(model: Path) -> None:
+    model.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CompileError) as error:
+        mtfc.compile(model)
+    assert str(error.value).startswith("error[E") and frames_of_mtfc(error.value) == 1
+
+
+def test_a_file_without_a_model() -> None:
+    with pytest.raises(ValueError, match="<text> declares no model"):
+        mtfc.compile_text("dim a = 4")
+
+
+def test_a_machine_of_a_file(model: Path) -> None:
+    machine = model.parent / "own.mtf"
+    machine.write_text("hardware own = { device: { flops: { f32: 1e12 }, memory: 1e9, bandwidth: 1e11 } }")
+    assert mtfc.compile(model, layout={}, mesh={"one": 1}).simulate(machine)["target"] == "own"
+    machine.write_text("hardware own = { device: { flop: 1 } }")
+    with pytest.raises(CompileError, match=r"own.mtf:1:\d+\n +\|\n1 \| hardware own = "):
+        mtfc.compile(model).simulate(machine)
 
 
 def test_an_error_shows_lines_of_imported_files_and_of_the_library(model: Path) -> None:

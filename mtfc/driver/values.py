@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from numbers import Real
 
 from mtfc.driver.errors import UsageError
 
@@ -58,6 +60,24 @@ def sizes_option(dims: Mapping[str, int] | None) -> dict[str, int]:
     return {str(name): _size(size, f"dims[{name!r}]") for name, size in (dims or {}).items()}
 
 
+def number_option(option: str, value: int | None, least: int, most: int) -> None:
+    """Raise `UsageError` unless an option that is given is a whole number from `least` to `most`."""
+    if value is not None and not least <= _size(value, option) <= most:
+        raise UsageError(f"{option}={value!r} is not from {least} to {most:,}")
+
+
+def seconds_option(option: str, value: float) -> None:
+    """Raise `UsageError` unless an option is a number of seconds above 0."""
+    if not isinstance(value, Real) or not 0 < value < inf:
+        raise UsageError(f"{option}={value!r} is no number of seconds above 0")
+
+
+def one_of(option: str, value: str, known: Iterable[str]) -> None:
+    """Raise `UsageError` for a word that an option does not know, where the command has its parser say so."""
+    if value not in known:
+        raise UsageError(f"{option}={value!r} is none of: {', '.join(known)}")
+
+
 def _rules(rules: Mapping[str, Axes | Mapping[str, Axes]], has_sections: bool) -> str:
     return f"{{ {', '.join(_entry(key, value, has_sections) for key, value in rules.items())} }}"
 
@@ -86,4 +106,4 @@ def _size(size: object, what: str) -> int:
     try:
         return operator.index(size)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{what} is {size!r}, and a size is a whole number") from None
+        raise UsageError(f"{what} is {size!r}, which is no whole number") from None
