@@ -1,10 +1,18 @@
 """A compiler from tensor programs over named dimensions to SPMD programs for a mesh of processors.
 
-    compiled = mtfc.compile("model.mtf", layout="hybrid")
+    compiled = mtfc.compile("model.mtf", layout={"batch": "rows"})
     print(compiled.ir())                 # one processor's program, with its collectives
     open("model.py", "w").write(compiled.jax())
     print(compiled.simulate("h100")["step_seconds"])
     print(mtfc.search("model.mtf", target="h100", devices=8)["layout"])
+
+The options are those of the `mtfc` command. A layout or mesh is a name that the file declares, text such as
+`"batch:rows;hidden:cols"` and `"rows:2;cols:4"`, or a mapping: `{"batch": ("rows", "cols"), "params": {"hidden": "rows"}}` and
+`{"rows": 2, "cols": 4}`. `dims` changes sizes of dimensions, and `set` entries of the `train` block:
+`{"accumulate": 4, "optimizer.learning_rate": 1e-3}`.
+
+Every function raises `OSError` for a file that cannot be read, `ValueError` for an option that cannot be, and `CompileError` with
+the diagnostics of a file that has errors.
 
 Design after Mesh-TensorFlow (Shazeer et al., 2018).
 """
@@ -13,59 +21,211 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.driver.errors import public
+from mtfc.driver.values import LayoutOption, MeshOption
 
 if TYPE_CHECKING:
-    from mtfc.api import Compiled
+    from mtfc.api import Checked, Compiled
+    from mtfc.backends.devices import Unavailable
+    from mtfc.compiler.search.found import NothingFits
+    from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
 
-__all__ = ["compile", "compile_text", "search"]
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "Diagnostic",
+    "NothingFits",
+    "Unavailable",
+    "__version__",
+    "check",
+    "check_text",
+    "compile",
+    "compile_text",
+    "cost",
+    "diff",
+    "explain",
+    "search",
+    "verify",
+]
+
+_Path = str | PathLike[str]
 
 
-def compile(
-    path: str | PathLike[str],
+@public
+def check(
+    path: _Path,
     *,
     model: str | None = None,
-    layout: str | None = None,
-    mesh: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+) -> Checked:
+    """All diagnostics of a .mtf file, under every layout that it declares or under one.
+
+    Each has `code`, `severity`, `message`, `file`, `line`, `column`, `help` and `labels`. `str` of one, or of all, is what
+    `mtfc check` shows.
+    """
+    from mtfc.api import Checked, checked, options_of, read
+
+    options = options_of(str(path), model, layout, mesh, dims, set)
+    try:
+        text = read(path)
+    except CompileError as error:  # it is not text
+        return Checked(str(path), error.diagnostics)
+    return checked(text, options)
+
+
+@public
+def check_text(
+    text: str,
+    *,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    file: str = "<text>",
+) -> Checked:
+    """All diagnostics of the text of a .mtf file; `file` is what they call it, and what it imports is looked for beside it."""
+    from mtfc.api import checked, options_of
+
+    return checked(text, options_of(file, model, layout, mesh, dims, set))
+
+
+@public
+def compile(
+    path: _Path,
+    *,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
 ) -> Compiled:
-    """Compile a .mtf file for one layout, by default its first.
+    """Compile a .mtf file for one layout, by default its first."""
+    from mtfc.api import compile_case, options_of, read
 
-    The options are those of the `mtfc` command: `layout` and `mesh` are names that the file declares, or rules and shapes such as
-    `"batch:rows;hidden:cols"` and `"rows:2;cols:4"`; `dims` changes sizes, and `set` entries of the `train` block, such as
-    `{"accumulate": 4, "optimizer.learning_rate": 1e-3}`. Raises `OSError`, and `CompileError` with the diagnostics of a file that
-    has errors.
-    """
-    from mtfc.api import read
-
-    return compile_text(read(path), model=model, layout=layout, mesh=mesh, dims=dims, set=set, file=str(path))
+    return compile_case(read(path), options_of(str(path), model, layout, mesh, dims, set))
 
 
+@public
 def compile_text(
     text: str,
     *,
     model: str | None = None,
-    layout: str | None = None,
-    mesh: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
     file: str = "<text>",
 ) -> Compiled:
     """Compile the text of a .mtf file; `file` is what diagnostics call it, and what it imports is looked for beside it."""
-    from mtfc.api import Choice, compile_case
-    from mtfc.cli.selection import settings_of
+    from mtfc.api import compile_case, options_of
 
-    choice = Choice(model, layout, mesh, dict(dims or {}), settings_of(set or {}))
-    return compile_case(text, file, choice)
+    return compile_case(text, options_of(file, model, layout, mesh, dims, set))
 
 
-def search(
-    path: str | PathLike[str],
+@public
+def verify(
+    path: _Path,
     *,
-    target: str,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    backend: str | None = None,
+    dtype: str | None = None,
+    data: _Path | None = None,
+    params: _Path | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Compare every layout, or one, on every backend with the undistributed program: what `mtfc verify --format json` prints.
+
+    Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them. Everything is computed in
+    `dtype`, `"f32"` or `"f64"`, where one is given. JAX makes its devices when it is first used, so verify large meshes before
+    that. Raises `Unavailable` where JAX is missing or has too few devices.
+    """
+    from mtfc.api import options_of, verified
+
+    files = {name: None if file is None else str(file) for name, file in (("data", data), ("params", params))}
+    given = {"backend": backend, "dtype": dtype, "seed": seed, **files}
+    return verified(options_of(str(path), model, layout, mesh, dims, set, **given))
+
+
+@public
+def explain(
+    path: _Path,
+    *,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+) -> Explanation:
+    """Say which rule of a layout causes which collective, and through which lines: what `mtfc explain --format json` prints."""
+    from mtfc.api import options_of, recorded
+    from mtfc.cli.explain import record
+
+    return cast("Explanation", recorded(record, options_of(str(path), model, layout, mesh, dims, set)))
+
+
+@public
+def diff(
+    path: _Path,
+    a: LayoutOption | None = None,
+    b: LayoutOption | None = None,
+    *,
+    model: str | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    target: _Path | None = None,
+) -> Difference:
+    """Compare what two layouts compute, send and store, by line: what `mtfc diff --format json` prints.
+
+    The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
+    """
+    from mtfc.api import compared
+
+    machine = None if target is None else str(target)
+    return compared(str(path), a, b, machine, model=model, mesh=mesh, dims=dims, set=set)
+
+
+@public
+def cost(
+    path: _Path,
+    *,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    symbolic: bool = False,
+) -> Costs:
+    """Say what every layout, or one, computes, sends and stores on one device: what `mtfc cost --format json` prints.
+
+    With `symbolic` each layout has its formulas, too.
+    """
+    from mtfc.api import options_of, recorded
+    from mtfc.cli.cost import record
+
+    options = options_of(str(path), model, layout, mesh, dims, set, symbolic=symbolic)
+    return cast("Costs", recorded(record, options))
+
+
+@public
+def search(
+    path: _Path,
+    *,
+    target: _Path,
     devices: int | None = None,
-    mesh: str | None = None,
+    mesh: MeshOption | None = None,
     model: str | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
@@ -74,20 +234,35 @@ def search(
     objective: str = "time",
     budget: float = 60.0,
     exhaustive: bool = False,
-) -> dict[str, Any]:
-    """The best layout, or in the space `"soap"` the best placement, of a .mtf file's model on a machine: what
+) -> Search:
+    """Find the best layout, or in the space `"soap"` the best placement, of a .mtf file's model on a machine: what
     `mtfc search --format json` prints, with seconds and bytes of one device.
 
-    The options are those of the command; `set` has entries of the `train` block as for `compile`, `axes_names` are names for the
-    axes of searched meshes, and `budget` is in seconds. Raises `OSError`, `CompileError`, and
-    `mtfc.compiler.search.found.NothingFits` where memory suffices for none.
+    `axes_names` are names for the axes of searched meshes, and `budget` is in seconds. Raises `NothingFits` where memory suffices
+    for no layout.
     """
     from mtfc.api import found
-    from mtfc.cli.selection import settings_of
 
-    sizes, names = dict(dims or {}), None if axes_names is None else list(axes_names)
-    return found(
-        file=str(path), target=target, devices=devices, mesh=mesh, model=model, dims=sizes,
-        settings=settings_of(set or {}), axes_names=names,
-        space=space, objective=objective, budget=budget, exhaustive=exhaustive,
+    return cast(
+        "Search",
+        found(
+            str(path), target=str(target), devices=devices, mesh=mesh, model=model, dims=dims, set=set,
+            axes_names=None if axes_names is None else list(axes_names),
+            space=space, objective=objective, budget=budget, exhaustive=exhaustive,
+        ),
     )  # fmt: skip
+
+
+if not TYPE_CHECKING:  # which would take any name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        """Exceptions whose modules only some programs need."""
+        if name == "Unavailable":
+            from mtfc.backends.devices import Unavailable
+
+            return Unavailable
+        if name == "NothingFits":
+            from mtfc.compiler.search.found import NothingFits
+
+            return NothingFits
+        raise AttributeError(f"module `mtfc` has no attribute `{name}`")

@@ -1,32 +1,82 @@
-"""What the Python API gives back: see `mtfc.compile`."""
+"""What the functions of the package do, and what they give back: see `mtfc/__init__.py`.
+
+Every figure comes from the function that the command calls for `--format json`, so both say the same.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import attrs
 
 from mtfc.cli import execution
-from mtfc.cli.selection import Choice, choose
+from mtfc.cli.selection import Choice, choose, settings_of
+from mtfc.cli.sources import Sources
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.pipelines import lower
+from mtfc.driver.errors import UsageError, public
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.values import (
+    LayoutOption,
+    MeshOption,
+    layout_option,
+    mesh_option,
+    number_option,
+    one_of,
+    seconds_option,
+    sizes_option,
+)
 from mtfc.frontend.source import decode
 
-__all__ = ["Choice", "Compiled", "compile_case", "found", "read"]
+if TYPE_CHECKING:
+    from mtfc.driver.records import Difference, LayoutCost, Step, Verification
+
+__all__ = [
+    "Checked",
+    "Compiled",
+    "checked",
+    "compared",
+    "compile_case",
+    "found",
+    "options_of",
+    "read",
+    "recorded",
+    "verified",
+]
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Compiled:
     """A model compiled for one layout: the program of one processor, in every form. `machines` are those of its file."""
 
     program: Program
     machines: Mapping[str, Hardware]
+    _placed: Program
+
+    @cached_property
+    def _module(self) -> Program:
+        """The program with the functions that only modules have, as `value_and_grad`."""
+        return lower(self._placed, self._placed.mesh, self._placed.layout, "module")
+
+    def __repr__(self) -> str:
+        from mtfc.driver.notebook import line
+
+        return line(self.program)
+
+    def _repr_html_(self) -> str:
+        from mtfc.driver.notebook import html
+
+        return html(self.program)
 
     def ir(self) -> str:
         """The program as IR text."""
@@ -34,64 +84,233 @@ class Compiled:
 
     def numpy(self) -> str:
         """A NumPy module that simulates every processor of the mesh."""
-        return execution.source(self.program, "numpy")
+        return execution.source(self._module, "numpy")
 
     def jax(self) -> str:
         """A JAX module that runs on the mesh."""
-        return execution.source(self.program, "jax")
+        return execution.source(self._module, "jax")
 
+    @public
     def load(self, backend: str = "numpy") -> ModuleType:
-        """The module of a backend, ready to run; see `mtfc.backends.emitter` for what it holds. Raises `Unavailable`."""
-        return cast(ModuleType, execution.load(self.program, backend))
+        """The module of a backend, `"numpy"` or `"jax"`, ready to run; see `mtfc.backends.emitter` for what it holds.
 
-    def cost(self) -> dict[str, Any]:
+        Raises `Unavailable` where JAX is missing or has too few devices.
+        """
+        one_of("backend", backend, execution.BACKENDS)
+        return cast(ModuleType, execution.load(self._module, backend))
+
+    def cost(self) -> LayoutCost:
         """What one device computes, sends and stores, as in the output of `mtfc cost --format json`."""
         from mtfc.compiler.analysis.cost import layout_cost
         from mtfc.compiler.analysis.cost_json import costs_json
 
         (entry,) = costs_json([layout_cost(self.program)])["layouts"]
-        return cast(dict[str, Any], entry)
+        return cast("LayoutCost", entry)
 
-    def simulate(self, target: str) -> dict[str, Any]:
+    @public
+    def simulate(self, target: str | PathLike[str]) -> Step:
         """What a step is predicted to take on a machine, as in the output of `mtfc simulate --format json`: `step_seconds`,
         `exposed_communication_seconds`, `utilisation`, `memory_per_device` and more.
 
         `target` is a machine of the file or of the library, or a .mtf file that declares one. Raises `CompileError` where there
         is none, or it has too few devices.
         """
-        from mtfc.cli.sources import Sources
         from mtfc.cli.target import check_room, target_of
         from mtfc.compiler.analysis.cost import layout_cost
         from mtfc.compiler.analysis.step_json import step_json
         from mtfc.compiler.analysis.step_time import step_time
 
-        hardware, mesh = target_of(target, self.machines, Sources()), self.program.mesh
-        assert mesh is not None
-        check_room(hardware, mesh, target)
+        target, sources, mesh = str(target), Sources(), self.program.placed_on
+        sources.add_options(Namespace(target=target))
+        with _showing(sources):
+            hardware = target_of(target, self.machines, sources)
+            check_room(hardware, mesh, target)
         cost = layout_cost(self.program)
         function = self.program.function("step" if cost.trains else "forward")
-        return step_json(cost, step_time(function, mesh, hardware), hardware)
+        return cast("Step", step_json(cost, step_time(function, mesh, hardware), hardware))
+
+
+@attrs.frozen(repr=False)
+class Checked(Sequence[Diagnostic]):
+    """The diagnostics of a file, in source order; `str` is what `mtfc check` shows."""
+
+    file: str
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(each for each in self.diagnostics if each.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        return tuple(each for each in self.diagnostics if each.severity == "warning")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the file can be compiled; warnings do not count."""
+        return not self.errors
+
+    @overload
+    def __getitem__(self, index: int) -> Diagnostic: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Diagnostic, ...]: ...
+    def __getitem__(self, index: int | slice) -> Diagnostic | tuple[Diagnostic, ...]:
+        return self.diagnostics[index]
+
+    def __len__(self) -> int:
+        return len(self.diagnostics)
+
+    def __str__(self) -> str:
+        return "\n\n".join([*map(str, self.diagnostics), self._verdict()])
+
+    def __repr__(self) -> str:
+        return f"<Checked {self._verdict()}>"
+
+    def _verdict(self) -> str:
+        from mtfc.cli.check import verdict
+
+        return f"{self.file}: {verdict(self.diagnostics)}"
 
 
 def read(path: str | PathLike[str]) -> str:
     """A .mtf file's text. Raises `OSError`, and `CompileError` where it is not text."""
-    return decode(Path(path).read_bytes(), str(path))
+    with _showing(Sources()):
+        return decode(Path(path).read_bytes(), str(path))
 
 
-def compile_case(text: str, file: str, choice: Choice) -> Compiled:
+def options_of(
+    file: str,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    **others: Any,
+) -> Namespace:
+    """The options of a command that a call of the API stands for. Raises `UsageError` where a value cannot be one."""
+    return Namespace(
+        file=file,
+        model=model,
+        layout=layout_option(layout),
+        mesh=mesh_option(mesh),
+        dims=sizes_option(dims),
+        settings=settings_of(set or {}),
+        format="json",
+        **others,
+    )
+
+
+def compile_case(text: str, options: Namespace) -> Compiled:
     """Compile a file's text for the first layout that is chosen. Raises `CompileError`."""
-    selection = choose(text, file, choice)
-    return Compiled(selection.cases[0].lower(selection.program, "module"), selection.hardware)
+    sources = _sources(options)
+    sources.texts[options.file] = text
+    choice = Choice(options.model, options.layout, options.mesh, options.dims, options.settings)
+    with _showing(sources):
+        selection = choose(text, options.file, choice, neighbour=sources.neighbour)
+        case = selection.cases[0]
+        return Compiled(case.lower(selection.program), selection.hardware, case.placed(selection.program))
 
 
-def found(**options: Any) -> dict[str, Any]:
-    """What `mtfc search` finds with some options, and the defaults of the others."""
+def checked(text: str, options: Namespace) -> Checked:
+    """All diagnostics of a file's text."""
+    from mtfc.cli.check import found_in
+
+    sources = _sources(options)
+    sources.texts[options.file] = text
+    return Checked(options.file, tuple(sources.shown(found_in(options.file, options, sources))))
+
+
+def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Namespace) -> dict[str, Any]:
+    """The record of a command. Raises `CompileError` and `UsageError`."""
+    sources = _sources(options)
+    with _showing(sources):
+        return record(options, sources)
+
+
+def verified(options: Namespace) -> Verification:
+    """What `mtfc verify` finds. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    from mtfc.cli.verify import record
+
+    one_of("backend", options.backend or "numpy", execution.BACKENDS)
+    one_of("dtype", options.dtype or "f32", ("f32", "f64"))
+    number_option("seed", options.seed, 0, 2**32 - 1)
+    with nullcontext() if options.backend == "numpy" else _precision_kept():
+        return cast("Verification", recorded(record, options))
+
+
+def compared(
+    file: str, a: LayoutOption | None, b: LayoutOption | None, target: str | None, **selected: Any
+) -> Difference:
+    """What `mtfc diff` finds. Raises `CompileError` and `UsageError`."""
+    from mtfc.cli.diff import record
+
+    if (a is None) != (b is None):
+        raise UsageError(
+            "diff compares two layouts, or the first two of the file: give both a and b, or neither"
+        )
+    options = options_of(file, **selected, target=target)
+    options.layout = [text for text in map(layout_option, (a, b)) if text is not None]
+    return cast("Difference", recorded(record, options))
+
+
+def found(
+    file: str,
+    *,
+    mesh: MeshOption | None,
+    dims: Mapping[str, int] | None,
+    set: Mapping[str, object] | None,
+    space: str,
+    objective: str,
+    **others: Any,
+) -> dict[str, Any]:
+    """What `mtfc search` finds. Raises `CompileError`, `UsageError` and `NothingFits`."""
     from mtfc.cli import search, search_result, search_soap
-    from mtfc.cli.sources import Sources
-    from mtfc.compiler.search.found import silent
+    from mtfc.cli.search_meshes import MOST_DEVICES
+    from mtfc.compiler.search.found import VALUES, silent
 
-    parser = ArgumentParser()
-    search.add_arguments(parser)
-    defaults = vars(parser.parse_args([options["file"]]))
-    result = search.find(Namespace(**{**defaults, **options}), Sources(), silent)
-    return search_soap.record(result) if options["space"] == "soap" else search_result.record(result)
+    one_of("space", space, (*search.SPACES, "soap"))
+    one_of("objective", objective, VALUES)
+    number_option("devices", others["devices"], 1, MOST_DEVICES)
+    seconds_option("budget", others["budget"])
+    given = SearchOptions(
+        file,
+        mesh=mesh_option(mesh),
+        dims=sizes_option(dims),
+        settings=settings_of(set or {}),
+        space=space,
+        objective=objective,
+        **others,
+    )
+    options = Namespace(**attrs.asdict(given))
+    sources = _sources(options)
+    with _showing(sources):
+        result = search.find(options, sources, silent)
+    return search_soap.record(result) if space == "soap" else search_result.record(result)
+
+
+def _sources(options: Namespace) -> Sources:
+    sources = Sources()
+    sources.add_options(options)
+    return sources
+
+
+@contextmanager
+def _precision_kept() -> Iterator[None]:
+    """Restore the precision of JAX's products, which `verify` raises for its process. Raises `Unavailable`."""
+    from mtfc.backends.devices import import_jax
+
+    config = import_jax().config
+    before = config.jax_default_matmul_precision
+    try:
+        yield
+    finally:
+        config.update("jax_default_matmul_precision", before)
+
+
+@contextmanager
+def _showing(sources: Sources) -> Iterator[None]:
+    """Give the errors that are raised the texts that they point into."""
+    try:
+        yield
+    except CompileError as error:
+        raise CompileError(sources.shown(error.diagnostics)) from None

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 import mtfc
+from mtfc.backends import jax_backend
+from mtfc.cli import search as search_command
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.reader import read_program
+from mtfc.driver.options import SearchOptions
 from tests.cli.model import MODEL
 
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
-def test_compile_a_file(tmp_path: Path) -> None:
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.mtf"
     path.write_text(MODEL)
-    compiled = mtfc.compile(path, layout="both", dims={"batch": 8})
+    return path
+
+
+def test_compile_a_file(model: Path) -> None:
+    compiled = mtfc.compile(model, layout="both", dims={"batch": 8})
     assert compiled.program.layout is not None and compiled.program.layout.name == "both"
     assert compiled.program.dims["batch"].size == 8
     assert read_program(compiled.ir()).name == "small"
@@ -41,16 +64,110 @@ def test_a_loaded_module_runs(backend: str) -> None:
     assert getattr(compiled, backend)().startswith('"""small on mesh grid = [rows: 2, cols: 3]')
 
 
+# Options as Python values
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ({}, "{}"),
+        ({"batch": "rows"}, "batch:rows"),
+        ({"batch": "rows", "io": ["cols"]}, "batch:rows;io:cols"),
+        ({"batch": ("rows", "cols")}, "{ batch: (rows, cols) }"),
+        (
+            {"batch": "rows", "params": {"io": "cols"}, "optimizer": {"io": ("cols", "rows")}},
+            "{ batch: rows, params: { io: cols }, optimizer: { io: (cols, rows) } }",
+        ),
+        ({"batch": "rows", "value y": {"batch": "cols"}}, "{ batch: rows, value y: { batch: cols } }"),
+    ],
+)
+def test_a_mapping_is_a_layout(layout: dict[str, Any], text: str) -> None:
+    mesh, sizes = {"rows": np.int64(2), "cols": 3}, {"batch": 6}
+    given = mtfc.compile_text(MODEL, layout=layout, mesh=mesh, dims=sizes)
+    spelt = mtfc.compile_text(MODEL, layout=text, mesh="rows:2;cols:3", dims=sizes)
+    assert given.ir() == spelt.ir()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": 3}, "layout=3 is neither text nor a mapping"),
+        ({"layout": {1: "rows"}}, "layout has the key 1, which is no name"),
+        ({"layout": {"batch: rows, io": "cols"}}, "which is no name"),
+        ({"layout": {"batch": 1}}, "layout splits 'batch' over 1"),
+        (
+            {"layout": {"batch": "rows; io"}},
+            "layout has 'rows; io' where the name of a mesh axis is expected",
+        ),
+        ({"layout": {"batch": ("rows", 2)}}, "layout has 2 where the name of a mesh axis is expected"),
+        ({"layout": {"params": {"io": {"io": "rows"}}}}, "layout has rules within rules for 'io'"),
+        ({"mesh": 8}, "mesh=8 is neither text nor a mapping"),
+        ({"mesh": {}}, r"mesh=\{\} has no axes"),
+        ({"mesh": {"rows": 2.0}}, "axis 'rows' of the mesh is 2.0, which is no whole number"),
+        ({"dims": {"batch": "8"}}, r"dims\['batch'\] is '8', which is no whole number"),
+        ({"dims": [("batch", 8)]}, "is no mapping such as"),
+    ],
+)
+@pytest.mark.parametrize("function", [mtfc.compile_text, mtfc.check_text])
+def test_values_that_cannot_be(
+    function: Callable[..., object], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        function(MODEL, **options)
+
+
+def test_a_mapping_that_is_wrong_is_shown_as_text() -> None:
+    with pytest.raises(CompileError) as error:
+        mtfc.compile_text(MODEL, layout={"batch": "rows", "oi": "cols"}, mesh={"rows": 2, "cols": 3})
+    assert (
+        str(error.value)
+        == """\
+error[E303]: unknown dimension `oi`
+ --> <--layout>:1:16
+  |
+1 | { batch: rows, oi: cols }
+  |                ^^
+  |
+  = help: one of: batch, classes, io"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path: mtfc.diff(path, "both"), "give both a and b, or neither"),
+        (lambda path: mtfc.search(path, target="h100"), "say how many with `devices` N"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, space="all"), "space='all' is none of"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, objective="x"), "objective='x' is none"),
+        (lambda path: mtfc.search(path, target="h100", devices=0), "devices=0 is not from 1 to 1,000,000"),
+        (lambda path: mtfc.search(path, target="h100", devices="2"), "devices is '2', which is no whole"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, budget=0), "budget=0 is no number of sec"),
+        (lambda path: mtfc.verify(path, seed=-1), "seed=-1 is not from 0 to 4,294,967,295"),
+        (lambda path: mtfc.verify(path, backend="torch"), "backend='torch' is none of: numpy, jax"),
+        (lambda path: mtfc.verify(path, dtype="f16"), "dtype='f16' is none of: f32, f64"),
+        (lambda path: mtfc.compile(path).load("torch"), "backend='torch' is none of: numpy, jax"),
+    ],
+)
+def test_options_that_do_not_go_together(call: Callable[[Path], object], message: str, model: Path) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        call(model)
+    assert frames_of_mtfc(error.value) == 1
+
+
+# Errors
+
+
+def frames_of_mtfc(error: BaseException) -> int:
+    """How many frames of the package a traceback shows."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return sum(Path(frame.filename).is_relative_to(ROOT / "mtfc") for frame in frames)
+
+
 def test_errors_carry_their_diagnostics() -> None:
     with pytest.raises(CompileError) as error:
         mtfc.compile_text("dim a = 0\ndim b = 0\nmodel m(x: f32[a]) { return x }", file="given.mtf")
     assert [diagnostic.code for diagnostic in error.value.diagnostics] == ["E207", "E207"]
-    assert error.value.diagnostics[0].span.file == "given.mtf"
-
-
-def test_a_missing_file() -> None:
-    with pytest.raises(FileNotFoundError):
-        mtfc.compile("missing.mtf")
+    assert error.value.diagnostics[0].file == "given.mtf"
 
 
 def test_entries_of_the_train_block_are_changed() -> None:
@@ -60,7 +177,7 @@ def test_entries_of_the_train_block_are_changed() -> None:
     training = changed.program.training
     assert training is not None and (training.accumulate, training.clip) == (2, 0.5)
     assert "0.001" in changed.jax()
-    with pytest.raises(CompileError, match=r"<--set>:1:1: E012"):
+    with pytest.raises(CompileError, match=r"E012.*\n --> <--set>:1:1\n"):
         mtfc.compile_text(MODEL, set={"acumulate": 2})
 
 
@@ -68,3 +185,256 @@ def test_one_device() -> None:
     compiled = mtfc.compile_text(MODEL, mesh="one")
     assert compiled.program.mesh is not None and compiled.program.mesh.devices == 1
     assert compiled.cost()["layout"] == "undistributed"
+
+
+def test_an_error_is_shown_as_the_command_shows_it(model: Path) -> None:
+    model.write_text(MODEL.replace("f32[batch, io]", "f32[batch, oi]"))
+    run = subprocess.run(
+        [sys.executable, "-m", "mtfc", "compile", str(model)], capture_output=True, text=True, cwd=ROOT
+    )
+    with pytest.raises(mtfc.CompileError) as error:
+        mtfc.compile(model)
+    assert f"{error.value}\n" == run.stderr
+    assert "^^" in run.stderr and "one of: batch, classes, io" in run.stderr
+
+
+def test_errors_can_be_sent_to_another_process() -> None:
+    with pytest.raises(CompileError) as error:
+        mtfc.compile_text("dim a = 0")
+    again = pickle.loads(pickle.dumps(error.value))
+    assert str(again) == str(error.value) and again.diagnostics == error.value.diagnostics
+
+
+def test_a_file_that_is_no_text(model: Path) -> None:
+    model.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CompileError) as error:
+        mtfc.compile(model)
+    assert str(error.value).startswith("error[E") and frames_of_mtfc(error.value) == 1
+
+
+def test_a_file_without_a_model() -> None:
+    with pytest.raises(ValueError, match="<text> declares no model"):
+        mtfc.compile_text("dim a = 4")
+
+
+def test_a_machine_of_a_file(model: Path) -> None:
+    machine = model.parent / "own.mtf"
+    machine.write_text("hardware own = { device: { flops: { f32: 1e12 }, memory: 1e9, bandwidth: 1e11 } }")
+    assert mtfc.compile(model, layout={}, mesh={"one": 1}).simulate(machine)["target"] == "own"
+    machine.write_text("hardware own = { device: { flop: 1 } }")
+    with pytest.raises(CompileError, match=r"own.mtf:1:\d+\n +\|\n1 \| hardware own = "):
+        mtfc.compile(model).simulate(machine)
+
+
+def test_an_error_shows_lines_of_imported_files_and_of_the_library(model: Path) -> None:
+    (model.parent / "other.mtf").write_text("dim a = 0\n")
+    model.write_text("import other\nmodel m(x: f32[other.a]) { return x }\n")
+    with pytest.raises(CompileError, match=r"other.mtf:1:\d+\n +\|\n1 \| dim a = 0\n"):
+        mtfc.compile(model)
+
+
+def test_an_error_shows_no_frames_but_the_call() -> None:
+    with pytest.raises(CompileError) as error:
+        mtfc.compile_text("dim a = 0")
+    assert frames_of_mtfc(error.value) == 1
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+    with pytest.raises(CompileError) as error:
+        mtfc.compile_text(MODEL).simulate("abacus")
+    assert frames_of_mtfc(error.value) == 1
+    assert "1 | abacus\n  | ^^^^^^" in str(error.value)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtfc.api.choose", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as error:
+        mtfc.compile_text(MODEL)
+    assert frames_of_mtfc(error.value) > 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: mtfc.compile(path),
+        lambda path: mtfc.check(path),
+        lambda path: mtfc.cost(path),
+        lambda path: mtfc.search(path, target="h100", devices=2),
+    ],
+)
+def test_a_missing_file(call: Callable[[str], object]) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        call("missing.mtf")
+    assert frames_of_mtfc(error.value) == 1
+
+
+def test_too_few_devices_name_the_line_of_configuration() -> None:
+    code = """
+import jax, mtfc, tests.cli.model
+jax.config.update("jax_num_cpu_devices", 2)
+jax.devices()
+try:
+    mtfc.compile_text(tests.cli.model.MODEL, layout="both").load("jax")
+except mtfc.Unavailable as error:
+    print(error)
+"""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert '`jax.config.update("jax_num_cpu_devices", 6)` before the first use of JAX' in run.stdout, run
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=6" in run.stdout
+
+
+# Diagnostics as data
+
+
+def test_check_gives_diagnostics_as_data(model: Path) -> None:
+    text = MODEL.replace("f32[batch, io]", "f32[batch, oi]", 1)
+    model.write_text(text)
+    found = mtfc.check(model)
+    first = found[0]
+    assert (first.code, first.severity, first.file) == ("E103", "error", str(model))
+    assert text.splitlines()[first.line - 1][first.column - 1 :].startswith("oi")
+    assert first.help == "one of: batch, classes, io" and "oi" in first.message
+    assert not found.ok and found.errors == tuple(found) and found.warnings == ()
+    assert str(first).splitlines()[0] == f"error[E103]: {first.message}"
+    assert f"{first.line} | {text.splitlines()[first.line - 1]}" in str(first)
+    assert repr(found).startswith(f"<Checked {model}: ")
+
+
+def test_check_says_what_the_command_says(model: Path) -> None:
+    model.write_text(MODEL + "\nlayout again on nowhere = { batch: rows }\ndim io = 3\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "mtfc", "check", str(model)], capture_output=True, text=True, cwd=ROOT
+    )
+    found = mtfc.check(model)
+    assert len(found) == 2 and str(found) == f"{run.stderr}\n{run.stdout}".rstrip("\n")
+    texts = [str(each).replace(str(model), "m") for each in found]
+    again = mtfc.check_text(model.read_text(), file="m")
+    assert [str(each) for each in again] == texts
+
+
+def test_check_of_a_file_without_errors(model: Path) -> None:
+    found = mtfc.check(model, layout={"batch": "rows"}, mesh={"rows": 2})
+    assert found.ok and len(found) == 0 and str(found) == f"{model}: no errors"
+
+
+def test_check_of_a_file_that_is_no_text(model: Path) -> None:
+    model.write_bytes(b"\xff\xfe\x00")
+    found = mtfc.check(model)
+    assert not found.ok and len(found) == 1
+
+
+def test_labels_have_places() -> None:
+    (found,) = mtfc.check_text("dim a = 2\ndim a = 3\nmodel m(x: f32[a]) { return x }")
+    assert [(label.file, label.line, label.column) for label in found.labels] == [("<text>", 1, 5)]
+
+
+# What is shown of a compiled model
+
+
+def test_a_compiled_model_has_a_short_text() -> None:
+    compiled = mtfc.compile_text(MODEL, layout="both")
+    assert re.fullmatch(
+        r"<Compiled small: mesh grid = \[rows: 2, cols: 3\], layout both \{batch: rows, io: cols\}, 2 parameters of 21 numbers>",
+        repr(compiled),
+    )
+
+
+class Table(HTMLParser):
+    """Checks that elements nest, and collects the cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        if tag in ("td", "th", "caption"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        assert self.open[-1] in ("td", "th", "caption")
+        self.cells[-1] += data
+
+
+def test_a_compiled_model_is_a_table_in_notebooks() -> None:
+    compiled = mtfc.compile_text(MODEL, layout="both")
+    cost, cells = compiled.cost(), Table(compiled._repr_html_()).cells
+    rows = dict(zip(cells[1::2], cells[2::2], strict=True))
+    assert cells[0] == "small" and rows["mesh"] == "grid = [rows: 2, cols: 3]"
+    assert rows["layout"].startswith("both {") and rows["parameters"].startswith("2 parameters of ")
+    assert rows["training step, per device"].startswith(f"{cost['step']['flops_per_device']} FLOP, ")
+    assert rows["memory per device"].startswith(f"{cost['memory_per_device']['total']} B: parameters ")
+
+
+def test_html_is_escaped() -> None:
+    """No name of a file has such characters; a program that is made otherwise may."""
+    compiled = mtfc.compile_text(MODEL, layout="both")
+    renamed = attrs.evolve(compiled, program=attrs.evolve(compiled.program, name="<b>&"))
+    assert Table(renamed._repr_html_()).cells[0] == "<b>&"
+
+
+def test_a_forward_pass_alone_is_shown() -> None:
+    compiled = mtfc.compile_text("dim a = 4\nmodel m(x: f32[a]) { return x }")
+    assert "training step, per device" not in Table(compiled._repr_html_()).cells
+    assert "0 parameters of 0 numbers" in repr(compiled)
+
+
+# What the API is made of
+
+
+def test_the_version_is_the_packages() -> None:
+    assert mtfc.__version__ == PYPROJECT["version"]
+
+
+def test_modules_name_the_jax_that_is_required() -> None:
+    assert f"jax>={jax_backend.JAX}" in PYPROJECT["optional-dependencies"]["jax"]
+    docstring = mtfc.compile_text(MODEL).jax().split('"""')[1]
+    assert f"Needs JAX {jax_backend.JAX} or later" in docstring
+
+
+def test_a_search_has_the_defaults_of_the_command() -> None:
+    parser = argparse.ArgumentParser()
+    search_command.add_arguments(parser)
+    assert vars(parser.parse_args(["model.mtf"])) == attrs.asdict(SearchOptions("model.mtf"))
+
+
+def test_the_api_makes_no_parser_of_arguments(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("an ArgumentParser is made")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "__init__", refused)
+    assert mtfc.search(model, target="p100_cluster", devices=2, budget=1.0)["devices"] == 2
+    assert mtfc.check(model).ok and mtfc.verify(model, backend="numpy")["ok"]
+
+
+def test_only_what_runs_imports_jax(model: Path) -> None:
+    code = f"""
+import sys, mtfc
+assert not {{"numpy", "jax", "lark"}} & {{*sys.modules}}, "importing mtfc"
+compiled = mtfc.compile({str(model)!r}, layout="both")
+repr(compiled), compiled._repr_html_(), compiled.simulate("h100"), mtfc.check({str(model)!r})
+mtfc.cost({str(model)!r}), mtfc.explain({str(model)!r}), mtfc.diff({str(model)!r}), compiled.jax()
+assert "jax" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+def test_verify_leaves_the_precision_of_jax_alone(model: Path) -> None:
+    import jax
+
+    before = jax.config.jax_default_matmul_precision
+    assert mtfc.verify(model, layout={"batch": "rows"}, mesh={"rows": 2}, backend="jax")["ok"]
+    assert jax.config.jax_default_matmul_precision == before
+
+
+def test_what_the_package_names_is_there() -> None:
+    assert all(getattr(mtfc, name) is not None for name in mtfc.__all__)
+    with pytest.raises(AttributeError, match="no attribute `compil`"):
+        mtfc.compil  # noqa: B018

@@ -30,8 +30,9 @@ FLOORS = [
     ("mtfc.backends", 4),
     ("mtfc.compiler.pipelines", 5),
     ("mtfc.compiler.placeable", 5),
-    ("mtfc.cli", 6),
-    ("mtfc", 6),
+    ("mtfc.driver", 6),
+    ("mtfc.cli", 7),
+    ("mtfc", 7),
 ]
 """Package -> floor; the first that fits counts. A module imports from its own floor and those below."""
 

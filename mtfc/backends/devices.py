@@ -14,6 +14,9 @@ from typing import Any
 MOST_VIRTUAL = 2048
 """The CPU devices of one process: JAX numbers them so that those from here on belong to the next process."""
 
+FLAG = "--xla_force_host_platform_device_count"
+"""The flag of XLA that makes so many virtual devices of the CPU."""
+
 
 class Unavailable(Exception):
     """The environment lacks something: says what, and how to get it (exit status 3)."""
@@ -36,7 +39,7 @@ def reserve(count: int) -> None:
     Raises `Unavailable` where JAX is missing.
     """
     jax = import_jax()
-    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    flag = re.search(rf"{FLAG}=(\d+)", os.environ.get("XLA_FLAGS", ""))
     if count > max(int(flag[1]) if flag else 1, jax.config.jax_num_cpu_devices):
         with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", count)
@@ -63,8 +66,9 @@ def devices(count: int) -> list[Any]:
     counted = {device.platform: len(kind) for kind in (found, virtual) for device in kind[:1]}
     started = " and ".join(f"{number} {name} device{'s' * (number > 1)}" for name, number in counted.items())
     raise Unavailable(
-        f"the mesh has {count} processors, and JAX has started with {started}: use a smaller mesh, or reserve"
-        f" {count} devices before JAX makes its own"
+        f"the mesh has {count} processors, and JAX has started with {started}: use a smaller mesh, or put"
+        f' `jax.config.update("jax_num_cpu_devices", {count})` before the first use of JAX, or'
+        f" XLA_FLAGS={FLAG}={count} into the environment"
     )
 
 

@@ -38,6 +38,9 @@ from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.products import is_turned, made
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
+JAX = "0.10"
+"""The oldest version of JAX that runs the modules; pyproject.toml requires it, too."""
+
 HEADER = '''\
 """{title}
 
@@ -48,6 +51,7 @@ Written by mtfc. Every function runs on all devices of a mesh, which the caller 
         outputs = forward(params, shard(arrays, INPUTS))
 
 Under `shard_map` an array is one device's shard and every collective is written out.
+Needs JAX {jax} or later, and NumPy.
 """
 '''
 
@@ -113,7 +117,7 @@ def generate(program: Program) -> str:
     if is_wide(program):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
     body = "\n\n".join(sections)
-    return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
+    return f"{HEADER.format(title=title(program), jax=JAX)}\n{imports(IMPORTS, body)}\n{body}"
 
 
 def spec(type: TensorType) -> str:

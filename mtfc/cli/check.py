@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import ERRORS, OK
@@ -33,24 +33,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    diagnostics = _diagnostics(options, sources)
+    diagnostics = found(options, sources)
     if options.format == "json":
         from mtfc.compiler.render import to_json
 
         print(json.dumps(to_json(diagnostics), indent=2))
     else:
         sources.report(diagnostics, "text")
-        print(f"{known_as(options.file)}: {_verdict(diagnostics)}")
-    return ERRORS if _count(diagnostics, "error") else OK
+        print(f"{known_as(options.file)}: {verdict(diagnostics)}")
+    return ERRORS if count(diagnostics, "error") else OK
 
 
-def _diagnostics(options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
-    from mtfc.frontend.check import check
-
+def found(options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
+    """All diagnostics of a file, one that is not text among them. Raises `UsageError`."""
     try:
         file = sources.read(options.file)
     except CompileError as error:
         return list(error.diagnostics)
+    return found_in(file, options, sources)
+
+
+def found_in(file: str, options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
+    """All diagnostics of a file whose text is known."""
+    from mtfc.frontend.check import check
+
     text, neighbour = sources.texts[file], sources.neighbour
     given = options.dims, options.model, options.layout, options.mesh
     return list(check(text, file, *given, neighbour, _placeable, options.settings, _predictor))
@@ -70,12 +76,12 @@ def _predictor() -> Faster:
     return predictor()
 
 
-def _count(diagnostics: list[Diagnostic], severity: str) -> int:
+def count(diagnostics: Sequence[Diagnostic], severity: str) -> int:
     return sum(diagnostic.severity == severity for diagnostic in diagnostics)
 
 
-def _verdict(diagnostics: list[Diagnostic]) -> str:
+def verdict(diagnostics: Sequence[Diagnostic]) -> str:
     """`2 errors, 1 warning`"""
-    counts = {severity: _count(diagnostics, severity) for severity in ("error", "warning")}
+    counts = {severity: count(diagnostics, severity) for severity in ("error", "warning")}
     texts = [f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count]
     return ", ".join(texts) or "no errors"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING, Any
 
 from mtfc.cli.errors import OK
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.core import Program
 
 EXAMPLES = """\
 examples:
@@ -29,22 +33,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.analysis.cost import layout_cost
-    from mtfc.compiler.analysis.cost_json import costs_json
     from mtfc.compiler.analysis.formula_report import formula_report, formulas
     from mtfc.compiler.analysis.report import comparison, layout_report
     from mtfc.frontend import library
 
-    selection = select(options, sources, every_layout=True)
-    programs = [case.lower(selection.program) for case in selection.cases]
-    symbolic = [formulas(program) for program in programs] if options.symbolic else []
-    if symbolic and options.format == "text":
-        print(formula_report(symbolic), end="")
+    if options.format == "json":
+        print(json.dumps(record(options, sources), indent=2))
+        return OK
+    programs = _programs(options, sources)
+    if options.symbolic:
+        print(formula_report([formulas(program) for program in programs]), end="")
         return OK
     costs = [layout_cost(program) for program in programs]
-    if options.format == "json":
-        print(json.dumps(costs_json(costs, symbolic), indent=2))
-    else:
-        places = {charge.span.file for cost in costs for charge in cost.step if charge.span}
-        texts = sources.texts | library.texts(places)
-        print("\n".join([*(layout_report(cost, texts) for cost in costs), comparison(costs)]), end="")
+    places = {charge.span.file for cost in costs for charge in cost.step if charge.span}
+    texts = sources.texts | library.texts(places)
+    print("\n".join([*(layout_report(cost, texts) for cost in costs), comparison(costs)]), end="")
     return OK
+
+
+def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
+    """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
+    from mtfc.compiler.analysis.cost import layout_cost
+    from mtfc.compiler.analysis.cost_json import costs_json
+    from mtfc.compiler.analysis.formula_report import formulas
+
+    programs = _programs(options, sources)
+    symbolic = [formulas(program) for program in programs] if options.symbolic else []
+    return costs_json([layout_cost(program) for program in programs], symbolic)
+
+
+def _programs(options: argparse.Namespace, sources: Sources) -> list[Program]:
+    """The program of one processor under each layout."""
+    selection = select(options, sources, every_layout=True)
+    return [case.lower(selection.program) for case in selection.cases]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -42,16 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.analysis.difference import difference_json, difference_report
+    from mtfc.compiler.analysis.difference import difference_report
     from mtfc.frontend import library
 
-    one, other = _priced(options, sources)
     if options.format == "json":
-        print(json.dumps(difference_json(one, other), indent=2))
-    else:
-        places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
-        print(difference_report(one, other, sources.texts | library.texts(places)), end="")
+        print(json.dumps(record(options, sources), indent=2))
+        return OK
+    one, other = _priced(options, sources)
+    places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
+    print(difference_report(one, other, sources.texts | library.texts(places)), end="")
+    for line in one.hardware.caveat if one.hardware else ():
+        print(line)
     return OK
+
+
+def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
+    """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
+    from mtfc.compiler.analysis.difference import difference_json
+
+    return difference_json(*_priced(options, sources))
 
 
 def _priced(options: argparse.Namespace, sources: Sources) -> list[Priced]:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+from mtfc.driver.errors import UsageError as UsageError
+
 OK, ERRORS, USAGE, ENVIRONMENT, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
 
 BROKEN_PIPE = 141
@@ -25,10 +27,6 @@ MISSING = "a package that mtfc needs cannot be imported ({error}): pip install m
 REPORT = """\
 This is a bug in mtfc, not in your program. Please report it, with the command and the .mtf file.
 MTFC_DEBUG=1 in the environment shows where it happened."""
-
-
-class UsageError(Exception):
-    """The command line asks for something that it cannot: says what, and what can be asked for."""
 
 
 def say(message: str) -> None:

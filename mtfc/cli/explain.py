@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING, Any
 
 from mtfc.cli.errors import OK
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
+
+if TYPE_CHECKING:
+    from mtfc.compiler.analysis.causes import Sending
+    from mtfc.compiler.analysis.cost import LayoutCost
 
 EXAMPLES = """\
 examples:
@@ -25,24 +30,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.compiler.analysis.causes_report import causes_report
+    from mtfc.compiler.analysis.report import heading
+    from mtfc.frontend import library
+
+    if options.format == "json":
+        print(json.dumps(record(options, sources), indent=2))
+        return OK
+    cost, found = _explained(options, sources)
+    texts = sources.texts | library.texts({each.span.file for each in found if each.span})
+    print("\n".join([*heading(cost), ""]))
+    print(causes_report(found, cost.file, texts), end="")
+    return OK
+
+
+def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
+    """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
+    from mtfc.compiler.analysis.causes_report import causes_json
+
+    cost, found = _explained(options, sources)
+    selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
+    return {**selected, "collectives": causes_json(found)}
+
+
+def _explained(options: argparse.Namespace, sources: Sources) -> tuple[LayoutCost, list[Sending]]:
+    """The cost of a step, or of a forward pass, and each array that it sends."""
     from mtfc.compiler.analysis.causes import sendings
-    from mtfc.compiler.analysis.causes_report import causes_json, causes_report
     from mtfc.compiler.analysis.cost import layout_cost
     from mtfc.compiler.analysis.equation_names import names_by_place
-    from mtfc.compiler.analysis.report import heading
     from mtfc.compiler.placeable import prepared
-    from mtfc.frontend import library
 
     selection = select(options, sources)
     (case,) = selection.cases
     cost = layout_cost(program := case.lower(selection.program))
     names = names_by_place(prepared(selection.program, case.mesh, case.layout))
-    found = sendings(program.function("step" if cost.trains else "forward"), case.mesh, case.layout, names)
-    if options.format == "json":
-        record = {"model": cost.model, "layout": case.name, "mesh": case.mesh.sizes}
-        print(json.dumps({**record, "collectives": causes_json(found)}, indent=2))
-        return OK
-    texts = sources.texts | library.texts({each.span.file for each in found if each.span})
-    print("\n".join([*heading(cost), ""]))
-    print(causes_report(found, cost.file, texts), end="")
-    return OK
+    function = program.function("step" if cost.trains else "forward")
+    return cost, list(sendings(function, case.mesh, case.layout, names))

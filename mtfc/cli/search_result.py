@@ -74,6 +74,7 @@ def record(result: Result) -> dict[str, Any]:
         "space": result.space,
         "target": result.pricer.hardware.name,
         "devices": found.mesh.devices,
+        "peak_figures": result.pricer.hardware.has_peak_figures,
         "objective": result.objective,
         "objective_seconds": seconds,
         "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
@@ -124,8 +125,26 @@ communication overlaps with what does not need it."""
             *aligned(rows, right=range(2, 8)),
             "",
             *wrapped(note.split(), 2),
+            *_why_whole(result),
+            *hardware.caveat,
         ]
     )
+
+
+def _why_whole(result: Result) -> list[str]:
+    """A line where nothing is split: the best layout that splits something, and what that saves and costs."""
+    layout, compute = result.found.layout, result.price.compute
+    sections = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
+    split = [
+        (name, each)
+        for name, each in result.compared.items()
+        if each.communication and each.compute < compute
+    ]
+    if result.objective == "memory" or any(rules.axes for rules in sections) or not split:
+        return []
+    name, other = min(split, key=lambda each: value_of(each[1], result.objective))
+    saved, sent = seconds_text(compute - other.compute), seconds_text(other.communication)
+    return [f"  note: nothing is split: {name} computes for {saved} less, and communicates for {sent}"]
 
 
 def devices_of(hardware: Hardware, number: int) -> str:

@@ -118,6 +118,7 @@ def record(placed: Placed) -> dict[str, Any]:
         "space": "soap",
         "target": placed.space.hardware.name,
         "devices": placed.space.devices,
+        "peak_figures": placed.space.hardware.has_peak_figures,
         "objective_seconds": best.seconds,
         "lower_bound_seconds": placed.result.lower_bound,
         "optimal": placed.result.is_optimal,
@@ -145,7 +146,9 @@ def report(placed: Placed) -> str:
     shown = placed.text() if len(space.graph.operators) <= MOST_SHOWN else ""
     lines = [f"  {line}" for line in shown.splitlines()]
     found = wrapped(_proof(placed).split(), 2)
-    return "\n".join([heading, *lines, "", *found, "", *aligned(rows, right=range(1, 5))])
+    table = aligned(rows, right=range(1, 5))
+    note = ["", *space.hardware.caveat] if space.hardware.caveat else []
+    return "\n".join([heading, *lines, "", *found, "", *table, *note])
 
 
 def _proof(placed: Placed) -> str:

@@ -92,6 +92,7 @@ def record(each: Simulated) -> dict[str, Any]:
         "layout": each.name,
         "mesh": {},
         "devices": each.space.devices,
+        "peak_figures": each.hardware.has_peak_figures,
         "step_seconds": step.seconds,
         "compute_seconds": total.compute,
         "communication_seconds": step.communicating,
@@ -148,7 +149,7 @@ def _summary(each: Simulated) -> list[str]:
         ["sent", bytes_text(total.sent), ""],
         ["memory", bytes_text(total.memory), f"of {room}" if each.fits else f"does NOT fit in {room}"],
     ]
-    return aligned(rows, right={1})
+    return [*aligned(rows, right={1}), *each.hardware.caveat]
 
 
 def _by_device(step: PlacedStep) -> list[str]:

@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Iterable
 
+import attrs
+
 from mtfc.cli.files import STANDARD, read_bytes, read_neighbour
 from mtfc.compiler.diagnostics import Diagnostic
 
@@ -47,6 +49,14 @@ class Sources:
         sizes = getattr(options, "dims", {})
         self.texts["<--set>"] = "\n".join(getattr(options, "settings", ()))
         self.texts["<--dim>"] = "\n".join(f"{name}={size}" for name, size in sizes.items())
+
+    def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+        """Diagnostics with the texts that they point into."""
+        from mtfc.frontend import library
+
+        found = list(diagnostics)
+        texts = self.texts | library.texts(_files(found))
+        return [attrs.evolve(each, sources=texts) for each in found]
 
     def report(self, diagnostics: Iterable[Diagnostic], format: str) -> None:
         """Show diagnostics on standard error, as text or JSON."""

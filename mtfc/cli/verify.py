@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -107,6 +107,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    if options.format == "json":
+        found = record(options, sources)
+        print(json.dumps(found, indent=2))
+        return OK if found["ok"] else ERRORS
+    results, _ = verified(options, sources, lambda result: print(_line(result), flush=True))
+    print(_verdict(results))
+    return OK if _are_right(results) else ERRORS
+
+
+def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
+    """The JSON record; see `docs/command.md`. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    results, tolerance = verified(options, sources)
+    return _json(results, _are_right(results), tolerance)
+
+
+def verified(
+    options: argparse.Namespace, sources: Sources, show: Callable[[Result], None] = lambda _: None
+) -> tuple[list[Result], float]:
+    """The result of each case, shown when it is there, and the largest difference that passes for rounding."""
     selection = select(options, sources, every_layout=True, or_placement=True)
     backends = _backends(options, selection)
     if "jax" in backends:
@@ -121,15 +140,12 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     placed = (reference.placed(placement) for placement in placements)
     for result in map(exact.settled, chain(compared, placed)):
         results.append(result)
-        if options.format == "text":
-            print(_line(result), flush=True)
-    ok = not any(result.wrong for result in results)
-    print(
-        json.dumps(_json(results, ok, reference.tolerance), indent=2)
-        if options.format == "json"
-        else _verdict(results)
-    )
-    return OK if ok else ERRORS
+        show(result)
+    return results, reference.tolerance
+
+
+def _are_right(results: Iterable[Result]) -> bool:
+    return not any(result.wrong for result in results)
 
 
 def _backends(options: argparse.Namespace, selection: Selection) -> Sequence[str]:

@@ -2,12 +2,13 @@
 
 Every phase of the compiler reports problems as `Diagnostic` values that point into the user's text; nothing here knows
 how they are shown (`render.py` does). A phase that can go on after an error appends to a `Diagnostics` collector; one
-that cannot raises `CompileError`. Either way the command shows all of them, sorted by position.
+that cannot raises `CompileError`. Either way the command shows all of them, sorted by position. The Python API hands them out
+with the texts that they point into, so that `str` of one is what the command shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import attrs
@@ -50,28 +51,68 @@ class Label:
     span: Span
     message: str
 
+    @property
+    def file(self) -> str:
+        return self.span.file
+
+    @property
+    def line(self) -> int:
+        return self.span.line
+
+    @property
+    def column(self) -> int:
+        return self.span.column
+
 
 @attrs.frozen
 class Diagnostic:
-    """One problem: a stable code, the place, what was found and expected, and what to do about it."""
+    """One problem: a stable code, the place, what was found and expected, and what to do about it.
+
+    sources: the texts of the files that it points into, where it is handed out to be shown; `str` of it shows their lines.
+    """
 
     code: str
     message: str
     span: Span
     labels: tuple[Label, ...] = ()
     help: str | None = None
+    sources: Mapping[str, str] | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def severity(self) -> Severity:
         return "warning" if self.code.startswith("W") else "error"
 
+    @property
+    def file(self) -> str:
+        return self.span.file
+
+    @property
+    def line(self) -> int:
+        return self.span.line
+
+    @property
+    def column(self) -> int:
+        return self.span.column
+
+    def __str__(self) -> str:
+        """The paragraph that the command shows; a line inside of the compiler, which has no texts."""
+        if self.sources is None:
+            return f"{self.span}: {self.code}: {self.message}"
+        from mtfc.compiler.render import render
+
+        return render([self], self.sources).removesuffix("\n")
+
 
 class CompileError(Exception):
-    """Raised where compilation cannot go on; carries the diagnostics that say why."""
+    """Raised where compilation cannot go on; carries the diagnostics that say why, and shows them as the command does."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
-        super().__init__("; ".join(f"{d.span}: {d.code}: {d.message}" for d in self.diagnostics))
+        super().__init__(self.diagnostics)
+
+    def __str__(self) -> str:
+        is_shown = any(each.sources is not None for each in self.diagnostics)
+        return ("\n\n" if is_shown else "; ").join(map(str, self.diagnostics))
 
 
 class Diagnostics:

@@ -167,3 +167,17 @@ class Hardware:
         if any(not link.sizes for link in self.links):
             return None
         return prod(size for link in self.links for size in link.sizes)
+
+    @property
+    def has_peak_figures(self) -> bool:
+        """Whether nothing says what small kernels take: they start in no time, and run at one rate, whatever their size."""
+        rates = (*self.device.flops.values(), self.device.bandwidth)
+        return not self.device.overhead and all(len(rate.points) == 1 for rate in rates)
+
+    @property
+    def caveat(self) -> tuple[str, ...]:
+        """A line for what is predicted from peak figures; none where a machine has others."""
+        if not self.has_peak_figures:
+            return ()
+        text = f"{self.name} has peak figures: real steps take longer, small ones many times"
+        return (f"  note: {text} (mtfc calibrate measures a machine)",)

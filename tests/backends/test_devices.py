@@ -49,8 +49,9 @@ def test_reserved_devices_are_there_for_a_larger_mesh() -> None:
 
 def test_jax_has_started_with_too_few() -> None:
     assert output("devices(2)" + REFUSED) == (
-        "the mesh has 8 processors, and JAX has started with 2 cpu devices: use a smaller mesh, or reserve 8 devices"
-        " before JAX makes its own"
+        "the mesh has 8 processors, and JAX has started with 2 cpu devices: use a smaller mesh, or put"
+        ' `jax.config.update("jax_num_cpu_devices", 8)` before the first use of JAX, or'
+        " XLA_FLAGS=--xla_force_host_platform_device_count=8 into the environment"
     )
 
 

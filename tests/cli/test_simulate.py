@@ -23,7 +23,7 @@ def test_json(mtfc: Mtfc) -> None:
     assert (found["mesh"], found["devices"], found["fits"]) == ({"all": 2}, 2, True)
     compute, exposed = found["compute_seconds"], found["exposed_communication_seconds"]
     assert found["step_seconds"] == pytest.approx(compute + exposed)
-    assert 0 < exposed <= found["communication_seconds"]
+    assert 0 < exposed <= found["communication_seconds"] * (1 + 1e-9)
     assert found["memory_per_device"].keys() == {
         "parameters",
         "gradients",

@@ -165,3 +165,48 @@ def test_the_library_is_complete() -> None:
     sizes = {name: named(name, {}).devices for name in library()}
     assert (sizes["p100_cluster"], sizes["k80_cluster"], sizes["p2_8xlarge"]) == (16, 64, 8)
     assert (sizes["tpu_v2"], sizes["tpu_v3"], sizes["tpu_v4"], sizes["h100"]) == (512, 2048, 4096, None)
+
+
+def test_which_machines_have_peak_figures_only() -> None:
+    peak = {name for name in library() if named(name, {}).has_peak_figures}
+    assert peak == {"a100", "v100", "k80_cluster", "p100_cluster", "p2_8xlarge"}
+    for name in library():
+        text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
+        assert ("these are peak figures" in text) == (name in peak), "its comment says so"
+
+
+@pytest.mark.parametrize(
+    ("figures", "is_peak"),
+    [
+        ("flops: { f32: 1e12 }, memory: 1e9, bandwidth: 1e11", True),
+        ("flops: { f32: 1e12 }, memory: 1e9, bandwidth: 1e11, overhead: 1e-6", False),
+        ("flops: { f32: { 1e6: 1e9, 1e9: 1e12 } }, memory: 1e9, bandwidth: 1e11", False),
+        ("flops: { f32: 1e12 }, memory: 1e9, bandwidth: { 1e3: 1e9, 1e9: 1e11 }", False),
+    ],
+)
+def test_peak_figures_know_neither_small_kernels_nor_their_start(figures: str, is_peak: bool) -> None:
+    (own,) = module(f"hardware own = {{ device: {{ {figures} }} }}").hardware.values()
+    assert own.has_peak_figures is is_peak and bool(own.caveat) is is_peak
+
+
+MEASURED = {
+    "two_layer": 10.19,
+    "digits": 4.366,
+    "soybean_mlp_8k": 6.686,
+    "transformer_lm": 21.37,
+    "llama": 44.66,
+}
+"""Milliseconds of steps on one H100, as docs/simulate.md has them; five of the ten that the figures are fitted to."""
+
+
+def test_the_h100_is_as_it_was_measured() -> None:
+    from benchmarks import gpu
+    from benchmarks.accuracy import predicted
+
+    cases = {case.model: case for case in gpu.MEASURED}
+    ratios = {
+        model: predicted(cases[model].lowered(), named("h100", {})).seconds * 1e3 / milliseconds
+        for model, milliseconds in MEASURED.items()
+    }
+    assert all(0.85 < ratio < 1.2 for ratio in ratios.values()), ratios
+    assert sum(abs(ratio - 1) for ratio in ratios.values()) / len(ratios) < 0.08, ratios

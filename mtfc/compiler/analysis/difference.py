@@ -51,6 +51,7 @@ class Priced:
 
     cost: LayoutCost
     seconds: Seconds | None = None
+    hardware: Hardware | None = None
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> Priced:
@@ -67,6 +68,7 @@ class Priced:
                 span: line.compute + (line.exposed if overlaps else line.communication)
                 for span, line in step.lines.items()
             },
+            hardware,
         )
 
     @cached_property
@@ -210,6 +212,7 @@ def difference_json(one: Priced, other: Priced) -> dict[str, Any]:
     return {
         "model": one.cost.model,
         "layouts": [one.cost.layout.name, other.cost.layout.name],
+        **({"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}),
         **{key: [one.figures[name], other.figures[name]] for name, key in keys.items()},
         "lines": [
             {

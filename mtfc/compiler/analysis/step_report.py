@@ -40,7 +40,7 @@ def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
         ["  exposed", seconds_text(total.exposed), "computation waits for it"],
         ["memory", held, f"of {room}" if fits(cost, hardware) else f"does NOT fit in {room}"],
     ]
-    return aligned(rows, right={1})
+    return [*aligned(rows, right={1}), *hardware.caveat]
 
 
 def replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:

@@ -1,0 +1,55 @@
+"""Errors of usage, and how the Python API raises errors.
+
+A user of the API sees their own call, one frame of mtfc, and a sentence or the diagnostics as the command shows them. Frames of
+the compiler would only hide these. Errors that are bugs in mtfc keep their traceback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from mtfc.compiler.diagnostics import CompileError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class UsageError(Exception):
+    """The user asks for something that cannot be: says what, and what can be asked for. The API raises it as `ValueError`."""
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """Raise the errors of a function of the API without the frames between the caller and the error."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True  # notebooks and pytest leave this frame out, too
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            shown = _shown(error)
+            if shown is None:
+                raise
+        raise shown.with_traceback(None) from None
+
+    return call
+
+
+def _shown(error: Exception) -> Exception | None:
+    """The error as users of the API get it; None for one that is not theirs."""
+    from mtfc.backends.devices import Unavailable
+    from mtfc.compiler.search.found import NothingFits
+
+    if isinstance(error, UsageError):
+        unread = error.__context__
+        return unread if isinstance(unread, OSError) else ValueError(in_python(str(error)))
+    is_expected = isinstance(error, (CompileError, Unavailable, NothingFits, OSError))
+    return error if is_expected else None
+
+
+def in_python(message: str) -> str:
+    """The message with options as a Python program calls them: `--why-not` is `why_not`."""
+    return re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", message)

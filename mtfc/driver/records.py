@@ -1,0 +1,200 @@
+"""The records that the API returns, and that the command prints with `--format json`.
+
+Figures are of one device: seconds, bytes, FLOPs. Keys may be added in later versions, not changed; `docs/command.md` lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class Sent(TypedDict):
+    """Collectives of one kind: how many, and the size of one device's operands."""
+
+    count: int
+    elements_per_device: int
+    bytes_per_device: int
+    wire_bytes_per_device: float
+
+
+class Totals(TypedDict):
+    """A function's computation and communication; `collectives` has every kind, such as `all_reduce`."""
+
+    flops_per_device: int
+    wire_bytes_per_device: float
+    collectives: dict[str, Sent]
+
+
+class LayoutCost(TypedDict):
+    """The cost of a model under one layout. A model that is not trained has the figures of `forward` as `step`, too.
+
+    memory_per_device: `parameters`, `gradients`, `optimizer`, `activations_peak` and `total`.
+    """
+
+    layout: str
+    mesh: dict[str, int]
+    devices: int
+    forward: Totals
+    step: Totals
+    memory_per_device: dict[str, int]
+    formulas: NotRequired[dict[str, Any]]
+
+
+class Costs(TypedDict):
+    """`mtfc.cost`: a model under each of its layouts."""
+
+    model: str
+    layouts: list[LayoutCost]
+
+
+class Place(TypedDict):
+    """A line of a file; None where the compiler made something of its own."""
+
+    file: str | None
+    line: int | None
+
+
+class Cause(Place):
+    """A rule that leads to a collective, the dimension that it splits, and what the line does."""
+
+    rule: str
+    dim: str
+    what: str
+
+
+class Collective(Place):
+    """An array that is sent, `count` times in a step; the place is that of what makes it, `used` that of what needs it."""
+
+    kind: str
+    axes: list[str]
+    bytes_per_device: int
+    count: int
+    stage: str
+    used: Place
+    causes: list[Cause]
+
+
+class Explanation(TypedDict):
+    """`mtfc.explain`: why a layout sends what it sends."""
+
+    model: str
+    layout: str
+    mesh: dict[str, int]
+    collectives: list[Collective]
+
+
+class LineDifference(TypedDict):
+    """A line's figures under two layouts, in pairs; `seconds` where a machine is known."""
+
+    file: str | None
+    line: int | None
+    seconds: NotRequired[list[float]]
+    flops_per_device: list[int]
+    bytes_per_device: list[int]
+    memory_per_device: list[int]
+    stored: list[int]
+
+
+class Difference(TypedDict):
+    """`mtfc.diff`: figures in pairs, under the first layout and under the second; `seconds` where a machine is known."""
+
+    model: str
+    layouts: list[str]
+    seconds: NotRequired[list[float]]
+    peak_figures: NotRequired[bool]
+    flops_per_device: list[int]
+    bytes_per_device: list[int]
+    memory_per_device: list[int]
+    lines: list[LineDifference]
+
+
+class Case(TypedDict):
+    """A layout on a backend: the largest absolute differences from the undistributed program, by name; or why it did not run.
+
+    in_f64: the largest difference in f64, where that showed that the others are rounding.
+    """
+
+    layout: str
+    mesh: dict[str, int]
+    backend: str
+    ok: bool
+    skipped: str | None
+    wrong: list[str]
+    in_f64: float | None
+    outputs: dict[str, float | None]
+    gradients: dict[str, float | None]
+    parameters: dict[str, float | None]
+
+
+class Verification(TypedDict):
+    """`mtfc.verify`: whether all cases agree, and the largest relative difference that passes for rounding."""
+
+    ok: bool
+    tolerance: float
+    cases: list[Case]
+
+
+class StepLine(TypedDict):
+    """What a line of the file takes."""
+
+    file: str | None
+    line: int | None
+    compute_seconds: float
+    communication_seconds: float
+    exposed_communication_seconds: float
+
+
+class Step(TypedDict):
+    """`Compiled.simulate`: a step on a machine. links: seconds that each is in use. fits: whether memory suffices.
+
+    peak_figures: whether the machine has peak figures only, so that small steps take far longer than this.
+    """
+
+    model: str
+    target: str
+    layout: str
+    mesh: dict[str, int]
+    devices: int
+    peak_figures: bool
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_communication_seconds: float
+    utilisation: float
+    links: dict[str, float]
+    memory_per_device: dict[str, int]
+    memory_of_device: int
+    fits: bool
+    lines: list[StepLine]
+
+
+class Search(TypedDict):
+    """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
+
+    layout: rules, or the placement's declaration. optimal: whether nothing in the space is better. lower_bound_seconds: no layout
+    of the space takes less. baselines: the seconds of what it is compared with. Keys that may be missing are those of layouts,
+    or those of placements.
+    """
+
+    space: str
+    target: str
+    devices: int
+    peak_figures: bool
+    objective: NotRequired[str]
+    objective_seconds: float
+    lower_bound_seconds: float | None
+    lower_bound_bytes: NotRequired[int | None]
+    optimal: bool
+    locally_optimal: NotRequired[bool]
+    strategies: NotRequired[int | None]
+    evaluated: int
+    search_seconds: float
+    mesh: dict[str, int]
+    layout: str
+    compute_seconds: NotRequired[float]
+    communication_seconds: NotRequired[float]
+    bytes_sent: NotRequired[int]
+    memory_per_device: int
+    baselines: dict[str, float | None]
+    overlapping_seconds: NotRequired[float]
+    overlapping_baselines: NotRequired[dict[str, float]]
