@@ -5,7 +5,7 @@ Nothing that a file holds is executed: arrays of Python objects are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 from zipfile import is_zipfile
@@ -94,9 +94,17 @@ class Fitting:
     def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:
         self.diagnostics.add(code, message, span or whole(self.path), help=help)
 
-    def missing(self, what: str, name: str, span: Span | None) -> None:
-        near = nearest(name, self.arrays)
-        help = f"did you mean its array `{near}`?" if near else f"it has {listed(self.arrays)}"
+    def missing(
+        self,
+        what: str,
+        name: str,
+        span: Span | None,
+        taken: Container[str] = (),
+        otherwise: str | None = None,
+    ) -> None:
+        """Report an array that is not there. The help names one that may be meant: none that is `taken`, or else `otherwise`."""
+        near = nearest(name, [each for each in self.arrays if each not in taken])
+        help = f"did you mean its array `{near}`?" if near else otherwise or f"it has {listed(self.arrays)}"
         self.error("E502", f"{self.path} has no array for {what} `{name}`", span, help)
 
     def misshaped(

@@ -23,7 +23,7 @@ import attrs
 
 from mtfc.cli.errors import ERRORS, OK, UsageError
 from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.inputs import draw_batch, read_batches, read_parameters
+from mtfc.cli.inputs import add_parameters, draw_batch, given_parameters, read_batches
 from mtfc.cli.npz import Arrays
 from mtfc.cli.options import add_format, add_selection, add_source, seed
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Selection, select
@@ -94,9 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute everything in it, whatever the file says; in f64, differences are not hidden by rounding",
     )
     parser.add_argument("--data", metavar="FILE.npz", help="inputs; the first batch is used (default: drawn)")
-    parser.add_argument(
-        "--params", metavar="FILE.npz", help="values of parameters, by full name (default: drawn)"
-    )
+    add_parameters(parser)
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
     add_selection(parser, "all", or_placement=True)
     add_format(parser)
@@ -166,7 +164,7 @@ class Reference:
 
         forward = program.function("forward")
         batches = read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed)
-        given = read_parameters(options.params, program) if options.params else {}
+        given = given_parameters(options, program)
         alone = Case(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         differentiated = run_passes(program, (MixedPrecision(), Differentiate("gradients")))
