@@ -152,17 +152,30 @@ def _check_rest(
             fitting.misshaped("input", name, type, argument.span, MULTIPLE + why)
 
 
-def draw_batch(function: Function, seed: int) -> Batches:
-    """One batch drawn from a seed: standard normal numbers, indices that are in range, truth values."""
+def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
+    """Batches drawn from a seed: standard normal numbers, indices that are in range, truth values. A scalar is one for all."""
     types = _types(function)
-    arrays = {name: _draw(name, type, _bound(name, function.body), seed) for name, type in types.items()}
-    return Batches(types, arrays, 1)
+    several = frozenset(name for name, type in types.items() if type.dims and number > 1)
+    arrays = {
+        name: _draw(name, type, _bound(name, function.body), seed, number if name in several else 1)
+        for name, type in types.items()
+    }
+    return Batches(types, arrays, number, several)
 
 
-def _draw(name: str, type: TensorType, bound: int, seed: int) -> Array:
+def _draw(name: str, type: TensorType, bound: int, seed: int, number: int) -> Array:
+    """Batches one after the other, the first of which is the same however many there are."""
     import numpy as np
 
-    generator = np.random.default_rng([seed, crc32(name.encode())])
+    entropy = [seed, crc32(name.encode())]
+    parts = [_drawn([*entropy, i] if i else entropy, type, bound) for i in range(number)]
+    return np.concatenate(parts) if number > 1 else parts[0]
+
+
+def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
+    import numpy as np
+
+    generator = np.random.default_rng(entropy)
     shape = tuple(dim.size for dim in type.dims)
     numbers: Any = (
         generator.standard_normal(shape) if type.dtype in FLOATS else generator.integers(0, bound, shape)
