@@ -45,7 +45,8 @@ class Result:
     """What a case differs in, or why it did not run.
 
     largest, largest_wide: the largest relative difference, and that of what is handed out in f64. is_doubtful: whether what is
-    wrong may be rounding. in_f64: the largest difference there, where it showed that it was.
+    wrong may be rounding. in_f64: the largest difference there, where it showed that it was. noise: the noise in gradients that
+    takes the undistributed training as far, where that showed it.
     """
 
     case: Case
@@ -58,6 +59,12 @@ class Result:
     largest_wide: float = 0.0
     is_doubtful: bool = False
     in_f64: float | None = None
+    noise: float | None = None
+
+    @property
+    def is_training_alone(self) -> bool:
+        """Whether all that is wrong is what training steps make of right gradients."""
+        return all(each.startswith(NOUNS["training"]) for each in self.wrong)
 
 
 def judged(

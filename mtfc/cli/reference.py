@@ -7,9 +7,9 @@ times in a row: what the first step makes of parameters and optimizer state is w
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +19,8 @@ from mtfc.cli.execution import Session, load
 from mtfc.cli.inputs import Batches, draw_batch, read_batches
 from mtfc.cli.npz import Arrays
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case
-from mtfc.cli.summary import difference
+from mtfc.cli.sensitivity import NOISE, RUNS, SPREAD, Noise, SplitStep
+from mtfc.cli.summary import difference, magnitude
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.differentiate import Differentiate
@@ -44,6 +45,7 @@ class Reference:
     """What the undistributed program gives from some batches, and from the parameters that it is given or draws."""
 
     program: Program
+    differentiated: Program
     batches: Batches
     given: Arrays
     seed: int
@@ -68,9 +70,10 @@ class Reference:
         )
         expected = {**_parts(results, program), "parameters": parameters}
         if differentiated.has_function("step"):
-            expected["training"] = _interpreted_training(differentiated, batches, parameters)
+            step = partial(interpret, differentiated.function("step"), differentiated)
+            expected["training"] = _interpreted_training(differentiated, batches, parameters, step)
         tolerance = tolerance_of((differentiated,), options.dtype)
-        return cls(program, batches, given, options.seed, expected, tolerance)
+        return cls(program, differentiated, batches, given, options.seed, expected, tolerance)
 
     def compared(self, case: Case, backends: Iterable[str]) -> Iterator[Result]:
         """What each backend makes of the program under a layout."""
@@ -91,6 +94,23 @@ class Reference:
         case = Case(Mesh("devices", (("all", placement.devices),)), Layout(placement.name))
         result = self._judged(case, "numpy", {"outputs": outputs, "gradients": gradients})
         return attrs.evolve(result, placement=placement)
+
+    def noise_of(self, result: Result) -> float | None:
+        """The noise in the gradients that takes the undistributed training as far from itself as a case is; None where it is wrong.
+
+        See `sensitivity.py`.
+        """
+        program, errors = self.differentiated, result.errors["training"]
+        apart = (error for name, error in result.errors["gradients"].items() if name in errors)
+        noise = Noise(self.seed, NOISE * max(apart, default=0.0))
+        step = partial(SplitStep.of(program.function("step")).interpret, program, noise=noise)
+        arguments, expected = (self.batches, self.expected["parameters"], step), self.expected["training"]
+        runs = [_interpreted_training(program, *arguments) for _ in range(RUNS)]
+        for name, error in errors.items():
+            spread = max(difference(run[name], expected[name]) for run in runs)
+            if not error <= max(SPREAD * spread, self.tolerance * magnitude(expected[name])):
+                return None
+        return noise.size
 
     def _compared(self, case: Case, lowered: Program, backend: str) -> Result:
         module = load(lowered, backend)
@@ -132,16 +152,16 @@ def _training(session: Session, batches: Batches, accumulate: int) -> dict[str, 
     return _stacked(after)
 
 
-def _interpreted_training(program: Program, batches: Batches, parameters: Arrays) -> dict[str, Any]:
-    """The same of the undistributed program."""
-    from mtfc.backends.interpreter import interpret
-
+def _interpreted_training(
+    program: Program, batches: Batches, parameters: Arrays, run: Callable[[Arrays], Arrays]
+) -> dict[str, Any]:
+    """The same of the undistributed program, whose step `run` executes."""
     step, after = program.function("step"), []
     known = {**parameters, **_initial_state(step)}
     numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
     for number in range(STEPS):
         batch = batches.step(number, _accumulate(program))
-        results = interpret(step, program, {**batch, **known, **dict.fromkeys(numbers, number)})
+        results = run({**batch, **known, **dict.fromkeys(numbers, number)})
         known = {
             output.updates: results[output.name] for output in step.outputs if output.updates is not None
         }
@@ -175,6 +195,7 @@ class Exact:
     program: Program
     given: Arrays
     options: argparse.Namespace
+    rounded: Reference
 
     @cached_property
     def reference(self) -> Reference:
@@ -182,17 +203,22 @@ class Exact:
         return Reference.of(everything_in(self.program, "f64"), self.given, options)
 
     def settled(self, result: Result) -> Result:
-        """A doubtful result as f64 has it: what agrees there was rounding."""
-        if self.options.dtype or not result.is_doubtful:
+        """A doubtful result as f64 has it: what agrees there was rounding. Else training may depend on rounding alone."""
+        if not result.is_doubtful:
             return result
+        again = None if self.options.dtype else self._again(result)
+        if again is not None and is_rounding(result, again):
+            return attrs.evolve(result, wrong=(), in_f64=max(largest(again.errors).values()))
+        if not result.is_training_alone or (noise := self.rounded.noise_of(result)) is None:
+            return result
+        return attrs.evolve(result, wrong=(), noise=noise)
+
+    def _again(self, result: Result) -> Result:
         with _width_kept(result.backend):
             if result.placement:
-                again = self.reference.placed(result.placement)
-            else:
-                (again,) = self.reference.compared(result.case, (result.backend,))
-        if not is_rounding(result, again):
-            return result
-        return attrs.evolve(result, wrong=(), in_f64=max(largest(again.errors).values()))
+                return self.reference.placed(result.placement)
+            (again,) = self.reference.compared(result.case, (result.backend,))
+            return again
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
     given = given_parameters(options, program)
     reference = Reference.of(program, given, options)
-    exact = Exact(selection.program, given, options)
+    exact = Exact(selection.program, given, options, reference)
     results = []
     compared = chain.from_iterable(reference.compared(case, backends) for case in selection.cases)
     are_asked = options.layout is None or not selection.cases
@@ -113,6 +113,8 @@ def _line(result: Result) -> str:
     parts = "  ".join(f"{part} {error:.1e}" for part, error in largest(result.errors).items())
     wrong = f"  in {', '.join(result.wrong)}" if result.wrong else ""
     rounded = f"  which is rounding: {result.in_f64:.1e} in f64" if result.in_f64 is not None else ""
+    if result.noise is not None:
+        rounded = f"  which is rounding: noise of {result.noise:.1e} in the gradients does as much"
     return f"{start} {'WRONG' if wrong else 'ok':<6} {parts}{wrong}{rounded}"
 
 
@@ -140,5 +142,6 @@ def _case_json(result: Result) -> dict[str, Any]:
         "skipped": result.skipped,
         "wrong": list(result.wrong),
         "in_f64": result.in_f64,
+        "noise": result.noise,
         **errors,
     }

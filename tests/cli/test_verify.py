@@ -285,3 +285,39 @@ train small {
   optimizer = adam(learning_rate = 0.1)
 }
 """
+
+
+def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
+    """The same with signs, which are whole steps in f64, too: noise in the gradients shows that."""
+    (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
+    for dtype in ([], ["--dtype", "f64"]):
+        outcome = mtfc("verify", "noise.mtf", "--format", "json", *dtype)
+        assert outcome.status == 0
+        noisy = [case for case in outcome.json["cases"] if case["noise"] is not None]
+        assert noisy and all(case["training"]["common"] > 1e-3 for case in noisy)
+        assert all(case["noise"] < 1e-5 for case in noisy)
+    assert "  which is rounding: noise of " in mtfc("verify", "noise.mtf").out
+
+
+def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter that noise does not move so far is wrong, next to one that it does move."""
+    (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
+    load = execution.load
+
+    def faulty(program: object, backend: str) -> object:
+        module = load(program, backend)  # type: ignore[arg-type]
+        if not hasattr(module, "train_step"):
+            return module
+        train_step = module.train_step
+
+        def wrong(params: object, state: object, inputs: object, step: int) -> object:
+            outputs, new, kept = train_step(params, state, inputs, step)
+            return outputs, {**new, "w": 1.001 * new["w"]}, kept
+
+        module.train_step = wrong
+        return module
+
+    monkeypatch.setattr(reference, "load", faulty)
+    outcome = mtfc("verify", "noise.mtf", "--backend", "numpy", "--format", "json")
+    assert outcome.status == 1
+    assert all("training of w" in case["wrong"] for case in outcome.json["cases"])
