@@ -5,12 +5,14 @@ Nothing that a file holds is executed: arrays of Python objects are refused.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 from zipfile import is_zipfile
 
-from mtfc.cli.files import write_atomically
+from mtfc.cli.files import STANDARD, write_atomically
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span, nearest
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
@@ -53,10 +55,14 @@ def _arrays(file: IO[bytes]) -> dict[str, Array]:
 
 
 def write_npz(path: str, arrays: Arrays) -> None:
-    """Write arrays under their names; bf16, which the format lacks, as f32."""
+    """Write arrays under their names to a file, or to standard output; bf16, which the format lacks, as f32."""
     import numpy as np
 
     plain = {name: storable(array) for name, array in arrays.items()}
+    if path == STANDARD:
+        np.savez(written := BytesIO(), **plain)
+        sys.stdout.buffer.write(written.getvalue())
+        return
     write_atomically(path, lambda file: np.savez(file, **plain))
 
 

@@ -96,7 +96,7 @@ class Reference:
         return attrs.evolve(result, placement=placement)
 
     def noise_of(self, result: Result) -> float | None:
-        """The noise in the gradients that takes the undistributed training as far from itself as a case is; None where it is wrong.
+        """The noise in gradients that takes undistributed training as far from itself as a case is; None where the case is wrong.
 
         See `sensitivity.py`.
         """

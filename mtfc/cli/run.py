@@ -13,7 +13,7 @@ import attrs
 from mtfc.backends import allocator
 from mtfc.cli.errors import OK, UsageError, say
 from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.files import check_writable
+from mtfc.cli.files import check_writable, report_to
 from mtfc.cli.inputs import Batches, add_parameters, draw_batch, given_parameters, read_batches
 from mtfc.cli.npz import Arrays, write_npz
 from mtfc.cli.options import add_format, add_selection, add_source, count, seed
@@ -154,10 +154,12 @@ def _evaluate(
 
 
 def _report(options: argparse.Namespace, case: Case, steps: Sequence[Step], results: Results) -> None:
-    summaries = _summaries(results)
+    summaries, to = _summaries(results), report_to(options.save)
     if options.format == "text":
         width = max(map(len, summaries), default=0)
-        print("\n".join(f"{name:<{width}}  {summary_text(about)}" for name, about in summaries.items()))
+        print(
+            "\n".join(f"{name:<{width}}  {summary_text(about)}" for name, about in summaries.items()), file=to
+        )
         return
     result = {
         "backend": options.backend,
@@ -166,7 +168,7 @@ def _report(options: argparse.Namespace, case: Case, steps: Sequence[Step], resu
         "steps": [finite_step(step) for step in steps],
         "outputs": summaries,
     }
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result, indent=2), file=to)
 
 
 def _summaries(results: Results) -> dict[str, dict[str, Any]]:

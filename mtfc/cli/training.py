@@ -16,6 +16,7 @@ import attrs
 
 from mtfc.cli.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.cli.execution import Session
+from mtfc.cli.files import report_to
 from mtfc.cli.inputs import Batches
 from mtfc.cli.interrupts import held
 from mtfc.cli.npz import Array, Arrays, write_npz
@@ -105,7 +106,7 @@ class Training:
             self.results = evaluate(self.session, evaluation, evaluation.count, lambda *_: None)
             self.steps[-1]["eval"] = self.results.means()
         if self.options.format == "text":
-            print(step_text(self.steps[-1]), flush=True)
+            print(step_text(self.steps[-1]), file=report_to(self.options.save), flush=True)
 
     def _ended(self, status: int) -> int:
         """Save what there is; the exit status, which is another one where the last loss or parameters are not finite."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,27 @@ def test_two_outputs_with_one_path(mtfc: Mtfc, paths: tuple[str, str]) -> None:
     outcome = mtfc(*OUTPUTS["search"], paths[0], "--space", "tiling", "--export", paths[1])
     message = f"{paths[0]} and {paths[1]} are the same file: each result needs one of its own"
     assert (outcome.status, outcome.err) == (2, f"mtfc: {message}\n")
+
+
+def test_arrays_to_standard_output(files: Path) -> None:
+    """It is for them alone: the report goes to standard error."""
+    for training in ([], ["--train"]):
+        command = [
+            sys.executable,
+            "-m",
+            "mtfc",
+            "run",
+            "model.mtf",
+            "--data",
+            "data.npz",
+            *training,
+            "--save",
+            "-",
+        ]
+        done = subprocess.run(command, capture_output=True, check=True)
+        with np.load(BytesIO(done.stdout)) as saved:
+            assert set(saved.files) == ({"w", "bias", "loss"} if training else {"y", "loss"})
+        assert b"loss " in done.stderr and not Path("-").exists()
 
 
 # Losses that are not finite
