@@ -154,7 +154,7 @@ def verify(
     from mtfc.api import options_of, verified
 
     files = {name: None if file is None else str(file) for name, file in (("data", data), ("params", params))}
-    given = {"backend": backend, "dtype": dtype, "seed": seed, **files}
+    given = {"backend": backend, "dtype": dtype, "seed": seed, "params_partial": False, **files}
     return verified(options_of(str(path), model, layout, mesh, dims, set, **given))
 
 

@@ -188,7 +188,7 @@ TITLES = {
     **problems.CODES,
     **codes.CODES,
     "E501": "a file that holds no arrays",
-    "E502": "an array missing for an input",
+    "E502": "an array missing for an input or parameter",
     "E503": "an array of a wrong shape",
     "E504": "an array of a wrong kind of numbers",
     "E505": "an array for an unknown parameter",

@@ -10,6 +10,7 @@ import attrs
 
 from mtfc.cli.npz import Array, Arrays
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Dim
 
 BACKENDS = ("numpy", "jax")
 
@@ -38,11 +39,15 @@ def load(program: Program, backend: str) -> Any:
 
 @attrs.define
 class Session:
-    """A module with its parameters and optimizer state, as they are between steps."""
+    """A module with its parameters and optimizer state, as they are between steps.
+
+    `smaller` are modules of the same program with another size of one dimension.
+    """
 
     module: Any
     params: Mapping[str, Any]
     state: Mapping[str, Any]
+    smaller: Mapping[Dim, Any] = attrs.field(factory=dict)
 
     @classmethod
     def start(cls, module: Any, seed: int, given: Arrays) -> Session:
@@ -51,25 +56,43 @@ class Session:
         params = {**drawn, **module.shard(dict(given), {name: module.PARAMETERS[name] for name in given})}
         return cls(module, params, module.init_state() if hasattr(module, "init_state") else {})
 
-    def evaluate(self, function: str, inputs: Arrays) -> dict[str, Array]:
-        """The outputs of `forward` or `gradients`."""
-        placed = self.module.shard(dict(inputs), self.module.INPUTS)
+    def evaluate(self, function: str, inputs: Arrays, smaller: Dim | None = None) -> dict[str, Array]:
+        """The outputs of `forward` or `gradients`; the inputs may have a `smaller` dimension."""
+        module = self.module if smaller is None else self.smaller[smaller]
+        params = _moved(self.params, self.module, module, "PARAMETERS")
+        placed = module.shard(dict(inputs), module.INPUTS)
         with _without_warnings():
-            outputs = getattr(self.module, function)(self.params, placed)
-        return self._unshard(outputs, self.module.OUTPUTS[function])
+            outputs = getattr(module, function)(params, placed)
+        return dict(module.unshard(outputs, module.OUTPUTS[function]))
 
-    def train(self, inputs: Arrays, step: int) -> dict[str, Array]:
+    def train(self, inputs: Arrays, step: int, smaller: Dim | None = None) -> dict[str, Array]:
         """One training step, number `step` from 0; its outputs. The inputs are micro-batches, stacked, if it takes several."""
-        placed = self.module.shard(dict(inputs), getattr(self.module, "BATCHES", self.module.INPUTS))
+        module = self.module if smaller is None else self.smaller[smaller]
+        placed = module.shard(dict(inputs), getattr(module, "BATCHES", module.INPUTS))
+        params = _moved(self.params, self.module, module, "PARAMETERS")
+        state = _moved(self.state, self.module, module, "STATE")
         with _without_warnings():
-            outputs, self.params, self.state = self.module.train_step(self.params, self.state, placed, step)
-        return self._unshard(outputs, self.module.OUTPUTS["train_step"])
+            outputs, params, state = module.train_step(params, state, placed, step)
+        self.params = _moved(params, module, self.module, "PARAMETERS")
+        self.state = _moved(state, module, self.module, "STATE")
+        return dict(module.unshard(outputs, module.OUTPUTS["train_step"]))
 
     def parameters(self) -> dict[str, Array]:
-        return self._unshard(self.params, self.module.PARAMETERS)
+        return dict(self.module.unshard(self.params, self.module.PARAMETERS))
 
-    def _unshard(self, arrays: Mapping[str, Any], specs: Mapping[str, Any]) -> dict[str, Array]:
-        return dict(self.module.unshard(arrays, specs))
+    def optimizer_state(self) -> dict[str, Array]:
+        return dict(self.module.unshard(self.state, self.module.STATE))
+
+    def restore(self, parameters: Arrays, state: Arrays) -> None:
+        """Go on from global arrays, such as `parameters` and `optimizer_state` have given."""
+        self.params = self.module.shard(dict(parameters), self.module.PARAMETERS)
+        self.state = self.module.shard(dict(state), self.module.STATE)
+
+
+def _moved(arrays: Mapping[str, Any], source: Any, target: Any, table: str) -> Mapping[str, Any]:
+    """Arrays of one module as another one has them. `table` names the layouts of both, which mostly agree."""
+    before, after = getattr(source, table), getattr(target, table)
+    return arrays if before == after else target.shard(source.unshard(arrays, before), after)
 
 
 def _without_warnings() -> AbstractContextManager[object]:

@@ -32,18 +32,35 @@ def read_neighbour(path: str) -> str | None:
     return decode(read_bytes(path), path) if Path(path).is_file() else None
 
 
-def check_writable(path: str) -> None:
-    """Raise `UsageError` where a file is to go and cannot, before the work whose result it is."""
-    target = Path(path).resolve()
+def check_writable(*paths: str | None) -> None:
+    """Raise `UsageError`, before work begins, where one of its results cannot be written, or two go to one file."""
+    seen: dict[Path | str, str] = {}
+    for path in (each for each in paths if each is not None):
+        place = path if path == STANDARD else _place(path)
+        if place in seen and (path == STANDARD or not Path(place).is_char_device()):
+            raise UsageError(f"{seen[place]} and {path} are the same file: each result needs one of its own")
+        seen[place] = path
+
+
+def _place(path: str) -> Path:
+    """Where a file is to go. Raises `UsageError` where it cannot."""
+    try:
+        target = Path(path).resolve()
+        reason = _obstacle(target)
+    except (OSError, RuntimeError) as error:  # a name that is too long, or links that go in a circle
+        reason = _reason(error)
+    if reason:
+        raise UsageError(f"cannot write {path}: {reason}")
+    return target
+
+
+def _obstacle(target: Path) -> str | None:
     in_place = target.exists() and not target.is_file()
-    if path == STANDARD:
-        return
     if target.is_dir():
-        raise UsageError(f"cannot write {path}: is a directory")
+        return "is a directory"
     if not target.parent.is_dir():
-        raise UsageError(f"cannot write {path}: no such directory")
-    if not os.access(target if in_place else target.parent, os.W_OK):
-        raise UsageError(f"cannot write {path}: permission denied")
+        return "no such directory"
+    return None if os.access(target if in_place else target.parent, os.W_OK) else "permission denied"
 
 
 def report_to(*paths: str | None) -> TextIO:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 import attrs
 
+from mtfc.cli.errors import UsageError, say
 from mtfc.cli.npz import Array, Arrays, Fitting, listed, whole
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
@@ -18,17 +20,48 @@ INDEXED_BY = frozenset({"one_hot", "gather"})
 """Ops with an operand of indices into their dimension `dim`."""
 
 
+Refusal = Callable[[Dim, Sequence[str]], str | None]
+"""Says why a dimension cannot have that size in these inputs: see `remainder.Resizing.refusal`."""
+
+
 @attrs.frozen
 class Batches:
-    """`count` batches of inputs; an array of one batch, or of a scalar input, is the same in all of them."""
+    """`count` batches of inputs, and the arrays that all of them are part of.
+
+    The inputs in `several` have a part in each batch; an array of one batch, or of a scalar input, is the same in all of them.
+    `rest` is the number of rows of the last batch where it has fewer than the others, else 0.
+    """
 
     types: Mapping[str, TensorType]
     arrays: Arrays
     count: int
+    several: frozenset[str] = frozenset()
+    rest: int = 0
 
     def __getitem__(self, number: int) -> dict[str, Array]:
         """Batch `number` from 0; after the last one comes the first."""
         return {name: self._part(name, type, number % self.count) for name, type in self.types.items()}
+
+    def smaller(self, number: int) -> Dim | None:
+        """The first dimension as batch `number` has it, where it has fewer rows than the others."""
+        return self._rest if self.rest and number % self.count == self.count - 1 else None
+
+    @property
+    def _rest(self) -> Dim:
+        return attrs.evolve(next(self.types[name].dims[0] for name in self.several), size=self.rest)
+
+    @property
+    def size(self) -> int:
+        """The rows of every batch but a smaller last one."""
+        return min((self.types[name].dims[0].size for name in self.several), default=1)
+
+    def rows(self, number: int) -> int:
+        """The rows of batch `number`."""
+        return self.rest if self.smaller(number) else self.size
+
+    def whole(self) -> Batches:
+        """The batches without a smaller last one."""
+        return attrs.evolve(self, count=self.count - 1, rest=0) if self.rest else self
 
     def step(self, number: int, accumulate: int) -> dict[str, Array]:
         """What training step `number` takes: one batch, or `accumulate` in a row, stacked."""
@@ -41,8 +74,10 @@ class Batches:
 
     def _part(self, name: str, type: TensorType, number: int) -> Array:
         array = self.arrays[name]
-        size = type.dims[0].size if type.dims else 0
-        return array[number * size : (number + 1) * size] if size and len(array) > size else array
+        if name not in self.several:
+            return array
+        size = type.dims[0].size
+        return array[number * size : (number + 1) * size]
 
 
 def inputs_of(function: Function) -> list[Argument]:
@@ -53,48 +88,94 @@ def _types(function: Function) -> dict[str, TensorType]:
     return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
 
 
-def read_batches(path: str, function: Function) -> Batches:
-    """The inputs of `function` from a file. Raises `CompileError` (E501 to E504, E506)."""
+def read_batches(path: str, function: Function, refusal: Refusal | None = None) -> Batches:
+    """The inputs of `function` from a file. Raises `CompileError` (E501 to E504, E506).
+
+    A last batch with fewer rows is taken unless there is a `refusal`.
+    """
     fitting = Fitting(path)
-    types, arrays, counts = _types(function), {}, {}
+    types, arrays, fits = _types(function), {}, {}
     for argument in inputs_of(function):
         name, type = argument.value.name, types[argument.value.name]
         if name not in fitting.arrays:
             fitting.missing("input", name, argument.span)
-        elif not (count := _batches(fitting.arrays[name].shape, type)):
-            help = "its first dimension may be a multiple, for several batches" if type.dims else None
+        elif not any(fit := _fit(fitting.arrays[name].shape, type)):
+            help = MULTIPLE if type.dims else None
             fitting.misshaped("input", name, type, argument.span, help)
         else:
-            counts[name], arrays[name] = count, fitting.converted("input", name, type, argument.span)
-    several = {name: count for name, count in counts.items() if count > 1}
+            fits[name], arrays[name] = fit, fitting.converted("input", name, type, argument.span)
+    several = {name: fit for name, fit in fits.items() if fit != ONE}
     if len(set(several.values())) > 1:
-        numbers = ", ".join(f"{count} of `{name}`" for name, count in several.items())
+        numbers = ", ".join(f"{_number(fit)} of `{name}`" for name, fit in several.items())
         fitting.error("E506", f"the inputs have different numbers of batches: {numbers}")
+    else:
+        _check_rest(several, function, refusal, fitting)
     fitting.diagnostics.raise_if_errors()
-    return Batches(types, arrays, max(several.values(), default=1))
+    full, rest = max(several.values(), default=ONE)
+    return Batches(types, arrays, full + bool(rest), frozenset(several), rest)
 
 
-def _batches(shape: tuple[int, ...], type: TensorType) -> int:
-    """How many batches an array of that shape holds; 0 where it does not fit the type."""
+MULTIPLE = "its first dimension may be a multiple, for several batches"
+
+Fit = tuple[int, int]
+"""Full batches, and the rows that are left."""
+
+ONE: Fit = (1, 0)
+
+
+def _fit(shape: tuple[int, ...], type: TensorType) -> Fit:
+    """How many batches an array of that shape holds; (0, 0) where it does not fit the type."""
     wanted = tuple(dim.size for dim in type.dims)
     if shape == wanted:
-        return 1
-    if not wanted or len(shape) != len(wanted) or shape[1:] != wanted[1:] or shape[0] % wanted[0]:
-        return 0
-    return shape[0] // wanted[0]
+        return ONE
+    if not wanted or len(shape) != len(wanted) or shape[1:] != wanted[1:]:
+        return 0, 0
+    return divmod(shape[0], wanted[0])
 
 
-def draw_batch(function: Function, seed: int) -> Batches:
-    """One batch drawn from a seed: standard normal numbers, indices that are in range, truth values."""
+def _number(fit: Fit) -> str:
+    full, rest = fit
+    return f"{full} and {rest} row{'s'[: rest - 1]}" if rest else str(full)
+
+
+def _check_rest(
+    several: Mapping[str, Fit], function: Function, refusal: Refusal | None, fitting: Fitting
+) -> None:
+    """Report (E503) the inputs whose last batch has fewer rows, where that cannot be."""
+    found = [argument for argument in inputs_of(function) if several.get(argument.value.name, ONE)[1]]
+    for argument in found:
+        name, type = argument.value.name, argument.value.type.unsplit()
+        smaller = attrs.evolve(type.dims[0], size=several[name][1])
+        reason = refusal(smaller, tuple(several)) if refusal else ""
+        if reason is not None:
+            why = f"; a last batch with fewer rows cannot be: {reason}" if reason else ""
+            fitting.misshaped("input", name, type, argument.span, MULTIPLE + why)
+
+
+def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
+    """Batches drawn from a seed: standard normal numbers, indices that are in range, truth values. A scalar is one for all."""
     types = _types(function)
-    arrays = {name: _draw(name, type, _bound(name, function.body), seed) for name, type in types.items()}
-    return Batches(types, arrays, 1)
+    several = frozenset(name for name, type in types.items() if type.dims and number > 1)
+    arrays = {
+        name: _draw(name, type, _bound(name, function.body), seed, number if name in several else 1)
+        for name, type in types.items()
+    }
+    return Batches(types, arrays, number, several)
 
 
-def _draw(name: str, type: TensorType, bound: int, seed: int) -> Array:
+def _draw(name: str, type: TensorType, bound: int, seed: int, number: int) -> Array:
+    """Batches one after the other, the first of which is the same however many there are."""
     import numpy as np
 
-    generator = np.random.default_rng([seed, crc32(name.encode())])
+    entropy = [seed, crc32(name.encode())]
+    parts = [_drawn([*entropy, i] if i else entropy, type, bound) for i in range(number)]
+    return np.concatenate(parts) if number > 1 else parts[0]
+
+
+def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
+    import numpy as np
+
+    generator = np.random.default_rng(entropy)
     shape = tuple(dim.size for dim in type.dims)
     numbers: Any = (
         generator.standard_normal(shape) if type.dtype in FLOATS else generator.integers(0, bound, shape)
@@ -110,10 +191,44 @@ def _bound(name: str, body: Iterable[Equation]) -> int:
     return min((dim.size for dim in uses if isinstance(dim, Dim)), default=2)
 
 
-def read_parameters(path: str, program: Program) -> dict[str, Array]:
-    """Initial values by full name, of some parameters or all. Raises `CompileError` (E501, E503 to E505).
+@attrs.frozen
+class Given:
+    """Parameters that a file holds, and the names of those that it lacks, which are drawn."""
 
-    A file that `--save` has written also holds the losses, which are passed over.
+    values: Arrays
+    missing: tuple[str, ...] = ()
+
+
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    """The options that `read_parameters` reads."""
+    parser.add_argument(
+        "--params", metavar="FILE.npz", help="values of all parameters, by full name (default: drawn)"
+    )
+    parser.add_argument(
+        "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"
+    )
+
+
+def given_parameters(options: argparse.Namespace, program: Program) -> dict[str, Array]:
+    """The parameters that the options give; says on standard error which ones are drawn although there is a file.
+
+    Raises `UsageError`, and `CompileError` like `read_parameters`.
+    """
+    if options.params is None:
+        if options.params_partial:
+            raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
+        return {}
+    given = read_parameters(options.params, program, options.params_partial)
+    if given.missing:
+        number = f"{len(given.missing)} of {len(program.parameters)} parameters"
+        say(f"{options.params} lacks {number}, drawn from seed {options.seed}: {', '.join(given.missing)}")
+    return dict(given.values)
+
+
+def read_parameters(path: str, program: Program, partial: bool = False) -> Given:
+    """Values by full name, of all parameters, or of some where `partial` says so. Raises `CompileError` (E501 to E505).
+
+    A file that `--save` has written also holds the losses as `loss`, which are passed over unless a parameter is called so.
     """
     fitting = Fitting(path)
     declared = {parameter.name: parameter for parameter in program.parameters}
@@ -127,8 +242,14 @@ def read_parameters(path: str, program: Program) -> dict[str, Array]:
             fitting.misshaped("parameter", name, type, span)
         else:
             values[name] = fitting.converted("parameter", name, type, span)
+    missing = tuple(name for name in declared if name not in fitting.arrays)
+    for name in () if partial else missing:
+        fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
     fitting.diagnostics.raise_if_errors()
-    return values
+    return Given(values, missing)
+
+
+PARTIAL = "`--params-partial` draws what the file lacks from --seed"
 
 
 def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:

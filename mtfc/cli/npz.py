@@ -5,12 +5,14 @@ Nothing that a file holds is executed: arrays of Python objects are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Container, Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 from zipfile import is_zipfile
 
-from mtfc.cli.files import write_atomically
+from mtfc.cli.files import STANDARD, write_atomically
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span, nearest
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
@@ -53,10 +55,14 @@ def _arrays(file: IO[bytes]) -> dict[str, Array]:
 
 
 def write_npz(path: str, arrays: Arrays) -> None:
-    """Write arrays under their names; bf16, which the format lacks, as f32."""
+    """Write arrays under their names to a file, or to standard output; bf16, which the format lacks, as f32."""
     import numpy as np
 
     plain = {name: storable(array) for name, array in arrays.items()}
+    if path == STANDARD:
+        np.savez(written := BytesIO(), **plain)
+        sys.stdout.buffer.write(written.getvalue())
+        return
     write_atomically(path, lambda file: np.savez(file, **plain))
 
 
@@ -94,9 +100,17 @@ class Fitting:
     def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:
         self.diagnostics.add(code, message, span or whole(self.path), help=help)
 
-    def missing(self, what: str, name: str, span: Span | None) -> None:
-        near = nearest(name, self.arrays)
-        help = f"did you mean its array `{near}`?" if near else f"it has {listed(self.arrays)}"
+    def missing(
+        self,
+        what: str,
+        name: str,
+        span: Span | None,
+        taken: Container[str] = (),
+        otherwise: str | None = None,
+    ) -> None:
+        """Report an array that is not there. The help names one that may be meant: none that is `taken`, or else `otherwise`."""
+        near = nearest(name, [each for each in self.arrays if each not in taken])
+        help = f"did you mean its array `{near}`?" if near else otherwise or f"it has {listed(self.arrays)}"
         self.error("E502", f"{self.path} has no array for {what} `{name}`", span, help)
 
     def misshaped(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,13 +13,18 @@ import attrs
 from mtfc.backends import allocator
 from mtfc.cli.errors import OK, UsageError, say
 from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.inputs import Batches, draw_batch, read_batches, read_parameters
-from mtfc.cli.npz import Array, Arrays, write_npz
+from mtfc.cli.files import check_writable, report_to
+from mtfc.cli.inputs import Batches, add_parameters, draw_batch, given_parameters, read_batches
+from mtfc.cli.npz import Arrays, write_npz
 from mtfc.cli.options import add_format, add_selection, add_source, count, seed
+from mtfc.cli.remainder import Resizing
 from mtfc.cli.selection import Case, select
 from mtfc.cli.sources import Sources
+from mtfc.cli.steps import Results, Step, evaluate, finite_step, step_of
 from mtfc.cli.summary import finite, summary, summary_text
+from mtfc.cli.training import Data, Training
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Dim
 
 EXAMPLES = """\
 examples:
@@ -28,11 +33,9 @@ examples:
   mtfc run model.mtf --params params.npz --data test.npz --layout "batch:rows" --mesh "rows:4"
 
 An NPZ file of data holds one array per input. An array whose first dimension is k times the input's
-is k batches. Without --data, one batch is drawn from --seed.
+is k batches; for fewer rows at the end the model is compiled a second time. Without --data, one batch
+is drawn from --seed.
 """
-
-REPORTS = 20
-"""Steps that the text of a training run shows, at most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval", metavar="FILE.npz", help="while training, also run the model on these inputs"
     )
-    parser.add_argument("--params", metavar="FILE.npz", help="initial values of parameters, by full name")
+    add_parameters(parser)
     parser.add_argument(
         "--save", metavar="FILE.npz", help="write the outputs, or the trained parameters and losses"
     )
@@ -54,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    check_writable(options.save)
     selection = select(options, sources)
     program, case = selection.program, selection.cases[0]
     if options.train and program.training is None:
@@ -62,144 +66,113 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         )
     if options.eval and not options.train:
         raise UsageError("--eval goes with --train; a model without training runs on --data")
-    batches = _batches(options, program)
-    lowered = case.lower(program)
-    if not options.train:
-        lowered = attrs.evolve(lowered, functions=(lowered.function("forward"),))
-    given = read_parameters(options.params, program) if options.params else {}
-    evaluation = read_batches(options.eval, program.function("forward")) if options.eval else None
+    resizing = Resizing(options, sources, selection)
+    data = _data(options, program, resizing)
+    given = given_parameters(options, program)
     if options.train:
         allocator.keep_memory()
-    session = Session.start(load(lowered, options.backend), options.seed, given)
+    session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
+    session.smaller = _smaller(data, options, resizing)
     if options.train:
-        steps, outputs = _train(session, program, batches, evaluation, options)
+        training = Training.start(session, program, data, options)
+        status, steps, results = training.run(), training.steps, training.results
     else:
-        steps, outputs = _evaluate(session, program, batches, options.steps or batches.count)
-    if options.save is not None:
-        losses = {"loss": _losses(steps)}
-        write_npz(options.save, {**losses, **session.parameters()} if options.train else outputs)
-    _report(options, case, steps, outputs)
-    return OK
+        status = OK
+        steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
+    if options.save is not None and not options.train:
+        write_npz(options.save, results.joined())
+    _report(options, case, steps, results)
+    return status
 
 
-def _batches(options: argparse.Namespace, program: Program) -> Batches:
+def _lowered(case: Case, program: Program, options: argparse.Namespace) -> Program:
+    lowered = case.lower(program)
+    return lowered if options.train else attrs.evolve(lowered, functions=(lowered.function("forward"),))
+
+
+# Data
+
+
+def _data(options: argparse.Namespace, program: Program, resizing: Resizing) -> Data:
+    """What the model runs on. Raises `CompileError` and `UsageError`."""
     forward = program.function("forward")
+    accumulate = program.training.accumulate if options.train and program.training else 1
+    joining = partial(resizing.refusal, joined=True)
+    evaluation = read_batches(options.eval, forward, joining) if options.eval else None
     if options.data is None:
         say(f"no --data: the inputs are drawn from seed {options.seed}")
-        return draw_batch(forward, options.seed)
-    batches = read_batches(options.data, forward)
+        return Data(draw_batch(forward, options.seed), evaluation, accumulate)
+    batches = read_batches(options.data, forward, resizing.refusal if options.train else joining)
+    if accumulate > 1 and batches.rest:
+        batches = _whole(options.data, batches, accumulate)
     if not options.train and options.steps and options.steps > batches.count:
         plural = "" if batches.count == 1 else "es"
         raise UsageError(f"--steps {options.steps}: {options.data} holds {batches.count} batch{plural}")
-    return batches
+    return Data(batches, evaluation, accumulate)
 
 
-Step = dict[str, Any]
-"""One entry of `steps` in the output: number from 1, loss, seconds, and in training what the step reports."""
+def _whole(path: str, batches: Batches, accumulate: int) -> Batches:
+    """Leave out a last batch with fewer rows: it cannot be one of the equal parts of a step."""
+    rows = f"{batches.rest} row{'s'[: batches.rest - 1]}"
+    takes = f"with `accumulate` a step takes {accumulate} batches of {batches.size} rows"
+    if batches.count == 1:
+        raise UsageError(f"{path} holds {rows}, and {takes}")
+    say(f"{path}: the last {rows} are left out: {takes}")
+    return batches.whole()
 
 
-def _step(number: int, start: float, outputs: Arrays, program: Program) -> Step:
-    """What is known of a step that began at `start` and has just ended."""
-    minimized = program.training.minimize if program.training else None
-    loss = float(outputs[minimized]) if minimized is not None and minimized in outputs else None
-    return {"step": number, "loss": loss, "seconds": time.perf_counter() - start}
-
-
-def _reported(outputs: Arrays, program: Program) -> Step:
-    """The scalars that the step reports, if it reports any."""
-    names = program.training.report if program.training else ()
-    scalars = {name: outputs[name].item() for name in names if not outputs[name].ndim}
-    return {"report": scalars} if scalars else {}
-
-
-def _evaluate(session: Session, program: Program, batches: Batches, number: int) -> tuple[list[Step], Arrays]:
-    """Run the model on the first batches."""
-    steps, results = [], []
-    for i in range(number):
-        start = time.perf_counter()
-        results.append(session.evaluate("forward", batches[i]))
-        steps.append(_step(i + 1, start, results[-1], program))
-    return steps, joined(results)
-
-
-def joined(parts: Sequence[Arrays]) -> Arrays:
-    """The outputs of several batches as one array each: along the first dimension, scalars in a row."""
-    import numpy as np
-
-    if len(parts) == 1:
-        return dict(parts[0])
-    columns = {name: [np.asarray(part[name]) for part in parts] for name in parts[0]}
-    return {name: np.concatenate([np.atleast_1d(x) for x in column]) for name, column in columns.items()}
-
-
-def _train(
-    session: Session,
-    program: Program,
-    batches: Batches,
-    evaluation: Batches | None,
-    options: argparse.Namespace,
-) -> tuple[list[Step], Arrays]:
-    """Train, showing some of the steps; the last step's outputs, or those of the last evaluation."""
-    accumulate = program.training.accumulate if program.training else 1
-    number, steps = options.steps or -(-batches.count // accumulate), []
-    outputs: Arrays = {}
-    for i in range(number):
-        start = time.perf_counter()
-        outputs = session.train(batches.step(i, accumulate), i)
-        steps.append({**_step(i + 1, start, outputs, program), **_reported(outputs, program)})
-        if (i + 1) % max(1, number // REPORTS) and i + 1 < number:
+def _smaller(data: Data, options: argparse.Namespace, resizing: Resizing) -> dict[Dim, Any]:
+    """Modules for the last batches that have fewer rows than the others."""
+    modules: dict[Dim, Any] = {}
+    for path, batches in ((options.data, data.batches), (options.eval, data.evaluation)):
+        dim = batches.smaller(batches.count - 1) if batches else None
+        if dim is None or dim in modules:
             continue
-        if evaluation:
-            outputs = _evaluate(session, program, evaluation, evaluation.count)[1]
-            steps[-1]["eval"] = {name: _mean(array) for name, array in outputs.items() if array.ndim < 2}
-        if options.format == "text":
-            print(_step_text(steps[-1]), flush=True)
-    return steps, outputs
+        program = resizing.program(dim)
+        case = resizing.case(program)
+        given_up = case.layout != resizing.selection.cases[0].layout
+        rest = f"{path}: the model is compiled a second time, for a last batch of {dim.size} row{'s'[: dim.size - 1]}"
+        say(f"{rest}, and the layout's rules that do not divide it are left out" if given_up else rest)
+        modules[dim] = load(_lowered(case, program, options), options.backend)
+    return modules
 
 
-def _mean(array: Array) -> float:
-    import numpy as np
+def _evaluate(
+    session: Session, program: Program, batches: Batches, number: int
+) -> tuple[list[Step], Results]:
+    """Run the model on the first batches."""
+    steps: list[Step] = []
 
-    return float(np.mean(array, dtype=np.float64))
+    def done(i: int, start: float, outputs: Arrays) -> None:
+        steps.append(step_of(i + 1, start, outputs, program))
 
-
-def _step_text(step: Step) -> str:
-    reported = "".join(f"  {name} {_number_text(value)}" for name, value in step.get("report", {}).items())
-    scores = "".join(f"  {name} {value:.4f}" for name, value in step.get("eval", {}).items())
-    evaluated = f"   eval:{scores}" if scores else ""
-    loss, seconds = f"loss {step['loss']:.6f}", f"{1000 * step['seconds']:9.2f} ms"
-    return f"step {step['step']:>5}  {loss}{reported}  {seconds}{evaluated}"
-
-
-def _number_text(value: float) -> str:
-    """A truth value or whole number as it is, any other with at most six digits that count."""
-    return str(value).lower() if isinstance(value, int) else f"{value:.6g}"
+    results = evaluate(session, batches, number, done)
+    return steps, results
 
 
-def _losses(steps: Sequence[Step]) -> Array:
-    import numpy as np
-
-    return np.array([step["loss"] for step in steps], np.float32)
+# Output
 
 
-def _report(options: argparse.Namespace, case: Case, steps: Sequence[Step], outputs: Arrays) -> None:
-    summaries = {name: summary(array) for name, array in outputs.items()}
+def _report(options: argparse.Namespace, case: Case, steps: Sequence[Step], results: Results) -> None:
+    summaries, to = _summaries(results), report_to(options.save)
     if options.format == "text":
         width = max(map(len, summaries), default=0)
-        print("\n".join(f"{name:<{width}}  {summary_text(about)}" for name, about in summaries.items()))
+        print(
+            "\n".join(f"{name:<{width}}  {summary_text(about)}" for name, about in summaries.items()), file=to
+        )
         return
     result = {
         "backend": options.backend,
         "layout": case.name,
         "mesh": dict(case.mesh.axes),
-        "steps": [_finite_step(step) for step in steps],
+        "steps": [finite_step(step) for step in steps],
         "outputs": summaries,
     }
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result, indent=2), file=to)
 
 
-def _finite_step(step: Step) -> Step:
-    named: Step = {
-        part: {k: finite(v) for k, v in step[part].items()} for part in ("report", "eval") if part in step
-    }
-    return {**step, "loss": finite(step["loss"]), **named}
+def _summaries(results: Results) -> dict[str, dict[str, Any]]:
+    """What each output is like; the mean of a scalar one counts each batch by its number of rows."""
+    summaries = {name: summary(array) for name, array in results.joined().items()}
+    means = {name: {"mean": finite(mean)} for name, mean in results.weighted().items()}
+    return {name: {**about, **means.get(name, {})} for name, about in summaries.items()}

@@ -197,9 +197,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
-    for path in (options.output, options.export):
-        if path is not None:
-            check_writable(path)
+    check_writable(options.output, options.export)
     try:
         found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     except KeyboardInterrupt:

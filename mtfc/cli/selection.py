@@ -104,9 +104,12 @@ def select(
     Raises `CompileError` and `UsageError`.
     """
     file = sources.read(options.file)
-    choice = Choice(options.model, options.layout, options.mesh, options.dims, tuple(options.settings))
     text = sources.texts[file]
-    return choose(text, file, choice, every_layout, sources.neighbour, or_placement=or_placement)
+    return choose(text, file, choice_of(options), every_layout, sources.neighbour, or_placement=or_placement)
+
+
+def choice_of(options: argparse.Namespace) -> Choice:
+    return Choice(options.model, options.layout, options.mesh, options.dims, tuple(options.settings))
 
 
 def choose(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import report_to, write_text
+from mtfc.cli.files import check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    check_writable(options.trace)
     selection = select(options, sources, or_placement=True)
     if options.target == LIST:
         print(_machines(selection.hardware), end="")

@@ -1,8 +1,9 @@
 """`mtfc verify`: every layout on every backend against the undistributed program.
 
 The reference is the interpreter, on the program as it is before anything is split. Each case starts from the same inputs and
-parameters and is compared in its outputs, in the gradients of all floating-point inputs and parameters, and in the parameters
-that it draws itself. Placements are cases too, on NumPy: of these, outputs and the parameters' gradients.
+parameters and is compared in its outputs, in the gradients of all floating-point inputs and parameters, in the parameters that it
+draws itself, and in parameters and optimizer state after each of three training steps, where the file has any. Placements are
+cases too, on NumPy: of these, outputs and the parameters' gradients.
 
 A model that asks for `training` is compared in both: with the gradients as it is in training, and as `forward` computes it.
 
@@ -15,32 +16,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, get_args
 
-import attrs
-
+from mtfc.cli.agreement import Part, Result, largest
 from mtfc.cli.errors import ERRORS, OK, UsageError
-from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.inputs import draw_batch, read_batches, read_parameters
-from mtfc.cli.npz import Arrays
+from mtfc.cli.execution import BACKENDS
+from mtfc.cli.inputs import add_parameters, given_parameters
 from mtfc.cli.options import add_format, add_selection, add_source, seed
-from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Selection, select
+from mtfc.cli.reference import MOST_VIRTUAL_DEVICES, Exact, Reference
+from mtfc.cli.selection import Case, Selection, select
 from mtfc.cli.sources import Sources
-from mtfc.cli.summary import difference, finite, magnitude
-from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.ir.training_flag import asks_for_training
-from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.passes.bind_training import BindTraining
-from mtfc.compiler.passes.differentiate import Differentiate
-from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
-from mtfc.compiler.pipelines import run as run_passes
-
-if TYPE_CHECKING:
-    from mtfc.frontend.placements import DeclaredPlacement
+from mtfc.cli.summary import finite
+from mtfc.compiler.passes.mixed_precision import everything_in
 
 EXAMPLES = """\
 examples:
@@ -50,43 +39,6 @@ examples:
 
 Status 1 says that something differs by more than rounding.
 """
-
-MOST_VIRTUAL_DEVICES = 64
-"""JAX runs on real devices or on this many virtual ones; a larger mesh is passed over, and the result says so."""
-
-TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
-"""The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""
-
-DOUBTFUL = 1e-2
-"""Up to this, relative to the same, a difference in f32 is rounding if f64 has next to none."""
-
-GROWTH = 1000 * 2.0**29
-"""Up to so many times the difference in f64 it is, too: f64 rounds 2 ** 29 times less, and not everything grows alike."""
-
-HANDED_OUT = 1e-6
-"""The same for what is computed in f64, and handed in and out in f32."""
-
-Part = Literal["outputs", "gradients", "parameters"]
-
-
-@attrs.frozen
-class Result:
-    """What a case differs in: part -> name -> largest absolute difference; or why it did not run.
-
-    largest, largest_wide: the largest relative difference, and that of what is handed out in f64. is_doubtful: whether what is
-    wrong may be rounding. in_f64: the largest difference there, where it showed that it was.
-    """
-
-    case: Case
-    backend: str
-    errors: Mapping[Part, Mapping[str, float]]
-    wrong: tuple[str, ...] = ()
-    skipped: str | None = None
-    placement: DeclaredPlacement | None = None
-    largest: float = 0.0
-    largest_wide: float = 0.0
-    is_doubtful: bool = False
-    in_f64: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute everything in it, whatever the file says; in f64, differences are not hidden by rounding",
     )
     parser.add_argument("--data", metavar="FILE.npz", help="inputs; the first batch is used (default: drawn)")
-    parser.add_argument(
-        "--params", metavar="FILE.npz", help="values of parameters, by full name (default: drawn)"
-    )
+    add_parameters(parser)
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
     add_selection(parser, "all", or_placement=True)
     add_format(parser)
@@ -131,8 +81,9 @@ def verified(
     if "jax" in backends:
         _start_jax(selection.cases)
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
-    reference = Reference.of(program, options)
-    exact = Exact(selection.program, options)
+    given = given_parameters(options, program)
+    reference = Reference.of(program, given, options)
+    exact = Exact(selection.program, given, options, reference)
     results = []
     compared = chain.from_iterable(reference.compared(case, backends) for case in selection.cases)
     are_asked = options.layout is None or not selection.cases
@@ -169,177 +120,19 @@ def _start_jax(cases: Sequence[Case]) -> None:
     )
 
 
-@attrs.frozen
-class Reference:
-    """What the undistributed program gives from some inputs and from the parameters that it is given or draws."""
-
-    program: Program
-    inputs: Arrays
-    given: Arrays
-    seed: int
-    expected: Mapping[Part, Arrays]
-    tolerance: float
-
-    @classmethod
-    def of(cls, program: Program, options: argparse.Namespace) -> Reference:
-        from mtfc.backends.interpreter import interpret
-
-        forward = program.function("forward")
-        batches = read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed)
-        given = read_parameters(options.params, program) if options.params else {}
-        alone = Case(ONE_DEVICE, UNDISTRIBUTED)
-        parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
-        differentiated = run_passes(program, (MixedPrecision(), Differentiate("gradients")))
-        results = interpret(
-            differentiated.function("gradients"), differentiated, {**batches[0], **parameters}
-        )
-        parts = _parts(results, program)
-        if asks_for_training(forward):
-            apart = run_passes(program, (MixedPrecision(), BindTraining()))
-            outputs = interpret(apart.function("forward"), apart, {**batches[0], **parameters})
-            parts["outputs"] = {**parts["outputs"], **_in_evaluation(outputs)}
-        expected: dict[Part, Arrays] = {**parts, "parameters": parameters}
-        tolerance = _tolerance(differentiated, options.dtype)
-        return cls(program, batches[0], given, options.seed, expected, tolerance)
-
-    def compared(self, case: Case, backends: Iterable[str]) -> Iterator[Result]:
-        """What each backend makes of the program under a layout."""
-        lowered = case.lower(self.program, of="gradients")
-        for backend in backends:
-            if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
-                most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
-                yield Result(case, backend, {}, skipped=f"{case.mesh.devices} processors are {most}")
-            else:
-                yield self._compared(case, lowered, backend)
-
-    def placed(self, placement: DeclaredPlacement) -> Result:
-        """What the operators of the program give where a placement says, on NumPy. Raises `CompileError`."""
-        from mtfc.cli.placed import run_placed
-
-        outputs, gradients = run_placed(
-            placement, self.program, {**self.inputs, **self.expected["parameters"]}
-        )
-        actual: dict[Part, Arrays] = {"outputs": outputs, "gradients": gradients}
-        errors = {
-            part: {name: difference(array, self.expected[part][name]) for name, array in arrays.items()}
-            for part, arrays in actual.items()
-        }
-        case = Case(Mesh("devices", (("all", placement.devices),)), Layout(placement.name))
-        return attrs.evolve(self._result(case, "numpy", errors), placement=placement)
-
-    def _compared(self, case: Case, lowered: Program, backend: str) -> Result:
-        module = load(lowered, backend)
-        drawn = Session.start(module, self.seed, self.given).parameters()
-        session = Session.start(module, self.seed, self.expected["parameters"])
-        actual = {**_parts(session.evaluate("gradients", self.inputs), self.program), "parameters": drawn}
-        if asks_for_training(self.program.function("forward")):
-            evaluated = _in_evaluation(session.evaluate("forward", self.inputs))
-            actual["outputs"] = {**actual["outputs"], **evaluated}
-        errors = {
-            part: {name: difference(actual[part][name], array) for name, array in arrays.items()}
-            for part, arrays in self.expected.items()
-        }
-        return self._result(case, backend, errors)
-
-    def _result(self, case: Case, backend: str, errors: Mapping[Part, Mapping[str, float]]) -> Result:
-        """What differs by more than rounding is wrong. Parameters are drawn, and not computed: no rounding grows there."""
-        relative = {
-            (part, name): error / magnitude(self.expected[part][name])
-            for part, arrays in errors.items()
-            for name, error in arrays.items()
-        }
-        wrong = [key for key, error in relative.items() if not error <= self.tolerance]
-        wide = (e for (part, name), e in relative.items() if self.expected[part][name].dtype.itemsize == 8)
-        return Result(
-            case,
-            backend,
-            errors,
-            wrong=tuple(f"{part[:-1]} {name}" for part, name in wrong),
-            largest=max(relative.values(), default=0.0),
-            largest_wide=max(wide, default=0.0),
-            is_doubtful=bool(wrong) and all(part != "parameters" for part, _ in wrong),
-        )
-
-
-@attrs.frozen
-class Exact:
-    """The same program in f64, and what it gives undistributed once that is asked for."""
-
-    program: Program
-    options: argparse.Namespace
-
-    @cached_property
-    def reference(self) -> Reference:
-        options = argparse.Namespace(**{**vars(self.options), "dtype": "f64"})
-        return Reference.of(everything_in(self.program, "f64"), options)
-
-    def settled(self, result: Result) -> Result:
-        """A doubtful result as f64 has it: see the top."""
-        if self.options.dtype or not result.is_doubtful:
-            return result
-        with _width_kept(result.backend):
-            if result.placement:
-                again = self.reference.placed(result.placement)
-            else:
-                (again,) = self.reference.compared(result.case, (result.backend,))
-        if again.wrong or result.largest > max(DOUBTFUL, GROWTH * again.largest_wide):
-            return result
-        return attrs.evolve(result, wrong=(), in_f64=max(_largest(again.errors).values()))
-
-
-@contextmanager
-def _width_kept(backend: str) -> Iterator[None]:
-    """A module in f64 turns on JAX's 64-bit numbers for the whole process: turns them off again for those that follow."""
-    if backend != "jax":
-        yield
-        return
-    from mtfc.backends.devices import import_jax
-
-    config = import_jax().config
-    before = config.jax_enable_x64
-    try:
-        yield
-    finally:
-        config.update("jax_enable_x64", before)
-
-
-def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
-    """The results of `gradients`, those of the forward pass apart from the gradients, which go by what they are of."""
-    outputs = [output.name for output in program.function("forward").outputs]
-    gradients = {name.removeprefix("d_"): array for name, array in results.items() if name not in outputs}
-    return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
-
-
-def _in_evaluation(outputs: Arrays) -> Arrays:
-    """Those of `forward`, where `training` makes them differ from those that gradients are of."""
-    return {f"{name} in evaluation": array for name, array in outputs.items()}
-
-
-def _tolerance(program: Program, dtype: str | None) -> float:
-    """That of the coarsest dtype that the program computes in, where everything is in `dtype` if one is given."""
-    bodies = (function.body for function in program.functions)
-    dtypes = {value.type.dtype for body in bodies for eqn in walk(body) for value in eqn.results}
-    if dtype == "f64":
-        dtypes.discard("f32")
-    found = max((TOLERANCE[dtype] for dtype in dtypes & TOLERANCE.keys()), default=TOLERANCE["f32"])
-    return max(found, HANDED_OUT) if dtype else found
-
-
 # Output
 
 
-def _largest(errors: Mapping[Part, Mapping[str, float]]) -> dict[Part, float]:
-    return {part: max(each.values(), default=0.0) for part, each in errors.items()}
-
-
 def _line(result: Result) -> str:
-    """`hybrid      numpy  ok      outputs 1.2e-07  gradients 3.0e-07  parameters 0.0e+00`"""
+    """`hybrid      numpy  ok      outputs 1.2e-07  gradients 3.0e-07  parameters 0.0e+00  training 1.2e-07`"""
     start = f"{result.case.name:<20} {result.backend:<6}"
     if result.skipped:
         return f"{start} skipped: {result.skipped}"
-    parts = "  ".join(f"{part} {error:.1e}" for part, error in _largest(result.errors).items())
+    parts = "  ".join(f"{part} {error:.1e}" for part, error in largest(result.errors).items())
     wrong = f"  in {', '.join(result.wrong)}" if result.wrong else ""
     rounded = f"  which is rounding: {result.in_f64:.1e} in f64" if result.in_f64 is not None else ""
+    if result.noise is not None:
+        rounded = f"  which is rounding: noise of {result.noise:.1e} in the gradients does as much"
     return f"{start} {'WRONG' if wrong else 'ok':<6} {parts}{wrong}{rounded}"
 
 
@@ -367,5 +160,6 @@ def _case_json(result: Result) -> dict[str, Any]:
         "skipped": result.skipped,
         "wrong": list(result.wrong),
         "in_f64": result.in_f64,
+        "noise": result.noise,
         **errors,
     }

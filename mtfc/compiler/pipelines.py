@@ -57,8 +57,9 @@ def simplification() -> tuple[Pass, ...]:
 
 
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
-    """From the model to a global program with all its gradients."""
-    return (MixedPrecision(), Differentiate(of), BindTraining(), Simplify(), Cse(), Dce())
+    """From the model to a global program with all its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
+    added = map(Differentiate, of.split("+"))
+    return (MixedPrecision(), *added, BindTraining(), Simplify(), Cse(), Dce())
 
 
 def preparation() -> tuple[Pass, ...]:
@@ -120,7 +121,7 @@ def lower(
     of: str = "step",
     observers: Sequence[Observer] = (),
 ) -> Program:
-    """The SPMD program of a model under a layout. `of` is `step` or `gradients`, as for `differentiate`."""
+    """The SPMD program of a model under a layout. `of` is `step`, `gradients`, or both, as for `differentiation`."""
     placed = attrs.evolve(program, mesh=mesh, layout=layout)
     return run(placed, default_pipeline(of), observers)
 

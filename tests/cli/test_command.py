@@ -52,7 +52,7 @@ def test_version(mtfc: Mtfc) -> None:
         (["check", "model.mtf", "--dim", "batch=1.5"], "--dim takes NAME=SIZE"),
         (
             ["compile", "model.mtf", "-o", "missing/out.txt"],
-            "cannot write missing/out.txt: no such file or directory",
+            "cannot write missing/out.txt: no such directory",
         ),
         (["compile", "model.mtf", "-o", "."], "cannot write .: is a directory"),
         (["run", "model.mtf", "--steps", "0"], "expected a number from 1 on, not `0`"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtfc import compile as compile_model
 from tests.cli.conftest import Mtfc
 
 RNG = np.random.default_rng(0)
@@ -152,6 +153,10 @@ ERRORS = {
         "input `labels` is i32, and its array in data.npz is float32\n  --> model.mtf:12:32",
     ),
     "E505": ({"params": {"W": W}}, "params.npz has an array `W`, which is no parameter\n --> params.npz:1:1"),
+    "E502 of a parameter": (
+        {"params": {"w": W}},
+        "params.npz has no array for parameter `bias`\n  --> model.mtf:14:9",
+    ),
     "E506": (
         {"data": {**arrays(2), "labels": arrays(3)["labels"]}},
         "the inputs have different numbers of batches: 2 of `x`, 3 of `labels`",
@@ -169,7 +174,93 @@ def test_data_that_does_not_fit(mtfc: Mtfc, files: Path, code: str) -> None:
             np.savez(f"{name}.npz", **content)
     outcome = mtfc("run", "model.mtf", "--data", "data.npz", "--params", "params.npz")
     assert (outcome.status, outcome.out) == (1, "")
-    assert f"error[{code}]: {message}" in outcome.err
+    assert f"error[{code[:4]}]: {message}" in outcome.err
+
+
+def test_all_that_is_wrong_with_parameters_is_named(mtfc: Mtfc, files: Path) -> None:
+    """Missing, misshaped and unknown ones in one run, in both commands that take a file of parameters."""
+    text = (files / "model.mtf").read_text()
+    (files / "model.mtf").write_text(
+        text.replace("+ bias", "+ bias + scale").replace(
+            "  param bias", "  param scale: f32[classes] = ones()\n  param bias"
+        )
+    )
+    np.savez("params.npz", w=W.T, weights=W, loss=np.zeros(3))
+    for command in ("run", "verify"):
+        outcome = mtfc(command, "model.mtf", "--data", "data.npz", "--params", "params.npz")
+        assert (outcome.status, outcome.out) == (1, "")
+        for wrong in (
+            "error[E502]: params.npz has no array for parameter `bias`",
+            "error[E502]: params.npz has no array for parameter `scale`",
+            "error[E503]: parameter `w` is f32[io: 6, classes: 3], and its array in params.npz has shape [3, 6]",
+            "error[E505]: params.npz has an array `weights`, which is no parameter",
+        ):
+            assert wrong in outcome.err
+        assert outcome.err.count("error[") == 4, "losses, as --save writes them, are passed over"
+        assert "= help: `--params-partial` draws what the file lacks from --seed" in outcome.err
+
+
+def test_a_missing_parameter_may_have_been_misspelt(mtfc: Mtfc, files: Path) -> None:
+    np.savez("params.npz", w=W, bais=BIAS)
+    assert "did you mean its array `bais`?" in mtfc("run", "model.mtf", "--params", "params.npz").err
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_missing_parameters_are_drawn_on_demand(mtfc: Mtfc, files: Path, backend: str) -> None:
+    np.savez("params.npz", bias=BIAS)
+    options = ["--train", "--steps", "1", "--save", "out.npz", "--backend", backend, "--seed", "3"]
+    given = ["--data", "data.npz", "--params", "params.npz", "--params-partial"]
+    outcome = mtfc("run", "model.mtf", *options, *given)
+    assert (outcome.status, outcome.err) == (
+        0,
+        "mtfc: params.npz lacks 1 of 2 parameters, drawn from seed 3: w\n",
+    )
+    drawn = init("model.mtf", 3)["w"]
+    y, _ = outputs(**arrays(), w=drawn, bias=BIAS)
+    d_y = 2 * (y - np.eye(3)[arrays()["labels"]]) / y.size
+    with np.load("out.npz") as saved:
+        np.testing.assert_allclose(saved["bias"], BIAS - 0.1 * d_y.sum(0), rtol=1e-5, atol=1e-6)
+    np.savez("params.npz", w=W.T)
+    assert mtfc("run", "model.mtf", *given).status == 1, "a wrong shape stays wrong"
+
+
+def test_partial_parameters_in_verify(mtfc: Mtfc, files: Path) -> None:
+    np.savez("params.npz", bias=BIAS)
+    given = ["--params", "params.npz", "--params-partial", "--layout", "both", "--backend", "numpy"]
+    outcome = mtfc("verify", "model.mtf", *given, "--format", "json")
+    assert outcome.json["ok"] is True
+    assert outcome.err == "mtfc: params.npz lacks 1 of 2 parameters, drawn from seed 0: w\n"
+
+
+def init(path: str, seed: int) -> dict[str, np.ndarray]:
+    module = compile_model(path).load("numpy")
+    return dict(module.unshard(module.init(seed), module.PARAMETERS))
+
+
+def test_partial_parameters_of_no_file(mtfc: Mtfc) -> None:
+    outcome = mtfc("run", "model.mtf", "--params-partial")
+    assert outcome.status == 2
+    assert "--params-partial goes with --params" in outcome.err
+
+
+def test_a_parameter_called_loss(mtfc: Mtfc, files: Path) -> None:
+    """It is saved in the losses' place, read again, and missing where the file lacks it."""
+    text = (files / "model.mtf").read_text()
+    for old, new in (
+        ("loss = mean", "error = mean"),
+        ("y, loss", "y, error"),
+        ("minimize loss", "minimize error"),
+    ):
+        text = text.replace(old, new)
+    (files / "model.mtf").write_text(text.replace("param bias", "param loss").replace("+ bias", "+ loss"))
+    outcome = mtfc("run", "model.mtf", "--train", "--data", "data.npz", "--save", "out.npz")
+    assert (outcome.status, outcome.err) == (0, "mtfc: out.npz has no losses: a parameter is called `loss`\n")
+    with np.load("out.npz") as saved:
+        assert {name: saved[name].shape for name in saved.files} == {"w": (6, 3), "loss": (3,)}
+    assert mtfc("run", "model.mtf", "--data", "data.npz", "--params", "out.npz").status == 0
+    np.savez("params.npz", w=W)
+    outcome = mtfc("run", "model.mtf", "--data", "data.npz", "--params", "params.npz")
+    assert "error[E502]: params.npz has no array for parameter `loss`" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mtfc.backends import numpy_backend
-from mtfc.cli import verify
+from mtfc.cli import agreement, execution, reference
 from mtfc.compiler.ir.core import Program
 from tests.cli.conftest import Mtfc
 
@@ -98,7 +99,7 @@ def test_rounding_may_grow_as_it_does_in_f64(mtfc: Mtfc, folder: Path) -> None:
     outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json")
     assert outcome.status == 0
     for case in outcome.json["cases"]:
-        assert case["outputs"]["y"] > verify.DOUBTFUL
+        assert case["outputs"]["y"] > agreement.DOUBTFUL
         assert case["in_f64"] is not None
     (folder / "steep.mtf").write_text(STEEP.replace("60.0", "6000.0"))
     outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json", "--backend", "numpy")
@@ -150,7 +151,7 @@ def test_initial_parameters_that_depend_on_the_layout_are_found(
 def test_a_mesh_too_large_for_jax_is_passed_over_in_the_open(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "MOST_VIRTUAL_DEVICES", 4)
+    monkeypatch.setattr(reference, "MOST_VIRTUAL_DEVICES", 4)
     outcome = mtfc("verify", "model.mtf", "--format", "json")
     assert outcome.status == 0
     skipped = [(case["layout"], case["backend"]) for case in outcome.json["cases"] if case["skipped"]]
@@ -166,7 +167,161 @@ def test_coarse_dtypes_have_a_coarse_tolerance(mtfc: Mtfc, folder: Path) -> None
     )
     outcome = mtfc("verify", "model.mtf", "--format", "json")
     assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.json["tolerance"] == verify.TOLERANCE["bf16"]
+    assert outcome.json["tolerance"] == agreement.TOLERANCE["bf16"]
+
+
+TRAINING = """
+dim batch = 8
+dim io = 6
+dim classes = 3
+mesh grid = [rows: 2, cols: 2]
+layout both on grid = { batch: rows, io: cols }
+layout sharded on grid = { batch: (rows, cols), params: { io: cols }, optimizer: { io: cols } }
+model small(x: f32[batch, io], labels: i32[batch], scale: f32[]) {
+  param w: f32[io, classes] = normal(stddev = 0.5)
+  param shift: f32[classes] = zeros()
+  y = scale * einsum(x, w -> [batch, classes]) + shift
+  loss = mean(square(y - one_hot(labels, classes)))
+  return loss
+}
+train small {
+  minimize loss
+  clip = 0.5
+  accumulate = 2
+  optimizer = adamw(learning_rate = 0.01)
+}
+"""
+
+
+def test_training_is_compared(mtfc: Mtfc, folder: Path) -> None:
+    """Parameters and the optimizer's state, clipped and accumulated, under every layout on both backends."""
+    (folder / "train.mtf").write_text(TRAINING)
+    outcome = mtfc("verify", "train.mtf", "--format", "json")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert len(outcome.json["cases"]) == 4
+    for case in outcome.json["cases"]:
+        assert case["training"].keys() >= {"w", "shift"} and len(case["training"]) > 4
+        assert max(case["training"].values()) < 1e-4
+    text = mtfc("verify", "train.mtf", "--layout", "both", "--backend", "numpy").out
+    assert "  training " in text.splitlines()[0]
+
+
+def test_without_training_nothing_is_said_of_it(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "train.mtf").write_text(TRAINING[: TRAINING.index("train small")])
+    options = ["--layout", "both", "--backend", "numpy"]
+    assert mtfc("verify", "train.mtf", *options, "--format", "json").json["cases"][0]["training"] == {}
+    assert "training" not in mtfc("verify", "train.mtf", *options).out
+
+
+def test_training_on_data_that_is_given(mtfc: Mtfc, folder: Path) -> None:
+    """One batch for all steps, or batches in order."""
+    (folder / "train.mtf").write_text(TRAINING)
+    rng = np.random.default_rng(0)
+    for rows in (8, 24):
+        x, labels = rng.standard_normal((rows, 6)), rng.integers(0, 3, rows)
+        np.savez("data.npz", x=x, labels=labels, scale=1.5)
+        outcome = mtfc("verify", "train.mtf", "--data", "data.npz", "--layout", "both", "--format", "json")
+        assert outcome.json["ok"] is True
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_wrong_update_is_found(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Outputs and gradients are right; what the second step makes of the state is not."""
+    (folder / "train.mtf").write_text(TRAINING)
+    load = execution.load
+
+    def faulty(program: object, backend: str) -> object:
+        module = load(program, backend)  # type: ignore[arg-type]
+        train_step = module.train_step
+        module.train_step = lambda params, state, inputs, step: train_step(
+            params, state, inputs, 2 * step if step == 1 else step
+        )
+        return module
+
+    monkeypatch.setattr(reference, "load", faulty)
+    outcome = mtfc("verify", "train.mtf", "--layout", "both", "--backend", backend, "--format", "json")
+    assert outcome.status == 1
+    (case,) = outcome.json["cases"]
+    assert set(case["wrong"]) == {"training of w", "training of shift"}
+    assert max(case["gradients"].values()) < 1e-4
+
+
+def test_rounding_that_an_optimizer_magnifies_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
+    """No loss depends on `common`, whose gradient is rounding alone: Adam makes steps of full size of it."""
+    (folder / "noise.mtf").write_text(NOISE)
+    outcome = mtfc("verify", "noise.mtf", "--format", "json")
+    assert outcome.status == 0
+    assert any(case["in_f64"] is not None for case in outcome.json["cases"])
+    assert max(max(case["training"].values()) for case in outcome.json["cases"]) > 1e-3
+
+
+NOISE = """
+dim batch = 64
+dim io = 32
+dim classes = 16
+mesh grid = [rows: 2, cols: 2]
+layout data on grid = { batch: (rows, cols) }
+layout both on grid = { batch: rows, io: cols }
+
+optimizer lion(learning_rate, beta1 = 0.9, beta2 = 0.99) (p, g) {
+  state m = zeros_like(p)
+  u = beta1 * m + (1.0 - beta1) * g
+  m = beta2 * m + (1.0 - beta2) * g
+  p = p - learning_rate * where(u > 0.0, 1.0, where(u < 0.0, -1.0, 0.0))
+}
+
+model small(x: f32[batch, io], labels: i32[batch]) {
+  param w: f32[io, classes] = normal(stddev = 0.5)
+  param common: f32[] = zeros()
+  y = einsum(x, w -> [batch, classes]) + common
+  shifted = y - max(y, over = classes)
+  loss = mean(log(sum(exp(shifted), over = classes)) - sum(shifted * one_hot(labels, classes), over = classes))
+  return loss
+}
+
+train small {
+  minimize loss
+  optimizer = adam(learning_rate = 0.1)
+}
+"""
+
+
+def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
+    """The same with signs, which are whole steps in f64, too: noise in the gradients shows that."""
+    (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
+    for dtype in ([], ["--dtype", "f64"]):
+        outcome = mtfc("verify", "noise.mtf", "--format", "json", *dtype)
+        assert outcome.status == 0
+        noisy = [case for case in outcome.json["cases"] if case["noise"] is not None]
+        assert noisy and all(case["training"]["common"] > 1e-3 for case in noisy)
+        assert all(case["noise"] < 1e-5 for case in noisy)
+    assert "  which is rounding: noise of " in mtfc("verify", "noise.mtf").out
+
+
+def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter that noise does not move so far is wrong, next to one that it does move."""
+    (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
+    load = execution.load
+
+    def faulty(program: object, backend: str) -> object:
+        module = load(program, backend)  # type: ignore[arg-type]
+        if not hasattr(module, "train_step"):
+            return module
+        train_step = module.train_step
+
+        def wrong(params: object, state: object, inputs: object, step: int) -> object:
+            outputs, new, kept = train_step(params, state, inputs, step)
+            return outputs, {**new, "w": 1.001 * new["w"]}, kept
+
+        module.train_step = wrong
+        return module
+
+    monkeypatch.setattr(reference, "load", faulty)
+    outcome = mtfc("verify", "noise.mtf", "--backend", "numpy", "--format", "json")
+    assert outcome.status == 1
+    assert all("training of w" in case["wrong"] for case in outcome.json["cases"])
 
 
 TWO_FACES = """
