@@ -143,18 +143,20 @@ def verify(
     dtype: str | None = None,
     data: _Path | None = None,
     params: _Path | None = None,
+    params_partial: bool = False,
     seed: int = 0,
 ) -> Verification:
     """Compare every layout, or one, on every backend with the undistributed program: what `mtfc verify --format json` prints.
 
-    Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them. Everything is computed in
+    Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them; with `params_partial`
+    parameters that the file lacks are drawn, too. Everything is computed in
     `dtype`, `"f32"` or `"f64"`, where one is given. JAX makes its devices when it is first used, so verify large meshes before
     that. Raises `Unavailable` where JAX is missing or has too few devices.
     """
     from mtfc.api import options_of, verified
 
     files = {name: None if file is None else str(file) for name, file in (("data", data), ("params", params))}
-    given = {"backend": backend, "dtype": dtype, "seed": seed, "params_partial": False, **files}
+    given = {"backend": backend, "dtype": dtype, "seed": seed, "params_partial": params_partial, **files}
     return verified(options_of(str(path), model, layout, mesh, dims, set, **given))
 
 

@@ -438,3 +438,20 @@ def test_what_the_package_names_is_there() -> None:
     assert all(getattr(mtfc, name) is not None for name in mtfc.__all__)
     with pytest.raises(AttributeError, match="no attribute `compil`"):
         mtfc.compil  # noqa: B018
+
+
+def test_every_function_takes_entries_of_the_train_block(model: Path) -> None:
+    clipped = {"clip": 1.0}
+    assert mtfc.check(model, set=clipped).ok and not mtfc.check(model, set={"clap": 1.0}).ok
+    plain, changed = mtfc.cost(model), mtfc.cost(model, set=clipped)
+    assert changed["layouts"][0]["step"]["flops_per_device"] > plain["layouts"][0]["step"]["flops_per_device"]
+    assert mtfc.diff(model, set=clipped)["flops_per_device"] != mtfc.diff(model)["flops_per_device"]
+    assert len(mtfc.explain(model, layout="both", set=clipped)["collectives"]) > 0
+    assert mtfc.verify(model, layout="both", backend="numpy", set=clipped)["ok"]
+
+
+def test_axes_of_a_search_have_names(model: Path) -> None:
+    found = mtfc.search(model, target="p100_cluster", devices=4, axes_names=("data", "model"))
+    assert {*found["mesh"]} <= {"data", "model"}
+    with pytest.raises(ValueError, match="`axes_names` data,data: `data` is there twice"):
+        mtfc.search(model, target="p100_cluster", devices=4, axes_names=("data", "data"))

@@ -58,7 +58,9 @@ CASES: list[tuple[Callable[[], Any], tuple[str, ...], type]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "command", "type"), CASES, ids=lambda case: str(case)[:40])
+@pytest.mark.parametrize(
+    ("call", "command", "type"), CASES, ids=lambda case: " ".join(case) if isinstance(case, tuple) else ""
+)
 def test_a_record_is_what_the_command_prints(
     call: Callable[[], Any], command: tuple[str, ...], type: type, mtfc: Mtfc
 ) -> None:
