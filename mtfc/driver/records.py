@@ -111,8 +111,8 @@ class Difference(TypedDict):
 class Case(TypedDict):
     """A layout on a backend: the largest absolute differences from the undistributed program, by name; or why it did not run.
 
-    in_f64: the largest difference in f64, where that showed that the others are rounding. noise: the noise in gradients that moves
-    undistributed training as far, where that showed it. training: parameters and optimizer state after three steps.
+    in_f64: the largest difference in f64, where that showed that the others are rounding. noise: the noise in gradients that
+    moves undistributed training as far, where that showed it. training: parameters and optimizer state after three steps.
     """
 
     layout: str
