@@ -9,7 +9,9 @@ import pytest
 
 from mtfc.backends import numpy_backend
 from mtfc.cli import agreement, execution, reference
+from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.passes.mixed_precision import everything_in
 from tests.cli.conftest import Mtfc
 
 
@@ -322,6 +324,18 @@ def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: py
     outcome = mtfc("verify", "noise.mtf", "--backend", "numpy", "--format", "json")
     assert outcome.status == 1
     assert all("training of w" in case["wrong"] for case in outcome.json["cases"])
+
+
+def test_in_f64_updates_are_not_rounded_either() -> None:
+    """Else f64 would show next to nothing of how rounding grows from step to step."""
+    program = choose(TRAINING, "train.mtf", Choice(None, "both", None, {})).program
+    wide = everything_in(program, "f64")
+    assert wide.training is not None and wide.training.updates
+    for update in wide.training.updates:
+        values = [argument.value for argument in update.function.arguments]
+        values += [value for eqn in update.function.body for value in eqn.results]
+        values += [output.value for output in update.function.outputs]
+        assert {value.type.dtype for value in values} <= {"f64", "i32"}
 
 
 TWO_FACES = """

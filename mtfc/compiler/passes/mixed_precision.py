@@ -38,8 +38,17 @@ class MixedPrecision(Pass):
 
 
 def everything_in(program: Program, dtype: str) -> Program:
-    """The model with parameters and computation in `dtype`, whatever `precision` and its own casts say; inputs are cast to it."""
-    training = program.training and attrs.evolve(program.training, precision=None)
+    """The model with parameters and computation in `dtype`, whatever `precision` and its own casts say; inputs are cast to it.
+
+    Parameters are updated in it, too, and the optimizer's state has it.
+    """
+    retyping = RetypingUpdate(dtype, dtype, everything=True)
+    training = program.training
+    if training is not None:
+        updates = tuple(
+            attrs.evolve(update, function=retyping.function(update.function)) for update in training.updates
+        )
+        training = attrs.evolve(training, precision=None, updates=updates)
     return attrs.evolve(_retyped(program, Retyping(dtype, dtype, everything=True)), training=training)
 
 
@@ -163,3 +172,15 @@ class Retyping:
         if value in self.literals:
             return self.builder.constant(self.literals[value].attrs["value"], dtype)  # type: ignore[arg-type]
         return self.builder.cast(value, dtype)
+
+
+class RetypingUpdate(Retyping):
+    """The same for an optimizer's function: parameter, gradient and states are all stored alike, and come out as they came in."""
+
+    def _argument(self, argument: Argument) -> Argument:
+        old = argument.value.type.dtype
+        role = "parameter" if old in FLOATS else argument.role
+        return attrs.evolve(super()._argument(attrs.evolve(argument, role=role)), role=argument.role)
+
+    def _output(self, output: Output) -> Output:
+        return attrs.evolve(output, value=self.new[output.value])
