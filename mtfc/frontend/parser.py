@@ -149,7 +149,7 @@ class _Parser:
             self.diagnostics.extend((habit,) if habit else errors)
 
     def _habit(self, begin: int, stuck: int) -> Diagnostic | None:
-        """What to say of the line with token `stuck`, in a statement from token `begin` on."""
+        """Return the error of a habit in the line with token `stuck`, in a statement from token `begin` on."""
         ends = (SEPARATOR, "LBRACE", "RBRACE")
         while begin and self.tokens[begin - 1].kind not in ends:
             begin -= 1

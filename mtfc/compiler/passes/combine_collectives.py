@@ -83,7 +83,7 @@ GatherKey = tuple[Axes, Axes, str, Stage]
 
 
 class Gathers:
-    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has the all-gathers still to come."""
+    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
 
     def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
         self.mesh, self.max_bytes, self.parameters = mesh, max_bytes, parameters
