@@ -327,7 +327,7 @@ def test_labels_have_places() -> None:
     assert [(label.file, label.line, label.column) for label in found.labels] == [("<text>", 1, 5)]
 
 
-# What is shown of a compiled model
+# Short and long forms of a compiled model
 
 
 def test_a_compiled_model_has_a_short_text() -> None:
@@ -385,7 +385,7 @@ def test_a_forward_pass_alone_is_shown() -> None:
     assert "0 parameters of 0 numbers" in repr(compiled)
 
 
-# What the API is made of
+# Parts of the API
 
 
 def test_the_version_is_the_packages() -> None:

@@ -67,9 +67,9 @@ class Resizing:
         return choose(text, self._file, choice, neighbour=neighbour, skip_illegal=True).program
 
     def case(self, program: Program) -> Case:
-        """The first case of the selection, without the rules that cannot split this program's dimensions evenly.
+        """Return the first case of the selection, without the rules that cannot split this program's dimensions evenly.
 
-        A layout never changes what is computed.
+        A layout never changes a result.
         """
         case = self.selection.cases[0]
         return Case(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
@@ -103,7 +103,7 @@ def _types(function: Function) -> dict[str, TensorType]:
 
 
 def _sizes(program: Program) -> dict[str, int]:
-    """Every dimension of the program, those that functions declare included."""
+    """Return every dimension of the program, including dimensions that functions declare."""
     function = program.function("forward")
     arguments = [argument.value for argument in function.arguments]
     values = (*arguments, *(value for eqn in walk(function.body) for value in eqn.results))

@@ -77,7 +77,7 @@ class Asked:
         next(self.possible())
 
     def possible(self) -> Iterator[Mesh]:
-        """The meshes on which a layout can have the rules. Raises `CompileError` where there are none."""
+        """Yield the meshes on which a layout can have the rules. Raises `CompileError` if no mesh exists."""
         return self._possible(self.on)
 
     def _possible(self, read: Callable[[Mesh], object]) -> Iterator[Mesh]:

@@ -55,7 +55,7 @@ class Place(TypedDict):
 
 
 class Cause(Place):
-    """A rule that leads to a collective, the dimension that it splits, and what the line does."""
+    """A rule that leads to a collective, the dimension that the rule splits, and a description of the line."""
 
     rule: str
     dim: str

@@ -1,4 +1,4 @@
-"""Nothing is lost: outputs are checked before work begins, and a training run that ends early saves what there is."""
+"""Nothing is lost: outputs are checked before work begins, and a training run that ends early saves its results."""
 
 from __future__ import annotations
 
