@@ -23,13 +23,13 @@ DEVICES = 8
 
 
 def optimizer() -> Any:
-    """One transformation for each group of parameters, and a moving average of what they give."""
+    """One transformation for each group of parameters, and a moving average of the updated parameters."""
     groups = {"weights": optax.adamw(1e-2), "bias": optax.sgd(1e-1)}
     return optax.multi_transform(groups, {"w": "weights", "v": "weights", "bias": "bias"})
 
 
 def train(layout: str, steps: int, seed: int = 0) -> dict[str, Any]:
-    """The losses before training and after, those of the averaged parameters, and the parameters."""
+    """Return the losses before training and after, the loss of the averaged parameters, and the parameters."""
     module = mtfc.compile(FILE, layout=layout).load("jax")
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((64, 128), np.float32)

@@ -65,17 +65,17 @@ def check(
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
 ) -> Checked:
-    """All diagnostics of a .mtf file, under every layout that it declares or under one.
+    """Return all diagnostics of a .mtf file, under every declared layout or under one.
 
-    Each has `code`, `severity`, `message`, `file`, `line`, `column`, `help` and `labels`. `str` of one, or of all, is what
-    `mtfc check` shows.
+    Each has `code`, `severity`, `message`, `file`, `line`, `column`, `help` and `labels`. `str` of one diagnostic, or of all,
+    is the text that `mtfc check` shows.
     """
     from mtfc.api import Checked, checked, options_of, read
 
     options = options_of(str(path), model, layout, mesh, dims, set)
     try:
         text = read(path)
-    except CompileError as error:  # it is not text
+    except CompileError as error:  # the file is not text
         return Checked(str(path), error.diagnostics)
     return checked(text, options)
 
@@ -91,7 +91,7 @@ def check_text(
     set: Mapping[str, object] | None = None,
     file: str = "<text>",
 ) -> Checked:
-    """All diagnostics of the text of a .mtf file; `file` is what they call it, and what it imports is looked for beside it."""
+    """Return all diagnostics of the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
     from mtfc.api import checked, options_of
 
     return checked(text, options_of(file, model, layout, mesh, dims, set))
@@ -146,12 +146,12 @@ def verify(
     params_partial: bool = False,
     seed: int = 0,
 ) -> Verification:
-    """Compare every layout, or one, on every backend with the undistributed program: what `mtfc verify --format json` prints.
+    """Compare every layout, or one, on every backend with the undistributed program: the record of `mtfc verify --format json`.
 
-    Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them; with `params_partial`
-    parameters that the file lacks are drawn, too. Everything is computed in
-    `dtype`, `"f32"` or `"f64"`, where one is given. JAX makes its devices when it is first used, so verify large meshes before
-    that. Raises `Unavailable` where JAX is missing or has too few devices.
+    Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them. With `params_partial`,
+    parameters that the file lacks are drawn. `dtype`, `"f32"` or `"f64"`, is the dtype of the whole computation, if given. JAX
+    makes its devices when it is first used, so verify large meshes before that. Raises `Unavailable` where JAX is missing or
+    has too few devices.
     """
     from mtfc.api import options_of, verified
 
@@ -170,7 +170,7 @@ def explain(
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
 ) -> Explanation:
-    """Say which rule of a layout causes which collective, and through which lines: what `mtfc explain --format json` prints."""
+    """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
     from mtfc.api import options_of, recorded
     from mtfc.cli.explain import record
 
@@ -189,7 +189,7 @@ def diff(
     set: Mapping[str, object] | None = None,
     target: _Path | None = None,
 ) -> Difference:
-    """Compare what two layouts compute, send and store, by line: what `mtfc diff --format json` prints.
+    """Compare computation, communication and memory of two layouts, by line: the record of `mtfc diff --format json`.
 
     The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
     """
@@ -210,7 +210,8 @@ def cost(
     set: Mapping[str, object] | None = None,
     symbolic: bool = False,
 ) -> Costs:
-    """Say what every layout, or one, computes, sends and stores on one device: what `mtfc cost --format json` prints.
+    """Return computation, communication and memory of one device under every layout, or one: the record of `mtfc cost --format
+    json`.
 
     With `symbolic` each layout has its formulas, too.
     """
@@ -237,11 +238,10 @@ def search(
     budget: float = 60.0,
     exhaustive: bool = False,
 ) -> Search:
-    """Find the best layout, or in the space `"soap"` the best placement, of a .mtf file's model on a machine: what
-    `mtfc search --format json` prints, with seconds and bytes of one device.
+    """Search for the best layout, or in the space `"soap"` for the best placement, of a .mtf file's model on a machine.
 
-    `axes_names` are names for the axes of searched meshes, and `budget` is in seconds. Raises `NothingFits` where memory suffices
-    for no layout.
+    The record is that of `mtfc search --format json`, with seconds and bytes of one device. `axes_names` are names for the axes
+    of searched meshes, and `budget` is in seconds. Raises `NothingFits` if no layout fits into memory.
     """
     from mtfc.api import found
 
@@ -255,10 +255,10 @@ def search(
     )  # fmt: skip
 
 
-if not TYPE_CHECKING:  # which would take any name for one that is there
+if not TYPE_CHECKING:  # type checkers accept any name of a module with `__getattr__`
 
     def __getattr__(name: str) -> Any:
-        """Exceptions whose modules only some programs need."""
+        """Import exceptions on demand: only some programs need their modules."""
         if name == "Unavailable":
             from mtfc.backends.devices import Unavailable
 

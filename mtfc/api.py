@@ -1,6 +1,6 @@
-"""What the functions of the package do, and what they give back: see `mtfc/__init__.py`.
+"""Implementation of the package's functions and of the objects that they return: see `mtfc/__init__.py`.
 
-Every figure comes from the function that the command calls for `--format json`, so both say the same.
+Every figure comes from the function that the command calls for `--format json`, so both agree.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Compiled:
 
     @cached_property
     def _module(self) -> Program:
-        """The program with the functions that only modules have, as `value_and_grad`."""
+        """The program with the functions that only modules have, such as `value_and_grad`."""
         return lower(self._placed, self._placed.mesh, self._placed.layout, "module")
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Compiled:
 
     @public
     def load(self, backend: str = "numpy") -> ModuleType:
-        """The module of a backend, `"numpy"` or `"jax"`, ready to run; see `mtfc.backends.emitter` for what it holds.
+        """Load the module of a backend, `"numpy"` or `"jax"`, ready to run; `mtfc.backends.emitter` lists its contents.
 
         Raises `Unavailable` where JAX is missing or has too few devices.
         """
@@ -132,7 +132,7 @@ class Compiled:
 
 @attrs.frozen(repr=False)
 class Checked(Sequence[Diagnostic]):
-    """The diagnostics of a file, in source order; `str` is what `mtfc check` shows."""
+    """The diagnostics of a file, in source order; `str` returns the text that `mtfc check` shows."""
 
     file: str
     diagnostics: tuple[Diagnostic, ...]
@@ -147,7 +147,7 @@ class Checked(Sequence[Diagnostic]):
 
     @property
     def ok(self) -> bool:
-        """Whether the file can be compiled; warnings do not count."""
+        """True if the file can be compiled; warnings do not count."""
         return not self.errors
 
     @overload
@@ -187,7 +187,7 @@ def options_of(
     set: Mapping[str, object] | None = None,
     **others: Any,
 ) -> Namespace:
-    """The options of a command that a call of the API stands for. Raises `UsageError` where a value cannot be one."""
+    """Return the command's options for a call of the API. Raises `UsageError` for an illegal value."""
     return Namespace(
         file=file,
         model=model,
@@ -212,7 +212,7 @@ def compile_case(text: str, options: Namespace) -> Compiled:
 
 
 def checked(text: str, options: Namespace) -> Checked:
-    """All diagnostics of a file's text."""
+    """Return all diagnostics of a file's text."""
     from mtfc.cli.check import found_in
 
     sources = _sources(options)
@@ -221,14 +221,14 @@ def checked(text: str, options: Namespace) -> Checked:
 
 
 def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Namespace) -> dict[str, Any]:
-    """The record of a command. Raises `CompileError` and `UsageError`."""
+    """Return the record of a command. Raises `CompileError` and `UsageError`."""
     sources = _sources(options)
     with _showing(sources):
         return record(options, sources)
 
 
 def verified(options: Namespace) -> Verification:
-    """What `mtfc verify` finds. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.cli.verify import record
 
     one_of("backend", options.backend or "numpy", execution.BACKENDS)
@@ -241,7 +241,7 @@ def verified(options: Namespace) -> Verification:
 def compared(
     file: str, a: LayoutOption | None, b: LayoutOption | None, target: str | None, **selected: Any
 ) -> Difference:
-    """What `mtfc diff` finds. Raises `CompileError` and `UsageError`."""
+    """Return the record of `mtfc diff`. Raises `CompileError` and `UsageError`."""
     from mtfc.cli.diff import record
 
     if (a is None) != (b is None):
@@ -263,7 +263,7 @@ def found(
     objective: str,
     **others: Any,
 ) -> dict[str, Any]:
-    """What `mtfc search` finds. Raises `CompileError`, `UsageError` and `NothingFits`."""
+    """Return the record of `mtfc search`. Raises `CompileError`, `UsageError` and `NothingFits`."""
     from mtfc.cli import search, search_result, search_soap
     from mtfc.cli.search_meshes import MOST_DEVICES
     from mtfc.compiler.search.found import VALUES, silent
@@ -296,7 +296,7 @@ def _sources(options: Namespace) -> Sources:
 
 @contextmanager
 def _precision_kept() -> Iterator[None]:
-    """Restore the precision of JAX's products, which `verify` raises for its process. Raises `Unavailable`."""
+    """Restore JAX's precision of dots, which `verify` raises for its process. Raises `Unavailable`."""
     from mtfc.backends.devices import import_jax
 
     config = import_jax().config
@@ -309,7 +309,7 @@ def _precision_kept() -> Iterator[None]:
 
 @contextmanager
 def _showing(sources: Sources) -> Iterator[None]:
-    """Give the errors that are raised the texts that they point into."""
+    """Attach to raised errors the texts that the errors point into."""
     try:
         yield
     except CompileError as error:

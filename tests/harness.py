@@ -34,12 +34,12 @@ STEP = 5
 
 
 def with_unused_values() -> AbstractContextManager[object]:
-    """Elaborate what nothing uses, too: in random programs that is a good part, which else would not be tested."""
+    """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
     return patch("mtfc.frontend.scope.unused", lambda decl: NOTHING)
 
 
 def diagnose(source: str) -> list[Diagnostic]:
-    """Everything that `mtfc check` has to say of a program in which everything is used."""
+    """Return all diagnostics of `mtfc check` for a program in which everything is used."""
     with with_unused_values():
         return list(check(source, FILE, placeable=placeable))
 

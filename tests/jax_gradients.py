@@ -1,4 +1,4 @@
-"""`jax.grad` of an emitted `forward`, as a user of a module would call it."""
+"""`jax.grad` of an emitted `forward`, in the way a user of a module calls it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.harness import Arrays, jax_module
 
 
 def minimized(program: Program) -> list[str]:
-    """The outputs whose sum is differentiated: the loss, or without training all that are floating-point."""
+    """Return the outputs whose sum is differentiated: the loss, or without training all floating-point outputs."""
     if program.training is not None:
         return [program.training.minimize]
     return [o.name for o in program.function("forward").outputs if o.value.type.dtype in FLOATS]
 
 
 def gradients_by_jax(placed: Program, arrays: Arrays) -> Arrays:
-    """Gradients of float inputs and parameters, as `d_<name>`, by `jax.grad` of the module's `forward`.
+    """Return gradients of float inputs and parameters, as `d_<name>`, by `jax.grad` of the module's `forward`.
 
     `placed` is a lowered program, and `arrays` are global.
     """

@@ -95,7 +95,7 @@ def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
 
 
 def in_training(function: Function) -> Function:
-    """The function with `training` true, in its loops too."""
+    """Return the function with `training` true, in its loops too."""
     body = []
     for eqn in function.body:
         eqn = attrs.evolve(eqn, regions=tuple(map(in_training, eqn.regions)))

@@ -158,7 +158,7 @@ def test_options_that_do_not_go_together(call: Callable[[Path], object], message
 
 
 def frames_of_mtfc(error: BaseException) -> int:
-    """How many frames of the package a traceback shows."""
+    """Return the number of frames of the package in a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return sum(Path(frame.filename).is_relative_to(ROOT / "mtfc") for frame in frames)
 
@@ -327,7 +327,7 @@ def test_labels_have_places() -> None:
     assert [(label.file, label.line, label.column) for label in found.labels] == [("<text>", 1, 5)]
 
 
-# What is shown of a compiled model
+# Short and long forms of a compiled model
 
 
 def test_a_compiled_model_has_a_short_text() -> None:
@@ -373,7 +373,7 @@ def test_a_compiled_model_is_a_table_in_notebooks() -> None:
 
 
 def test_html_is_escaped() -> None:
-    """No name of a file has such characters; a program that is made otherwise may."""
+    """No file has names with such characters, but a program that is made otherwise may."""
     compiled = mtfc.compile_text(MODEL, layout="both")
     renamed = attrs.evolve(compiled, program=attrs.evolve(compiled.program, name="<b>&"))
     assert Table(renamed._repr_html_()).cells[0] == "<b>&"
@@ -385,7 +385,7 @@ def test_a_forward_pass_alone_is_shown() -> None:
     assert "0 parameters of 0 numbers" in repr(compiled)
 
 
-# What the API is made of
+# Parts of the API
 
 
 def test_the_version_is_the_packages() -> None:

@@ -74,7 +74,7 @@ TRANSLATION = Case(
 
 @attrs.frozen
 class Workplace:
-    """A folder with a case's example in it that computes in f32, so that all its models agree. It is trained with dropout."""
+    """A folder with a case's example in f32, so that all its models agree. The example is trained with dropout."""
 
     case: Case
     folder: Path

@@ -110,7 +110,7 @@ def test_stored_parameters_are_gathered_and_gradients_scattered_in_each_micro_ba
 
 @pytest.mark.parametrize("layout", ["replicated", "optimizer_sharded"])
 def test_other_gradients_are_completed_once_per_step(layout: str) -> None:
-    """Where parameters are stored as they are computed with, nothing is sent in the loop."""
+    """A parameter that is stored as it is used causes no communication in the loop."""
     source = LAYERED.format(batch=4, accumulate=3)
     program = lowered(source, "step", layout)
     (loop,) = [eqn for eqn in program.function("step").body if eqn.regions]
@@ -125,7 +125,7 @@ LLAMA = Path(__file__).parents[1] / "examples" / "llama.mtf"
 
 
 def llama(accumulate: int, **dims: int) -> Program:
-    """Its step under the layout `fsdp`, on 8 devices where dimensions are given."""
+    """Return the step of the example under the layout `fsdp`, on 8 devices if dimensions are given."""
     text = LLAMA.read_text("utf-8").replace("  clip = 1.0", f"  clip = 1.0\n  accumulate = {accumulate}")
     text = text.replace("[data: 64, model: 8]", "[data: 4, model: 2]") if dims else text
     selection = choose(text, str(LLAMA), Choice("llama", "fsdp", None, dims))

@@ -80,13 +80,13 @@ def source(*entries: str) -> str:
 
 
 def tokens(step: int, accumulate: int) -> Any:
-    """Inputs of a step: one batch, or several."""
+    """Return the inputs of a step: one batch, or several."""
     drawn = np.random.default_rng(step).integers(0, 8, (accumulate, 4)).astype(np.int32)
     return drawn if accumulate > 1 else drawn[0]
 
 
 def loss(params: Arrays, batch: Any) -> Any:
-    """The model, written anew."""
+    """Compute the model, written anew."""
     h = params[EMBED][batch]
     for layer in range(3):
         up, bias, down, scale = (params[name][layer] for name in (UP, BIAS, DOWN, SCALE))
@@ -95,7 +95,7 @@ def loss(params: Arrays, batch: Any) -> Any:
 
 
 def trained(module: Any, accumulate: int) -> list[Arrays]:
-    """The parameters before the first step and after each."""
+    """Return the parameters before the first step and after each step."""
     params, state = module.init(seed=1), module.init_state() if module.STATE else {}
     found = [dict(module.unshard(params, module.PARAMETERS))]
     for step in range(STEPS):
@@ -123,7 +123,7 @@ def by_optax(optimizer: optax.GradientTransformation, start: Arrays, accumulate:
 def grouped(
     of: Callable[[str], str], optimizers: dict[str, optax.GradientTransformation], clip: float | None
 ) -> optax.GradientTransformation:
-    """A transformation for each group; the gradients of frozen parameters are no part of the norm."""
+    """Return a transformation for each group; the gradients of frozen parameters are no part of the norm."""
     names = (EMBED, UP, BIAS, DOWN, SCALE, OUT)
     labels = {name: of(name) for name in names}
     first = {name: optax.set_to_zero() if name == "frozen" else optax.identity() for name in optimizers}
@@ -202,7 +202,7 @@ def test_state_is_kept_for_what_is_trained_alone() -> None:
 
 
 def test_gradients_of_frozen_parameters_are_not_computed() -> None:
-    """Nothing is sent for them, and they take no memory beside their own."""
+    """Frozen parameters cause no communication of gradients, and need no memory beside their own."""
 
     def sent(text: str) -> int:
         return sum(size for _, _, size in communication(text, "step", "data"))
@@ -258,7 +258,7 @@ def test_each_model_with_names_of_its_own_has_help() -> None:
 
 
 def test_precision_and_groups() -> None:
-    """Frozen parameters are stored in the dtype of all."""
+    """Frozen parameters are stored in the same dtype as all parameters."""
     text = source(f"optimizer = {ADAM}", 'frozen "embed"', "precision = { params: bf16, compute: f32 }")
     program: Program = lowered(text, layout="both")
     assert {parameter.type.dtype for parameter in program.parameters} == {"bf16"}

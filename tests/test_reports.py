@@ -1,4 +1,4 @@
-"""`report`: what a training step hands out besides the loss."""
+"""`report`: the values that a training step returns besides the loss."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def source(
 
 
 def stepped(text: str, seed: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments, and what a step of the undistributed program makes of them."""
+    """Return the arguments and the results of a step of the undistributed program."""
     arrays = exact_data(lowered(text).function("step"), seed)
     return arrays, reference(text, "step", arrays)
 
 
 def norm(text: str, arrays: dict[str, Any]) -> float:
-    """That of the parameters' gradients, in f64."""
+    """Return the norm of the parameters' gradients, in f64."""
     given = {name: arrays[name] for name in ("x", "y", "w", "b")}
     found = reference(text, "gradients", given)
     return math.sqrt(sum(float(np.square(found[f"d_{name}"].astype(np.float64)).sum()) for name in "wb"))
@@ -200,14 +200,14 @@ model m(x: [batch, io]) {
 
 @pytest.mark.parametrize("layout", ["data", "both", "zero"])
 def test_moments_of_batch_norm_cost_nothing_more(layout: str) -> None:
-    """The statistics that are reported are those that normalize: computed once, and reduced once."""
+    """The reported statistics are those that normalize: they are computed once, and reduced once."""
     reporting = lowered(source("average, variance", model=NORMALIZED), layout=layout).function("step")
     silent = lowered(source("loss", model=NORMALIZED), layout=layout).function("step")
     assert Counter(eqn.op for eqn in walk(reporting.body)) == Counter(eqn.op for eqn in walk(silent.body))
 
 
 def test_moments_are_right_and_serve_another_pass() -> None:
-    """One model: batch statistics in training, those that are given in evaluation."""
+    """One model normalizes by batch statistics in training, and by given statistics in evaluation."""
     model = """
     model m(x: [batch, io], mean_so_far: [io], variance_so_far: [io]) {
       average, variance = nn.moments(x)

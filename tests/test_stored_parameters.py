@@ -1,4 +1,4 @@
-"""`params: { *: axes }`: each parameter is stored split along whatever dimension divides, which is what FSDP means."""
+"""`params: { *: axes }`: each parameter is stored split along a dimension that divides; this is FSDP."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def source(layout: str, optimizer: str = "momentum(learning_rate = 0.5)", more: 
 
 
 def stored(layout: str, optimizer: str = "momentum(learning_rate = 0.5)") -> dict[str, str]:
-    """The placement of each parameter and state in the step."""
+    """Return the placement of each parameter and state in the step."""
     step = lowered(source(layout, optimizer)).function("step")
     return placements(step)
 
@@ -72,7 +72,7 @@ def placements(function: Function) -> dict[str, str]:
 
 
 def test_the_largest_dimension_that_divides_is_split() -> None:
-    """Not that of a loop, although it is larger; of equal ones the first; none where none divides."""
+    """The largest dimension is split, not the larger dimension of a loop; the first of equals; none if none divides."""
     found = stored("{ batch: rows, params: { *: (rows, cols) } }")
     assert found["table"] == "[vocab{rows, cols}, d]"
     assert found["shift"] == "[odd]"
@@ -82,7 +82,7 @@ def test_the_largest_dimension_that_divides_is_split() -> None:
 
 
 def test_the_size_on_a_processor_counts() -> None:
-    """With `hidden` split to 8 elements, `d` has as many and comes first in `w`; an axis that is used already is left out."""
+    """With `hidden` split to 8 elements, `d` has as many and comes first in `w`; a used axis is left out."""
     found = stored("{ batch: rows, hidden: cols, params: { *: (rows, cols) } }")
     assert found["layers.w"] == "[layers, d{rows}, hidden{cols}]"
     assert found["layers.v"] == "[layers, hidden{cols, rows}, d]"
@@ -90,7 +90,7 @@ def test_the_size_on_a_processor_counts() -> None:
 
 
 def test_a_rule_for_a_dimension_wins() -> None:
-    """Even if it splits nothing: then the parameter stays as it is used."""
+    """A rule that splits nothing wins, too: then the parameter stays as it is used."""
     found = stored("{ batch: rows, params: { *: rows, hidden: cols, vocab: () } }")
     assert found["table"] == "[vocab, d]"
     assert found["layers.w"] == "[layers, d, hidden{cols}]"
@@ -105,14 +105,14 @@ def test_state_follows_its_parameter() -> None:
 
 
 def test_state_of_fewer_dimensions_is_split_as_its_parameter_is() -> None:
-    """Of `w` it is `hidden` that is split: the means over `hidden` stay whole, those over `d` are split."""
+    """`w` is split along `hidden`: the means over `hidden` stay whole, those over `d` are split."""
     found = stored("{ batch: rows, params: { *: rows } }", "adafactor(learning_rate = 0.25)")
     shapes = {found[name] for name in found if name.startswith("layers.w.")}
     assert shapes == {"[layers, d]", "[layers, hidden{rows}]"}
 
 
 def test_state_alone_is_split() -> None:
-    """The first stage of ZeRO; a rule for a dimension wins there, too, over a choice made for the parameter."""
+    """This is the first stage of ZeRO; a rule for a dimension wins over a choice made for the parameter there, too."""
     found = stored("{ batch: rows, optimizer: { *: rows } }")
     assert found["table"] == "[vocab, d]" and found["table.velocity"] == "[vocab{rows}, d]"
     both = stored("{ batch: rows, params: { *: rows }, optimizer: { d: rows, hidden: cols } }")
@@ -176,7 +176,7 @@ def functions(program: Program) -> str:
 
 
 def test_gradients_are_scattered_and_parameters_gathered() -> None:
-    """In a layer each matrix twice and each gradient once; two numbers are all that is reduced everywhere."""
+    """A layer gathers each matrix twice and scatters each gradient once; only two numbers are reduced over all axes."""
     found = communication(source("{ batch: (rows, cols), params: { *: (rows, cols) } }"), "step")
     gathered = sorted(size for kind, _, size in found if kind == "all_gather")
     scattered = sorted(size for kind, _, size in found if kind == "reduce_scatter")
@@ -245,7 +245,7 @@ def test_gathers_that_travel_together_give_the_same(layout: str, more: str) -> N
 
 @pytest.mark.parametrize("layout", TOGETHER)
 def test_xla_sends_them_together(layout: str) -> None:
-    """As many collectives, and as many bytes, as `cost` says."""
+    """XLA sends as many collectives, and as many bytes, as `cost` says."""
     program = lowered(small(layout))
     compiled = jax_runtime.lowered(program, "step").compile(compiler_options=AS_WRITTEN)
     found, wanted = collectives(compiled.as_text())["all_gather"], predicted(program, "step")["all_gather"]
@@ -253,7 +253,7 @@ def test_xla_sends_them_together(layout: str) -> None:
 
 
 def gathers(text: str, max_bytes: int) -> list[int]:
-    """The number of operands of each all-gather of the step."""
+    """Return the number of operands of each all-gather of the step."""
     (program,), layout = load(text).programs, load(text).layouts[0]
     placed = attrs.evolve(program, mesh=layout.mesh, layout=layout.layout)
     passes = (*default_pipeline()[:-1], CombineCollectives(max_bytes))
@@ -262,7 +262,7 @@ def gathers(text: str, max_bytes: int) -> list[int]:
 
 
 def test_as_many_travel_together_as_there_is_room_for() -> None:
-    """Forward `c`, `b`, `scale`, `w` and `v`: 32, 64, 32, 512 and 512 bytes once they are gathered; three of them backward."""
+    """The forward pass gathers `c`, `b`, `scale`, `w` and `v`: 32, 64, 32, 512 and 512 bytes; the backward pass three of them."""
     text = small("{ batch: rows, params: { *: rows } }")
     assert gathers(text, 0) == [1] * 8
     assert gathers(text, 128) == [2, 1, 1, 1, 1, 1, 1]
@@ -271,7 +271,7 @@ def test_as_many_travel_together_as_there_is_room_for() -> None:
 
 
 def test_arrays_that_vary_along_other_axes_travel_apart() -> None:
-    """`w`, `v` and `b` are split over `cols`, too; `scale` and `c` are the same along it."""
+    """`w`, `v` and `b` are split over `cols`, too; `scale` and `c` are the same along `cols`."""
     program = lowered(small("{ batch: rows, hidden: cols, params: { *: rows } }"))
     mesh = program.placed_on
     found = [eqn.operands for eqn in walk(program.function("step").body) if eqn.op == "all_gather"]

@@ -90,7 +90,7 @@ def test_a_step_drops_and_every_layout_drops_alike(name: str, settings: str) -> 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_forward_is_the_same_equations_as_without_dropout(name: str) -> None:
-    """Nothing is left of the other face: no draw, and no more operations."""
+    """Nothing is left of the training mode: no random draw, and no further operation."""
     with_flag, without = lowered(model(BODIES[name])), lowered(without_dropout(BODIES[name]))
     assert ops(with_flag) == ops(without)
     assert DRAWS & set(ops(with_flag, "step"))
@@ -139,12 +139,12 @@ LOGIC: dict[str, tuple[Callable[[bool, Any], Any], bool, bool]] = {
         False,
     ),
 }
-"""Text -> its meaning, and whether it is known outside of training, and in it."""
+"""Text -> its meaning; True if the value is known outside of training; True if the value is known in training."""
 
 
 @pytest.mark.parametrize("text", LOGIC)
 def test_logic_on_the_flag(text: str) -> None:
-    """The value is right whether it is known or not; where it is known, no choice by it is left."""
+    """The value is right whether it is known or not; no choice by a known value is left."""
     meaning, *known = LOGIC[text]
     source = f"""{HEAD} dim other = batch
     model m(x: [batch, io], ok: bool[io]) {{

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""The checks with which generated modules of both backends begin: are these the arrays that the program is compiled for?
+"""Check in generated modules of both backends that arguments are the arrays that the program is compiled for.
 
 A module holds numbers that depend on sizes, 1 / batch for example, so that arrays of other sizes would give wrong results. The
 text of these functions is copied into the modules, which have a table `TYPES` of their own.
@@ -41,7 +41,7 @@ def raise_if(problems):
 
 
 def mismatch(label, given, wanted):
-    """How an array differs from the wanted one, and what to do, as text; empty where it does not differ."""
+    """Return how an array differs from the wanted one, with a remedy; empty text if nothing differs."""
     dtype, shape = given
     sizes = wanted[1]
     if (dtype, tuple(shape)) == (wanted[0], tuple(sizes.values())):
@@ -52,7 +52,7 @@ def mismatch(label, given, wanted):
 
 
 def remedy(dtype, shape, wanted):
-    """What to do about an array of another dtype or shape."""
+    """Return the remedy for an array of another dtype or shape."""
     sizes = wanted[1]
     if shape == tuple(sizes.values()):
         return f'convert it with .astype("{wanted[0]}")'

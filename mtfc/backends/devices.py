@@ -15,7 +15,7 @@ MOST_VIRTUAL = 2048
 """The CPU devices of one process: JAX numbers them so that those from here on belong to the next process."""
 
 FLAG = "--xla_force_host_platform_device_count"
-"""The flag of XLA that makes so many virtual devices of the CPU."""
+"""The XLA flag that sets the number of virtual CPU devices."""
 
 
 class Unavailable(Exception):

@@ -1,4 +1,4 @@
-"""The functions of a program as a generated module has them: their names, what they take and what they give."""
+"""The functions of a program as a generated module has them: names, arguments and results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import attrs
 
 @attrs.frozen
 class Form:
-    """How a function of the program looks in a module.
+    """The form of a program's function in a generated module.
 
-    takes: the dicts of its arguments by role, in the order of its signature. counts: whether the step's number comes last.
-    gives: what it returns: `outputs`, and by the role of what they replace or belong to, dicts like its arguments.
+    takes: the dicts of its arguments by role, in the order of its signature. counts: True if the step's number comes last.
+    outputs: True if the function returns a dict of outputs. gives: the other returned dicts, by the role of the arguments that
+    they replace or belong to.
     """
 
     name: str
@@ -45,4 +46,4 @@ FORMS: Mapping[str, Form] = {
 """The program's functions, by name."""
 
 NAMES = {function: form.name for function, form in FORMS.items()}
-"""What the program's functions are called in a module."""
+"""Name of each of the program's functions in a module."""

@@ -231,7 +231,7 @@ def _ordered(code: Code, order: tuple[str, ...]) -> str:
 
 
 TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
-"""Kind of arguments -> the table of their layouts."""
+"""Kind of arguments -> name of the table of their layouts."""
 
 
 def _function(program: Program, function: Function) -> str:
@@ -260,9 +260,9 @@ def _tuple(items: Sequence[str]) -> str:
 
 
 def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Text]]:
-    """The function to write, and the texts of equations that are not written as their op is."""
+    """Return the function to write, and the texts of equations that differ from the text of their op."""
     if function.name != "forward":
         return fused(function, mesh)
-    passed = differentiated(function)  # a user may differentiate `forward`, and no other function
+    passed = differentiated(function)  # users may differentiate `forward`, and no other function
     function, texts = fused(function, mesh, passed)
     return function, {**differentiable(function, passed), **texts}

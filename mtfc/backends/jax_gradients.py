@@ -1,9 +1,9 @@
-"""Keeps `jax.grad` of an emitted `forward` equal to the compiler's own gradients: a few ops are not written as usual.
+"""Keep `jax.grad` of an emitted `forward` equal to the compiler's own gradients: write a few ops in another way.
 
 JAX has no derivative of `lax.pmax`. Most maxima over devices belong to a softmax that the file wraps in `stop_gradient`: there
 the operand of `lax.pmax` is written as a constant for differentiation. Where a gradient does pass, the module calls `pmax` or
-`pmin` of its prelude. On one device it calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal elements. And
-`jnp.abs` has the slope 1 at 0, where the language says 0.
+`pmin` of its prelude. On one device the module calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal
+elements. And `jnp.abs` has the slope 1 at 0, where the language says 0.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.types import FLOATS
 
 MOVES = frozenset({*KIND_OF, "local_slice", "unreduce"})
-"""Ops that a gradient passes although they have no gradient rule: differentiation comes before they are inserted."""
+"""Ops that pass a gradient although they have no gradient rule: they are inserted after differentiation."""
 
 EXTREMA = {"max": "largest", "min": "smallest"}
-"""Reductions, and the functions of the prelude that stand for them."""
+"""Reductions, and the functions of the prelude that replace them."""
 
 
 def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value, Text]:
-    """The text of each equation that must not be written as its op is, by its first result."""
+    """Return the text of each equation that must differ from the text of its op, by the first result."""
     found: dict[Value, Text] = {}
     for eqn in _equations(function):
         if not eqn.operands or eqn.operands[0].type.dtype not in FLOATS:
@@ -73,14 +73,14 @@ def _equations(function: Function) -> Iterator[Equation]:
 
 
 def differentiated(function: Function) -> frozenset[Value]:
-    """Float values through which a gradient of the outputs passes, those inside of loops included."""
+    """Return the float values through which a gradient of the outputs passes, inside loops too."""
     found = {output.value for output in function.outputs}
     _reach(function, found)
     return frozenset(found)
 
 
 def _reach(function: Function, found: set[Value]) -> None:
-    """Add what the gradient reaches from the values of the function that are found."""
+    """Add to `found` the values that the gradient reaches from there."""
     for eqn in reversed(function.body):
         if not found.intersection(eqn.results):
             continue
@@ -91,9 +91,9 @@ def _reach(function: Function, found: set[Value]) -> None:
 
 
 def _reach_loop(eqn: Equation, found: set[Value]) -> None:
-    """Go through the body until its carries reach no more: an iteration's result may depend on any earlier one.
+    """Go through the body until its carries reach no more values: an iteration's result may depend on any earlier iteration.
 
-    A carry is reached with its update, as JAX differentiates what it starts as even where the first iteration overwrites it.
+    A carry is reached with its update: JAX differentiates the initial value even if the first iteration overwrites it.
     """
     region = region_of(eqn)
     carries = [(o.value, _named(region, o.updates)) for o in region.outputs if o.updates is not None]

@@ -21,9 +21,9 @@ class Slice:
 class LoopText:
     """A loop whose values have names.
 
-    name: what it runs over; index: a free name. carried: names inside, with what they start as, what replaces them after an
-    iteration and the names of their last values. yields: names of the stacks with what is stacked. held: arrays from outside that
-    each iteration uses anew. body: its statements.
+    name: the function of one iteration. index: a free name. carried: the carries inside the loop, with their starts, their
+    updates after an iteration, and the results. stacks: names of the stacked results. yields: the values to stack. held: outer
+    arrays that each iteration uses anew. body: the statements of the loop.
     """
 
     name: str
@@ -76,9 +76,10 @@ def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
 
 
 def jax_loop(loop: LoopText) -> Iterator[str]:
-    """A function of one iteration, and `lax.scan` over it.
+    """Yield the function of one iteration, and `lax.scan` over it.
 
-    What is held is bound to the number of the iteration. Otherwise XLA would gather it before the loop, and keep it whole.
+    A held array is bound to the number of the iteration. Otherwise XLA would gather the array before the loop, and keep it
+    whole.
     """
     numbers = [loop.index] if loop.held else []
     parts = [*(part.name for part in loop.sliced), *numbers]

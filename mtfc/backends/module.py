@@ -23,10 +23,10 @@ DTYPES = {
     "u32": "uint32",
     "bool": "bool",
 }
-"""What both backends call a dtype."""
+"""The name of each dtype in both backends."""
 
 KINDS = {"params": "parameter", "state": "state", "inputs": "input"}
-"""The dicts that functions take -> the role of what is in them."""
+"""The dicts that functions take -> the role of the values in the dict."""
 
 
 def title(program: Program) -> str:
@@ -124,7 +124,7 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
 
 
 def _types(program: Program) -> str:
-    """The table that arguments are checked against."""
+    """Return the table that arguments are checked against."""
     kinds = {kind: arguments(program, role) for kind, role in KINDS.items()} | {
         "batches": stacked_inputs(program)
     }

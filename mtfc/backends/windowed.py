@@ -68,9 +68,7 @@ def _alone(value: Value) -> Windowed:
 
 @attrs.frozen
 class Context:
-    """What a pattern may look at: who defines a value, how large things are on one processor, and which values `jax.grad` may
-    differentiate.
-    """
+    """The context of a pattern: the equation of each value, local sizes, and the values that `jax.grad` may differentiate."""
 
     defined: Mapping[Value, Equation]
     mesh: Mesh
@@ -287,7 +285,7 @@ def _pooled(c: Context, eqn: Equation) -> Fused | None:
 
 
 def _is_dilated(found: Windowed) -> bool:
-    """JAX has no derivative of a maximum over such windows."""
+    """True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
     return any(w.geometry.dilation > 1 for w in found.windows)
 
 
@@ -365,7 +363,7 @@ MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose",
 def fused(
     function: Function, mesh: Mesh, differentiated: Set[Value] = frozenset()
 ) -> tuple[Function, Mapping[Value, Text]]:
-    """The function without windows that need not be made, and the text of the equations, by result, that do without them.
+    """Remove windows that need not exist; return the function, and by result the texts of equations without windows.
 
     `differentiated` are the values whose derivative `jax.grad` may need.
     """

@@ -1,4 +1,4 @@
-"""How far results may be apart: what passes for rounding, and what is wrong."""
+"""Compare results, and tell rounding from errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
 """The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""
 
 DOUBTFUL = 1e-2
-"""Up to this, relative to the same, a difference in f32 is rounding if f64 has next to none."""
+"""A difference in f32 up to this relative size is rounding if the same case agrees in f64."""
 
 GROWTH = 1000 * 2.0**29
-"""Up to so many times the difference in f64 it is, too: f64 rounds 2 ** 29 times less, and not everything grows alike."""
+"""A difference in f32 up to this many times the difference in f64 is rounding, too: 2 ** 29 by precision, 1000 as a margin."""
 
 HANDED_OUT = 1e-6
-"""The same for what is computed in f64, and handed in and out in f32."""
+"""Least tolerance where `dtype` is given: the arrays are handed in and out in f32."""
 
 Part = Literal["outputs", "gradients", "parameters", "training"]
 
@@ -42,11 +42,11 @@ Errors = Mapping[Part, Mapping[str, float]]
 
 @attrs.frozen
 class Result:
-    """What a case differs in, or why it did not run.
+    """The differences of a case from the undistributed program, or the reason why the case did not run.
 
-    largest, largest_wide: the largest relative difference, and that of what is handed out in f64. is_doubtful: whether what is
-    wrong may be rounding. in_f64: the largest difference there, where it showed that it was. noise: the noise in gradients that
-    takes the undistributed training as far, where that showed it.
+    largest: the largest relative difference. largest_wide: the same over arrays in f64. is_doubtful: True if the wrong results
+    may be rounding. in_f64: the largest difference in f64, if f64 showed that the differences are rounding. noise: the gradient
+    noise that moves undistributed training as far, if noise explains the differences.
     """
 
     case: Case
@@ -63,14 +63,14 @@ class Result:
 
     @property
     def is_training_alone(self) -> bool:
-        """Whether all that is wrong is what training steps make of right gradients."""
+        """True if nothing but training steps is wrong."""
         return all(each.startswith(NOUNS["training"]) for each in self.wrong)
 
 
 def judged(
     case: Case, backend: str, errors: Errors, expected: Mapping[Part, Arrays], tolerance: float
 ) -> Result:
-    """What differs by more than rounding is wrong. Parameters are drawn, and not computed: no rounding grows there."""
+    """Return the result of a case: a difference above the tolerance is wrong. Wrong drawn parameters are not doubtful."""
     relative = {
         (part, name): error / magnitude(expected[part][name])
         for part, arrays in errors.items()
@@ -90,7 +90,7 @@ def judged(
 
 
 def is_rounding(result: Result, again: Result) -> bool:
-    """Whether a doubtful result is explained by what the same case gives in f64."""
+    """True if the differences of a doubtful result are rounding, given the result of the same case in f64."""
     return not again.wrong and result.largest <= max(DOUBTFUL, GROWTH * again.largest_wide)
 
 
@@ -100,7 +100,7 @@ def largest(errors: Errors) -> dict[Part, float]:
 
 
 def tolerance_of(programs: Iterable[Program], dtype: str | None) -> float:
-    """That of the coarsest dtype that is computed in, where everything is in `dtype` if one is given."""
+    """Return the tolerance of the coarsest dtype in the programs; a given `dtype` replaces f32 everywhere."""
     bodies = (function.body for program in programs for function in program.functions)
     dtypes = {value.type.dtype for body in bodies for eqn in walk(body) for value in eqn.results}
     if dtype == "f64":

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def found(options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
-    """All diagnostics of a file, one that is not text among them. Raises `UsageError`."""
+    """Return all diagnostics of a file, including that it is not text. Raises `UsageError`."""
     try:
         file = sources.read(options.file)
     except CompileError as error:
@@ -54,7 +54,7 @@ def found(options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
 
 
 def found_in(file: str, options: argparse.Namespace, sources: Sources) -> list[Diagnostic]:
-    """All diagnostics of a file whose text is known."""
+    """Return all diagnostics of a file whose text is known."""
     from mtfc.frontend.check import check
 
     text, neighbour = sources.texts[file], sources.neighbour
@@ -70,7 +70,7 @@ def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Ten
 
 
 def _predictor() -> Faster:
-    """The simulator is needed only where a layout wastes work."""
+    """Import the simulator late: only a wasteful layout needs predictions."""
     from mtfc.compiler.predict import predictor
 
     return predictor()

@@ -163,7 +163,7 @@ PIPELINES = {
     "jax": default_pipeline("module"),
     "numpy": default_pipeline("module"),
 }
-"""The passes for kinds that need others than the usual ones."""
+"""The passes of the kinds that do not use the default pipeline."""
 
 
 def _stablehlo(program: Program) -> str:

@@ -39,7 +39,7 @@ def load(program: Program, backend: str) -> Any:
 
 @attrs.define
 class Session:
-    """A module with its parameters and optimizer state, as they are between steps.
+    """A module with its parameters and optimizer state between steps.
 
     `smaller` are modules of the same program with another size of one dimension.
     """
@@ -84,13 +84,13 @@ class Session:
         return dict(self.module.unshard(self.state, self.module.STATE))
 
     def restore(self, parameters: Arrays, state: Arrays) -> None:
-        """Go on from global arrays, such as `parameters` and `optimizer_state` have given."""
+        """Continue from global arrays, as `parameters` and `optimizer_state` return them."""
         self.params = self.module.shard(dict(parameters), self.module.PARAMETERS)
         self.state = self.module.shard(dict(state), self.module.STATE)
 
 
 def _moved(arrays: Mapping[str, Any], source: Any, target: Any, table: str) -> Mapping[str, Any]:
-    """Arrays of one module as another one has them. `table` names the layouts of both, which mostly agree."""
+    """Move arrays from the layouts of one module to those of another; `table` names the layouts, which mostly agree."""
     before, after = getattr(source, table), getattr(target, table)
     return arrays if before == after else target.shard(source.unshard(arrays, before), after)
 

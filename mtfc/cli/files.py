@@ -33,7 +33,7 @@ def read_neighbour(path: str) -> str | None:
 
 
 def check_writable(*paths: str | None) -> None:
-    """Raise `UsageError`, before work begins, where one of its results cannot be written, or two go to one file."""
+    """Raise `UsageError`, before work begins, if a result cannot be written, or if two results go to one file."""
     seen: dict[Path | str, str] = {}
     for path in (each for each in paths if each is not None):
         place = path if path == STANDARD else _place(path)
@@ -43,7 +43,7 @@ def check_writable(*paths: str | None) -> None:
 
 
 def _place(path: str) -> Path:
-    """Where a file is to go. Raises `UsageError` where it cannot."""
+    """Return the path of an output file. Raises `UsageError` if it cannot be written."""
     try:
         target = Path(path).resolve()
         reason = _obstacle(target)

@@ -21,15 +21,15 @@ INDEXED_BY = frozenset({"one_hot", "gather"})
 
 
 Refusal = Callable[[Dim, Sequence[str]], str | None]
-"""Says why a dimension cannot have that size in these inputs: see `remainder.Resizing.refusal`."""
+"""Returns the reason why a dimension cannot have that size in these inputs, or None: see `remainder.Resizing.refusal`."""
 
 
 @attrs.frozen
 class Batches:
-    """`count` batches of inputs, and the arrays that all of them are part of.
+    """`count` batches of inputs, kept as whole arrays.
 
-    The inputs in `several` have a part in each batch; an array of one batch, or of a scalar input, is the same in all of them.
-    `rest` is the number of rows of the last batch where it has fewer than the others, else 0.
+    An input in `several` has its own part in each batch; any other input has the same array in all batches. `rest` is the
+    number of rows of the last batch if the last batch is smaller, else 0.
     """
 
     types: Mapping[str, TensorType]
@@ -43,7 +43,7 @@ class Batches:
         return {name: self._part(name, type, number % self.count) for name, type in self.types.items()}
 
     def smaller(self, number: int) -> Dim | None:
-        """The first dimension as batch `number` has it, where it has fewer rows than the others."""
+        """Return the first dimension at the size of batch `number`, if that batch is smaller than the others."""
         return self._rest if self.rest and number % self.count == self.count - 1 else None
 
     @property
@@ -52,11 +52,11 @@ class Batches:
 
     @property
     def size(self) -> int:
-        """The rows of every batch but a smaller last one."""
+        """Number of rows of every batch but a smaller last one."""
         return min((self.types[name].dims[0].size for name in self.several), default=1)
 
     def rows(self, number: int) -> int:
-        """The rows of batch `number`."""
+        """Return the number of rows of batch `number`."""
         return self.rest if self.smaller(number) else self.size
 
     def whole(self) -> Batches:
@@ -89,7 +89,7 @@ def _types(function: Function) -> dict[str, TensorType]:
 
 
 def read_batches(path: str, function: Function, refusal: Refusal | None = None) -> Batches:
-    """The inputs of `function` from a file. Raises `CompileError` (E501 to E504, E506).
+    """Read the inputs of `function` from a file. Raises `CompileError` (E501 to E504, E506).
 
     A last batch with fewer rows is taken unless there is a `refusal`.
     """
@@ -118,13 +118,13 @@ def read_batches(path: str, function: Function, refusal: Refusal | None = None) 
 MULTIPLE = "its first dimension may be a multiple, for several batches"
 
 Fit = tuple[int, int]
-"""Full batches, and the rows that are left."""
+"""Number of full batches, and number of rows left."""
 
 ONE: Fit = (1, 0)
 
 
 def _fit(shape: tuple[int, ...], type: TensorType) -> Fit:
-    """How many batches an array of that shape holds; (0, 0) where it does not fit the type."""
+    """Return the number of full batches in an array of that shape, and the rows left; (0, 0) if the shape does not fit."""
     wanted = tuple(dim.size for dim in type.dims)
     if shape == wanted:
         return ONE
@@ -141,7 +141,7 @@ def _number(fit: Fit) -> str:
 def _check_rest(
     several: Mapping[str, Fit], function: Function, refusal: Refusal | None, fitting: Fitting
 ) -> None:
-    """Report (E503) the inputs whose last batch has fewer rows, where that cannot be."""
+    """Report (E503) the inputs with a smaller last batch that the model cannot take."""
     found = [argument for argument in inputs_of(function) if several.get(argument.value.name, ONE)[1]]
     for argument in found:
         name, type = argument.value.name, argument.value.type.unsplit()
@@ -153,7 +153,7 @@ def _check_rest(
 
 
 def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
-    """Batches drawn from a seed: standard normal numbers, indices that are in range, truth values. A scalar is one for all."""
+    """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars."""
     types = _types(function)
     several = frozenset(name for name, type in types.items() if type.dims and number > 1)
     arrays = {
@@ -164,7 +164,7 @@ def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
 
 
 def _draw(name: str, type: TensorType, bound: int, seed: int, number: int) -> Array:
-    """Batches one after the other, the first of which is the same however many there are."""
+    """Draw batches one after the other; the first batch is the same for any number of batches."""
     import numpy as np
 
     entropy = [seed, crc32(name.encode())]
@@ -193,7 +193,7 @@ def _bound(name: str, body: Iterable[Equation]) -> int:
 
 @attrs.frozen
 class Given:
-    """Parameters that a file holds, and the names of those that it lacks, which are drawn."""
+    """Parameters from a file, and the names of missing parameters, which are drawn."""
 
     values: Arrays
     missing: tuple[str, ...] = ()
@@ -210,7 +210,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def given_parameters(options: argparse.Namespace, program: Program) -> dict[str, Array]:
-    """The parameters that the options give; says on standard error which ones are drawn although there is a file.
+    """Return the parameters from the options; print the names of parameters that are drawn although there is a file.
 
     Raises `UsageError`, and `CompileError` like `read_parameters`.
     """
@@ -226,9 +226,9 @@ def given_parameters(options: argparse.Namespace, program: Program) -> dict[str,
 
 
 def read_parameters(path: str, program: Program, partial: bool = False) -> Given:
-    """Values by full name, of all parameters, or of some where `partial` says so. Raises `CompileError` (E501 to E505).
+    """Read values by full name, of all parameters, or of some if `partial`. Raises `CompileError` (E501 to E505).
 
-    A file that `--save` has written also holds the losses as `loss`, which are passed over unless a parameter is called so.
+    A file of `--save` also holds the losses as `loss`, which is ignored unless a parameter is called `loss`.
     """
     fitting = Fitting(path)
     declared = {parameter.name: parameter for parameter in program.parameters}

@@ -1,8 +1,8 @@
-"""Ctrl-C during training: a step that has begun ends first.
+"""Delay Ctrl-C during training until the running step ends.
 
-A training step gives its parameters away to what replaces them. An interrupt between the two would lose both, so it waits for
-the end of the step and is raised there. Python runs the handler of a signal between its own instructions: two interrupts during
-one long call of XLA arrive as one.
+A training step donates its parameters and returns new ones. An interrupt in between would lose both, so the interrupt waits for
+the end of the step. Python runs a signal handler between its own instructions: two interrupts during one long call of XLA
+arrive as one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from mtfc.cli.errors import say
 
 @contextmanager
 def held(message: str) -> Iterator[None]:
-    """Raise `KeyboardInterrupt` at the end of the block where Ctrl-C comes during it; a second Ctrl-C ends the process at once.
+    """Raise `KeyboardInterrupt` at the end of the block if Ctrl-C comes during the block; a second Ctrl-C ends the process at
+    once.
 
-    The message is shown when the first one comes. Another handler than Python's own stays in place, and other threads than the
-    main one cannot have any: there nothing is held.
+    The first Ctrl-C shows the message. A handler other than Python's own stays in place. Only the main thread can have a
+    handler: other threads delay nothing.
     """
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not DEFAULT:
         yield

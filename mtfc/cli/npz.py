@@ -108,7 +108,7 @@ class Fitting:
         taken: Container[str] = (),
         otherwise: str | None = None,
     ) -> None:
-        """Report an array that is not there. The help names one that may be meant: none that is `taken`, or else `otherwise`."""
+        """Report a missing array. The help suggests a similar name that is not `taken`, or else `otherwise`."""
         near = nearest(name, [each for each in self.arrays if each not in taken])
         help = f"did you mean its array `{near}`?" if near else otherwise or f"it has {listed(self.arrays)}"
         self.error("E502", f"{self.path} has no array for {what} `{name}`", span, help)

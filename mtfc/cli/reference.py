@@ -1,7 +1,7 @@
-"""What a program gives where nothing is split, and what a layout on a backend gives in its place.
+"""Compare a layout on a backend with the undistributed program.
 
-The undistributed side is the interpreter's, of the program before any pass but differentiation. A training step is compared three
-times in a row: what the first step makes of parameters and optimizer state is what the next one starts from.
+The reference results come from the interpreter, on the program before any pass but differentiation. Three training steps run in
+a row: each step starts from the parameters and the optimizer state of the step before.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from mtfc.frontend.placements import DeclaredPlacement
 
 MOST_VIRTUAL_DEVICES = 64
-"""JAX runs on real devices or on this many virtual ones; a larger mesh is passed over, and the result says so."""
+"""JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
 
 STEPS = 3
-"""Training steps that are compared: the second one uses the state of the first, and the third one's shows what became of it."""
+"""Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""
 
 BOTH = ("step", "gradients")
-"""What a program that trains is differentiated for."""
+"""The functions that differentiation adds for the comparison."""
 
 
 @attrs.frozen
 class Reference:
-    """What the undistributed program gives from some batches, and from the parameters that it is given or draws."""
+    """The undistributed program with its batches, and its expected results."""
 
     program: Program
     differentiated: Program
@@ -56,7 +56,7 @@ class Reference:
 
     @classmethod
     def of(cls, program: Program, given: Arrays, options: argparse.Namespace) -> Reference:
-        """`given` are values of some parameters or of all. Raises `CompileError` where data does not fit."""
+        """Run the undistributed program. `given` has values of parameters. Raises `CompileError` where data does not fit."""
         from mtfc.backends.interpreter import interpret
 
         forward = program.function("forward")
@@ -82,7 +82,7 @@ class Reference:
         return cls(program, differentiated, batches, given, options.seed, expected, tolerance)
 
     def compared(self, case: Case, backends: Iterable[str]) -> Iterator[Result]:
-        """What each backend makes of the program under a layout."""
+        """Yield the result of each backend for the program under a layout."""
         lowered = case.lower(self.program, of="+".join(BOTH))
         for backend in backends:
             if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
@@ -92,7 +92,7 @@ class Reference:
                 yield self._compared(case, lowered, backend)
 
     def placed(self, placement: DeclaredPlacement) -> Result:
-        """What the operators of the program give where a placement says, on NumPy. Raises `CompileError`."""
+        """Return the result of the program's operators under a placement, on NumPy. Raises `CompileError`."""
         from mtfc.cli.placed import run_placed
 
         arrays = {**self.batches[0], **self.expected["parameters"]}
@@ -102,7 +102,7 @@ class Reference:
         return attrs.evolve(result, placement=placement)
 
     def noise_of(self, result: Result) -> float | None:
-        """The noise in gradients that takes undistributed training as far from itself as a case is; None where the case is wrong.
+        """Return the gradient noise that moves undistributed training as far as the case differs; None if the case is wrong.
 
         See `sensitivity.py`.
         """
@@ -143,14 +143,14 @@ def _accumulate(program: Program) -> int:
 
 
 def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
-    """The results of `gradients`, those of the forward pass apart from the gradients, which go by what they are of."""
+    """Split the results of `gradients` into outputs and gradients; a gradient goes by the name of its value."""
     outputs = [output.name for output in program.function("forward").outputs]
     gradients = {name.removeprefix("d_"): array for name, array in results.items() if name not in outputs}
     return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
 
 
 def _in_evaluation(outputs: Arrays) -> Arrays:
-    """Those of `forward`, where `training` makes them differ from those that gradients are of."""
+    """Rename the outputs of `forward`, which `training` makes differ from the outputs of `gradients`."""
     return {f"{name} in evaluation": array for name, array in outputs.items()}
 
 
@@ -158,7 +158,7 @@ def _in_evaluation(outputs: Arrays) -> Arrays:
 
 
 def _training(session: Session, batches: Batches, accumulate: int) -> dict[str, Any]:
-    """Parameters and optimizer state after each step, stacked."""
+    """Return parameters and optimizer state after each step, stacked."""
     after = []
     for number in range(STEPS):
         session.train(batches.step(number, accumulate), number)
@@ -169,7 +169,7 @@ def _training(session: Session, batches: Batches, accumulate: int) -> dict[str, 
 def _interpreted_training(
     program: Program, batches: Batches, parameters: Arrays, run: Callable[[Arrays], Arrays]
 ) -> dict[str, Any]:
-    """The same of the undistributed program, whose step `run` executes."""
+    """Return the same for the undistributed program; `run` executes one step."""
     step, after = program.function("step"), []
     known = {**parameters, **_initial_state(step)}
     numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
@@ -204,7 +204,7 @@ def _stacked(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @attrs.frozen(slots=False)
 class Exact:
-    """The same program in f64, and what it gives undistributed once that is asked for."""
+    """The same program in f64, with its undistributed results on demand."""
 
     program: Program
     given: Arrays
@@ -217,7 +217,9 @@ class Exact:
         return Reference.of(everything_in(self.program, "f64"), self.given, options)
 
     def settled(self, result: Result) -> Result:
-        """A doubtful result as f64 has it: what agrees there was rounding. Else training may depend on rounding alone."""
+        """Return a doubtful result as f64 judges it. Agreement in f64 proves rounding; otherwise noise may explain wrong
+        training.
+        """
         if not result.is_doubtful:
             return result
         again = None if self.options.dtype else self._again(result)
@@ -237,7 +239,7 @@ class Exact:
 
 @contextmanager
 def _width_kept(backend: str) -> Iterator[None]:
-    """A module in f64 turns on JAX's 64-bit numbers for the whole process: turns them off again for those that follow."""
+    """Restore JAX's setting of 64-bit numbers: a module in f64 turns them on for the whole process."""
     if backend != "jax":
         yield
         return

@@ -1,7 +1,7 @@
-"""The last batch of data, with fewer rows than the model's: the same file is compiled a second time for them.
+"""Compile the same file a second time, for a last batch of data with fewer rows.
 
-A mask would have to be known to every operation that adds up rows. With another size of the dimension everything that is computed
-from it follows: means, sizes derived from it, and what the layout splits.
+A mask would have to reach every operation that adds up rows. With another size of the dimension, means, derived sizes and the
+split of the layout follow by themselves.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Resizing:
     selection: Selection
 
     def refusal(self, dim: Dim, inputs: Sequence[str], joined: bool = False) -> str | None:
-        """The reason why `dim` cannot have that size in these inputs while the others stay as they are; None where it can.
+        """Return the reason why `dim` cannot have that size in these inputs with all other sizes unchanged; None if it can.
 
-        `joined`: the outputs of all batches are to fit together, along their first dimension.
+        `joined`: the outputs of all batches must fit together along their first dimension.
         """
         if dim.name not in self._plain:
             return f"the file does not declare `{dim.name}` as a number"
@@ -60,23 +60,23 @@ class Resizing:
         return frozenset(decl.name.text for decl in decls if isinstance(decl.size, ast.Int))
 
     def program(self, dim: Dim) -> Program:
-        """The model with that size, undistributed. Raises `CompileError`."""
+        """Return the undistributed model with that size. Raises `CompileError`."""
         given = choice_of(self.options)
         choice = attrs.evolve(given, layout=None, mesh=None, dims={**given.dims, dim.name: dim.size})
         text, neighbour = self.sources.texts[self._file], self.sources.neighbour
         return choose(text, self._file, choice, neighbour=neighbour, skip_illegal=True).program
 
     def case(self, program: Program) -> Case:
-        """The first case of the selection, without the rules that cannot split this program's dimensions evenly.
+        """Return the first case of the selection, without the rules that cannot split this program's dimensions evenly.
 
-        A layout never changes what is computed.
+        A layout never changes a result.
         """
         case = self.selection.cases[0]
         return Case(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
 
 
 def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[str]) -> Iterator[str]:
-    """The reasons why data for `resized` cannot go on where `program` ended."""
+    """Yield the reasons why data and parameters of `program` do not fit `resized`."""
     for before, after in zip(program.parameters, resized.parameters, strict=True):
         if before.type != after.type:
             yield f"the shape of parameter `{before.name}` depends on `{dim}`"
@@ -91,7 +91,7 @@ def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[st
 
 
 def _apart(program: Program, resized: Program, dim: str) -> Iterator[str]:
-    """The outputs that cannot be joined along their first dimension."""
+    """Yield the outputs that cannot be joined along their first dimension."""
     types = {output.name: output.value.type for output in resized.function("forward").outputs}
     for output in program.function("forward").outputs:
         if output.value.type.dims[1:] != types[output.name].dims[1:]:
@@ -103,7 +103,7 @@ def _types(function: Function) -> dict[str, TensorType]:
 
 
 def _sizes(program: Program) -> dict[str, int]:
-    """Every dimension of the program, those that functions declare included."""
+    """Return every dimension of the program, including dimensions that functions declare."""
     function = program.function("forward")
     arguments = [argument.value for argument in function.arguments]
     values = (*arguments, *(value for eqn in walk(function.body) for value in eqn.results))

@@ -1,8 +1,9 @@
-"""The way back to parameters that a training step has replaced.
+"""Recover parameters that a training step has replaced.
 
-A step of the JAX backend gives its parameters and the optimizer's state away, so that both need memory once. A loss that is not
-finite shows one step too late that they were the last good ones. Keeping every step's would take their memory twice more, so the
-host keeps a copy from time to time, and the steps since that copy run again: the same computation on the same data.
+A step of the JAX backend donates parameters and optimizer state, so that both need memory once. A loss that is not finite shows
+one step too late which parameters were the last good ones. Keeping the arrays of every step would take their memory twice more.
+So the host keeps a copy from time to time. To recover, the steps since that copy run again: the same computation on the same
+data.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from mtfc.cli.execution import Session
 from mtfc.cli.npz import Array, Arrays
 
 SHARE = 0.03
-"""Copying takes at most this part of the time."""
+"""Copying takes at most this share of the time."""
 
 
 @attrs.frozen
 class Copy:
-    """What a session holds before step `step`, on the host."""
+    """The parameters and the optimizer state before step `step`, on the host."""
 
     step: int
     parameters: Arrays
@@ -31,7 +32,7 @@ class Copy:
 
 @attrs.define
 class Rewind:
-    """Goes back in a training run. `again` runs the step of a number and gives its loss."""
+    """Goes back in a training run. `again` runs the step of a given number and returns its loss."""
 
     session: Session
     again: Callable[[int], float]
@@ -40,7 +41,7 @@ class Rewind:
     due: float = 0.0
 
     def before(self, step: int) -> None:
-        """Copy what the step starts from, if enough time has passed since the last copy."""
+        """Copy parameters and state before the step, if enough time has passed since the last copy."""
         started = monotonic()
         if started < self.due:
             return
@@ -49,13 +50,13 @@ class Rewind:
         self.due = monotonic() + (monotonic() - started) / SHARE
 
     def succeeded(self) -> None:
-        """The loss of the step was finite, so its copy is worth going back to."""
+        """Accept the new copy, if any: the loss of the step was finite."""
         self.proven, self.new = self.new or self.proven, None
 
     def back(self, step: int) -> dict[str, Array] | None:
-        """The parameters that `step` started from, whose loss was finite; None where nothing was.
+        """Return the parameters that `step` started from; None if no copy has been accepted.
 
-        Where a step gives another loss the second time, as some GPUs do, and one that is not finite, those of the copy.
+        On some GPUs a repeated step gives another loss. If that loss is not finite, return the parameters of the copy.
         """
         if self.proven is None:
             return None
@@ -71,7 +72,7 @@ class Rewind:
 
 
 def _copied(arrays: Arrays) -> dict[str, Array]:
-    """Arrays of their own: those of JAX on CPUs are views of a buffer that the next step may take."""
+    """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
     import numpy as np
 
     return {name: np.array(array) for name, array in arrays.items()}

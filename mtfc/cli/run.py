@@ -94,7 +94,7 @@ def _lowered(case: Case, program: Program, options: argparse.Namespace) -> Progr
 
 
 def _data(options: argparse.Namespace, program: Program, resizing: Resizing) -> Data:
-    """What the model runs on. Raises `CompileError` and `UsageError`."""
+    """Read or draw the data of the model. Raises `CompileError` and `UsageError`."""
     forward = program.function("forward")
     accumulate = program.training.accumulate if options.train and program.training else 1
     joining = partial(resizing.refusal, joined=True)
@@ -112,7 +112,7 @@ def _data(options: argparse.Namespace, program: Program, resizing: Resizing) -> 
 
 
 def _whole(path: str, batches: Batches, accumulate: int) -> Batches:
-    """Leave out a last batch with fewer rows: it cannot be one of the equal parts of a step."""
+    """Leave out a smaller last batch: the batches of a step must have equal sizes."""
     rows = f"{batches.rest} row{'s'[: batches.rest - 1]}"
     takes = f"with `accumulate` a step takes {accumulate} batches of {batches.size} rows"
     if batches.count == 1:
@@ -122,7 +122,7 @@ def _whole(path: str, batches: Batches, accumulate: int) -> Batches:
 
 
 def _smaller(data: Data, options: argparse.Namespace, resizing: Resizing) -> dict[Dim, Any]:
-    """Modules for the last batches that have fewer rows than the others."""
+    """Return modules for the smaller last batches."""
     modules: dict[Dim, Any] = {}
     for path, batches in ((options.data, data.batches), (options.eval, data.evaluation)):
         dim = batches.smaller(batches.count - 1) if batches else None
@@ -172,7 +172,7 @@ def _report(options: argparse.Namespace, case: Case, steps: Sequence[Step], resu
 
 
 def _summaries(results: Results) -> dict[str, dict[str, Any]]:
-    """What each output is like; the mean of a scalar one counts each batch by its number of rows."""
+    """Summarize each output; the mean of a scalar output weighs each batch by its number of rows."""
     summaries = {name: summary(array) for name, array in results.joined().items()}
     means = {name: {"mean": finite(mean)} for name, mean in results.weighted().items()}
     return {name: {**about, **means.get(name, {})} for name, about in summaries.items()}

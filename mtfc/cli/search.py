@@ -108,8 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @attrs.frozen
 class Request:
-    """What is searched: the program, on which meshes of which machine, until when, and what is known already. known: the others
-    as they are compared with what is found, which has the names of axes that were asked for.
+    """The request of a search: the program, the machine, the candidate meshes, the deadline and the layouts known before.
+
+    others: layouts to compare with the result. known: the same layouts under the axis names of the result.
     """
 
     selection: Selection
@@ -249,7 +250,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 def _asked(
     options: argparse.Namespace, selection: Selection, sources: Sources, meshes: Sequence[Mesh]
 ) -> Asked | None:
-    """The rules of `--why-not` in a space of layouts; what is wrong with them is known before the search begins."""
+    """Return the rules of `--why-not` for a space of layouts, or None. Wrong rules raise an error before the search begins."""
     if options.why_not is None:
         return None
     sources.texts["<--why-not>"] = options.why_not

@@ -1,4 +1,4 @@
-"""The meshes that `mtfc search` looks at: the one that is given, or all shapes, with what their axes are called."""
+"""The meshes that `mtfc search` looks at: the given mesh or all shapes, and the names of their axes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mtfc.frontend.lexer import RESERVED
 MOST_DEVICES = 1_000_000
 
 MOST_AXES = 3
-"""Axes of a mesh, where nothing is said."""
+"""Most axes of a mesh, without `--axes` and `--axes-names`."""
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raise `UsageError` where the options ask for too much, or axes cannot have such names."""
+    """Raise `UsageError` for too many axes or devices, or for wrong names of axes."""
     if (options.axes or 0) > len(AXES) or (options.devices or 0) > MOST_DEVICES:
         raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
     if options.axes_names is not None:
@@ -60,7 +60,7 @@ def _count(number: int, one: str, several: str | None = None) -> str:
 def searched_meshes(
     options: argparse.Namespace, selection: Selection, hardware: Hardware
 ) -> tuple[Mesh, ...]:
-    """The mesh that is asked for, or all shapes for as many devices as are asked for, or as there are. Raises `UsageError`."""
+    """Return the mesh of `--mesh`, or all shapes for `--devices` or for all devices of the machine. Raises `UsageError`."""
     if options.mesh is not None:
         found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
         _check_given(options, found[0])
@@ -80,9 +80,7 @@ def searched_meshes(
 def possible_meshes(
     options: argparse.Namespace, selection: Selection, meshes: Sequence[Mesh]
 ) -> tuple[Mesh, ...]:
-    """The meshes that what is found may be on: those that are searched, and where axes have no names of their own those of the
-    file's layouts.
-    """
+    """Return the meshes that the result may be on: searched meshes, and, without `--axes-names`, meshes of the file's layouts."""
     from mtfc.compiler.search.tiling.search import of_few_axes
 
     searched = of_few_axes(meshes) if options.space == "tiling" else meshes
@@ -93,7 +91,7 @@ def possible_meshes(
 def under_names(
     known: Iterable[tuple[Mesh, Layout]], meshes: Iterable[Mesh]
 ) -> Iterator[tuple[Mesh, Layout]]:
-    """Layouts on those of the `meshes` that have the same shape as their own, whose axes may have other names."""
+    """Yield each layout, with renamed axes, on the mesh of the same shape among `meshes`; leave out layouts of other shapes."""
     by_shape = {tuple(mesh.sizes.values()): mesh for mesh in meshes}
     for own, layout in known:
         mesh = by_shape.get(tuple(own.sizes.values()))
@@ -115,7 +113,7 @@ def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
 
 
 def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
-    """Raise `UsageError` unless the mesh that is asked for can be searched, and has as many devices as are asked for."""
+    """Raise `UsageError` unless the given mesh can be searched and has the number of devices that `--devices` asks for."""
     if options.devices not in (None, mesh.devices):
         raise UsageError(
             f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"

@@ -31,8 +31,9 @@ MOST_SHOWN = 30
 
 @attrs.frozen(slots=False)
 class Result:
-    """What a search found, what it is compared with, the meshes that the file declares, and the seconds that it took. storage:
-    whether it was also searched how parameters and state are stored. asked: the rules of `--why-not`.
+    """The result of a search, the layouts to compare with, the meshes of the file, and the seconds of the search.
+
+    storage: True if the search also chose how parameters and state are stored. asked: the rules of `--why-not`.
     """
 
     space: str
@@ -132,7 +133,7 @@ communication overlaps with what does not need it."""
 
 
 def _why_whole(result: Result) -> list[str]:
-    """A line where nothing is split: the best layout that splits something, and what that saves and costs."""
+    """If nothing is split, return a line about the best split layout: the computation that it saves, and its communication."""
     layout, compute = result.found.layout, result.price.compute
     sections = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
     split = [

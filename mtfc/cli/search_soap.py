@@ -71,9 +71,10 @@ def search(
     progress: Progress = silent,
     why_not: str | None = None,
 ) -> Placed:
-    """Until a time of `monotonic`; where all strategies are to be looked at, or are few, most of the time is for that.
+    """Search placements until a time of `monotonic`. An exhaustive search, also done if strategies are few, gets most of the
+    time.
 
-    Raises `NothingFits`, and `CompileError` where a declared placement is wrong, or one that will be asked about.
+    Raises `NothingFits`, and `CompileError` if a declared placement or the placement of `--why-not` is wrong.
     """
     started = monotonic()
     allocator.keep_memory()  # a task graph is some large arrays

@@ -75,7 +75,7 @@ class Selection:
 
 @attrs.frozen
 class Choice:
-    """What of a file is compiled, and under which layouts; None leaves it to the file.
+    """The parts of a file to compile, and the layouts; None leaves the choice to the file.
 
     `settings` are entries of the model's `train` block, each `KEY=VALUE` (see `frontend/overrides.py`).
     """
@@ -88,7 +88,7 @@ class Choice:
 
 
 def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Entries of a `train` block as Python values, in the form that `Choice` has them in."""
+    """Return entries of a `train` block, given as Python values, in the form of `Choice.settings`."""
     return tuple(f"{key}={_text_of(value)}" for key, value in values.items())
 
 

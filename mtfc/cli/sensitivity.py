@@ -1,8 +1,8 @@
-"""Training steps in which rounding decides: how far they come apart when gradients differ by as little as rounding does.
+"""Recognize training steps that rounding decides: measure how far noise in the gradients moves training.
 
-An optimizer that takes the sign of a gradient makes a whole step of one that is zero but for rounding, in f64 as in f32. So the
-undistributed training is run again with a little noise in its gradients. A case that is no farther from the reference than these
-runs are is not wrong.
+An optimizer that takes the sign of a gradient makes a full step for a gradient that is rounding alone, in f64 as in f32. So the
+undistributed training runs again with a little noise in its gradients. A case is not wrong if its distance from the reference
+is at most the distance of these runs.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
 from mtfc.compiler.ir.types import FLOATS
 
 RUNS = 8
-"""Runs with noise: each entry of a gradient gets another sign in each."""
+"""Number of training runs with noise; each run draws its own noise."""
 
 NOISE = 10.0
-"""The noise is up to so many times what the gradients of the case differ by."""
+"""Size of the noise, relative to the largest difference in the gradients of the case."""
 
 SPREAD = 4.0
-"""A difference of up to so many times the largest one among the runs is rounding."""
+"""A difference up to this many times the largest difference among the runs is rounding."""
 
 LEAST = 2.0**-24
-"""At least this part of the largest gradient is noise: half a unit in the last place of f32."""
+"""Least size of the noise, relative to the largest gradient: half a unit in the last place of f32."""
 
 
 @attrs.frozen
 class SplitStep:
-    """A training step in two: up to its gradients, and from there. `crossing` are the values that the second part takes."""
+    """A training step in two parts: up to the gradients, and the rest. `crossing` has the values that the second part takes."""
 
     before: Function
     after: Function
@@ -58,7 +58,7 @@ class SplitStep:
 
 @attrs.define
 class Noise:
-    """Uniform noise up to `size`, or up to the rounding of the largest gradient where that is more."""
+    """Uniform noise up to `size`, or up to the rounding of the largest gradient if that is more."""
 
     seed: int
     size: float

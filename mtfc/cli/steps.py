@@ -1,4 +1,4 @@
-"""Steps of a run: a model on batch after batch, and what is reported about each."""
+"""Run a model on batch after batch, and report each step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mtfc.cli.summary import finite
 from mtfc.compiler.ir.core import Program
 
 Step = dict[str, Any]
-"""One entry of `steps` in the output: number from 1, loss, seconds, what a step reports, and with --eval means of outputs."""
+"""An entry of `steps` in the output: number from 1, loss, seconds, reported scalars, and means of outputs with `--eval`."""
 
 
 def step_of(number: int, start: float, outputs: Arrays, program: Program) -> Step:
-    """What is known of a step that began at `start` and has just ended."""
+    """Return number, loss and seconds of a step that began at `start` and has just ended."""
     minimized = program.training.minimize if program.training else None
     loss = float(outputs[minimized]) if minimized is not None and minimized in outputs else None
     return {"step": number, "loss": loss, "seconds": time.perf_counter() - start}
@@ -34,13 +34,13 @@ def reported(outputs: Arrays, program: Program) -> Step:
 
 @attrs.frozen
 class Results:
-    """The outputs of several batches, and how many rows each batch has: None where all have the same."""
+    """The outputs of several batches, and the number of rows of each batch; None if all batches have the same number."""
 
     parts: Sequence[Arrays]
     rows: tuple[int, ...] | None = None
 
     def joined(self) -> Arrays:
-        """The outputs as one array each: along the first dimension, scalars in a row."""
+        """Join each output of all batches along the first dimension; scalars become a row."""
         import numpy as np
 
         if len(self.parts) == 1:
@@ -49,7 +49,7 @@ class Results:
         return {name: np.concatenate([np.atleast_1d(x) for x in column]) for name, column in columns.items()}
 
     def mean(self, name: str) -> float:
-        """The mean of an output over all rows: each batch counts by its number of rows."""
+        """Return the mean of an output over all rows: each batch weighs by its number of rows."""
         import numpy as np
 
         means = [np.mean(part[name], dtype=np.float64) for part in self.parts]
@@ -60,7 +60,7 @@ class Results:
         return {name: self.mean(name) for name, array in self.parts[0].items() if array.ndim < 2}
 
     def weighted(self) -> dict[str, float]:
-        """The means of scalar outputs, where batches have different numbers of rows."""
+        """Return the means of scalar outputs, if batches have different numbers of rows."""
         if self.rows is None:
             return {}
         return {name: self.mean(name) for name, array in self.parts[0].items() if array.ndim == 0}
@@ -89,12 +89,12 @@ def step_text(step: Step) -> str:
 
 
 def _number_text(value: float) -> str:
-    """A truth value or whole number as it is, any other with at most six digits that count."""
+    """Write a truth value or whole number in full, any other number with at most six significant digits."""
     return str(value).lower() if isinstance(value, int) else f"{value:.6g}"
 
 
 def finite_step(step: Step) -> Step:
-    """The step as JSON can have it."""
+    """Return the step for JSON, with None for numbers that are not finite."""
     named: Step = {
         part: {k: finite(v) for k, v in step[part].items()} for part in ("report", "eval") if part in step
     }

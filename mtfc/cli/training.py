@@ -1,7 +1,7 @@
-"""A training run: step after step, and an end that loses nothing.
+"""Train step by step, and save the parameters however the run ends.
 
-Ctrl-C ends it after the step that is running. A loss that is not finite ends it, too: then the last good parameters are those
-that gave the last finite loss. What that step made of them gave the loss that is not finite.
+Ctrl-C ends the run after the running step. A loss that is not finite ends the run, too. Then the last good parameters are those
+that gave the last finite loss: the update of that step led to the loss that is not finite.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mtfc.cli.steps import Results, Step, evaluate, losses_of, reported, step_of
 from mtfc.compiler.ir.core import Program
 
 REPORTS = 20
-"""Steps that the text of a training run shows, at most."""
+"""Maximum number of steps that the text of a training run shows."""
 
 
 @attrs.frozen
 class Data:
-    """What a model is trained on and evaluated on, and how many batches a step takes."""
+    """The data for training and evaluation, and the number of batches per step."""
 
     batches: Batches
     evaluation: Batches | None
@@ -38,18 +38,18 @@ class Data:
 
     @property
     def steps(self) -> int:
-        """The steps of one pass over the data."""
+        """Number of steps of one pass over the data."""
         return -(-self.batches.count // self.accumulate)
 
     def train(self, session: Session, number: int) -> dict[str, Array]:
-        """The outputs of training step `number` from 0."""
+        """Run training step `number`, counted from 0, and return its outputs."""
         batch = self.batches.step(number, self.accumulate)
         return session.train(batch, number, self.batches.smaller(number) if self.accumulate == 1 else None)
 
 
 @attrs.define
 class Training:
-    """A training run under way: the steps that are done, and the last outputs."""
+    """A training run under way: the finished steps, and the last outputs."""
 
     session: Session
     program: Program
@@ -67,7 +67,7 @@ class Training:
         return cls(session, program, data, options, Rewind(session, again) if options.save else None)
 
     def run(self) -> int:
-        """Train, showing some of the steps, and save; the exit status."""
+        """Train, show some of the steps, and save; return the exit status."""
         number = self.options.steps or self.data.steps
         try:
             for i in range(number):
@@ -87,7 +87,7 @@ class Training:
         return isfinite(self.steps[-1]["loss"])
 
     def _step(self, i: int) -> None:
-        """Step `i`; Ctrl-C waits for its end where something is to be saved."""
+        """Run step `i`; if the run saves its results, Ctrl-C waits for the end of the step."""
         message = f"interrupted: step {i + 1} ends, then what there is is saved; Ctrl-C again ends at once"
         with held(message) if self.rewind else nullcontext():
             start = time.perf_counter()
@@ -111,7 +111,7 @@ class Training:
             print(step_text(self.steps[-1]), file=report_to(self.options.save), flush=True)
 
     def _ended(self, status: int) -> int:
-        """Save what there is; the exit status, which is another one where the last loss or parameters are not finite."""
+        """Save the results and return the exit status, which changes if the last loss or parameters are not finite."""
         number = len(self.steps)
         if not self.is_finite:
             return self._failed(f"the loss of step {number} is {self.steps[-1]['loss']}", number - 1)
@@ -128,7 +128,7 @@ class Training:
         return status
 
     def _failed(self, why: str, last: int) -> int:
-        """Save the parameters that gave the loss of step `last`; 0 says that no loss was finite."""
+        """Save the parameters that gave the loss of step `last`; 0 means that no loss was finite."""
         good = self.rewind.back(last - 1) if self.rewind and last else None
         if self.rewind is None:
             say(f"{why}; with --save the last good parameters are kept")

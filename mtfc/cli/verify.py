@@ -1,15 +1,15 @@
 """`mtfc verify`: every layout on every backend against the undistributed program.
 
-The reference is the interpreter, on the program as it is before anything is split. Each case starts from the same inputs and
-parameters and is compared in its outputs, in the gradients of all floating-point inputs and parameters, in the parameters that it
-draws itself, and in parameters and optimizer state after each of three training steps, where the file has any. Placements are
-cases too, on NumPy: of these, outputs and the parameters' gradients.
+The reference is the interpreter, on the program before anything is split. Each case starts from the same inputs and parameters.
+The comparison covers outputs, gradients of all floating-point inputs and parameters, and drawn parameters. If the file trains,
+the comparison covers parameters and optimizer state after each of three training steps, too. Placements are cases on NumPy,
+compared in outputs and gradients of parameters.
 
-A model that asks for `training` is compared in both: with the gradients as it is in training, and as `forward` computes it.
+A model that asks for `training` is compared in both modes: gradients in training, `forward` outside of training.
 
-Through some networks rounding grows: where two pixels are nearly alike, layouts may disagree which one is the largest, and then
-on whole gradients; and batch normalization over few numbers multiplies what they differ by. So a case that differs in f32 by more
-than rounding mostly does is run again in f64. If it agrees there, the difference was rounding.
+Rounding grows through some networks. Where two pixels are nearly equal, layouts may disagree on the larger one, and then on
+whole gradients. Batch normalization over few numbers multiplies differences. So a case whose f32 difference exceeds the
+tolerance runs again in f64. If the case agrees in f64, the difference was rounding.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
 def verified(
     options: argparse.Namespace, sources: Sources, show: Callable[[Result], None] = lambda _: None
 ) -> tuple[list[Result], float]:
-    """The result of each case, shown when it is there, and the largest difference that passes for rounding."""
+    """Return the result of each case, shown as soon as it is known, and the largest difference that passes for rounding."""
     selection = select(options, sources, every_layout=True, or_placement=True)
     backends = _backends(options, selection)
     if "jax" in backends:

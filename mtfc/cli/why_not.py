@@ -33,12 +33,12 @@ ASKED = "<--why-not>"
 """The file that diagnostics about the rules are in."""
 
 OF_A_MESH = ("E302", "E304")
-"""Errors about rules that there may not be on another mesh: sizes that do not divide, and axes that it lacks."""
+"""Errors that another mesh may not have: sizes that do not divide, and missing axes."""
 
 
 @attrs.frozen(eq=False)
 class Asked:
-    """The rules that are asked about, and the meshes that are searched: read and checked before the search begins."""
+    """The rules of `--why-not` and the searched meshes; the rules are checked before the search begins."""
 
     text: str
     module: Module
@@ -51,7 +51,7 @@ class Asked:
         return self.module.programs[0]
 
     def on(self, mesh: Mesh) -> Layout:
-        """The rules on a mesh. Raises `CompileError` where no layout on it can have them."""
+        """Return the rules on a mesh. Raises `CompileError` if no layout on the mesh can have the rules."""
         declared = self._read(mesh)
         found = check_layouts([self.program], [declared], lambda *_: self.known)
         errors = [_asked(each) for each in found if each.severity == "error"]
@@ -66,8 +66,9 @@ class Asked:
             raise CompileError(map(_asked, error.diagnostics)) from None
 
     def check(self) -> None:
-        """Raise `CompileError` where no layout can have the rules on any mesh, and `UsageError` where no layout of the space has
-        rules of that kind.
+        """Raise an error if no layout of the space can have the rules on any mesh.
+
+        `CompileError`: the rules are wrong on every mesh. `UsageError`: the space has no rules of that kind.
         """
         mesh = next(self._possible(self._read))
         kind = KINDS[self.space]
@@ -76,11 +77,11 @@ class Asked:
         next(self.possible())
 
     def possible(self) -> Iterator[Mesh]:
-        """The meshes on which a layout can have the rules. Raises `CompileError` where there are none."""
+        """Yield the meshes on which a layout can have the rules. Raises `CompileError` if no mesh exists."""
         return self._possible(self.on)
 
     def _possible(self, read: Callable[[Mesh], object]) -> Iterator[Mesh]:
-        """The meshes with the most axes come first: what they lack, no other has."""
+        """Yield the meshes on which `read` succeeds, those with the most axes first: an axis that they lack is on no mesh."""
         first: CompileError | None = None
         is_possible = False
         for mesh in sorted(self.meshes, key=lambda mesh: -len(mesh.axes)):
@@ -100,7 +101,7 @@ class Asked:
 def asked_of(
     text: str, file: str, choice: Choice, sources: Sources, space: str, meshes: Sequence[Mesh]
 ) -> Asked:
-    """Rules about the model that is chosen, for a search of the space on the meshes. Raises what `Asked.check` does."""
+    """Read the rules for the chosen model and for a search of the space on the meshes. Raises what `Asked.check` raises."""
     sources.texts[ASKED] = text
     diagnostics = Diagnostics()
     tree = parse(sources.texts[file], file, diagnostics)
@@ -114,7 +115,7 @@ def asked_of(
 
 @attrs.frozen
 class Kind:
-    """Which rules the layouts of a space have, and an example."""
+    """A kind of rules: a test for layouts with such rules, and an example."""
 
     fits: Callable[[Layout], bool]
     example: str
@@ -131,14 +132,14 @@ KINDS: Mapping[str, Kind] = {
 
 @attrs.frozen
 class Forced:
-    """The layout whose rules were asked for, and the best layout with them: on the mesh of the best, where there it can be."""
+    """The rules of `--why-not`, and the best layout with these rules: on the mesh of the best layout if possible."""
 
     rules: Layout
     found: Found
 
 
 def forced(asked: Asked, best: Result, until: float) -> Forced:
-    """Raises `NothingFits`."""
+    """Search for the best layout with the rules. Raises `NothingFits`."""
     meshes = [best.found.mesh]
     try:
         layout = asked.on(meshes[0])

@@ -2,8 +2,8 @@
 
 Every phase of the compiler reports problems as `Diagnostic` values that point into the user's text; nothing here knows
 how they are shown (`render.py` does). A phase that can go on after an error appends to a `Diagnostics` collector; one
-that cannot raises `CompileError`. Either way the command shows all of them, sorted by position. The Python API hands them out
-with the texts that they point into, so that `str` of one is what the command shows.
+that cannot raises `CompileError`. Either way the command shows all of them, sorted by position. The Python API adds the texts
+that they point into, so that `str` of a diagnostic is the command's output.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Label:
 
 @attrs.frozen
 class Diagnostic:
-    """One problem: a stable code, the place, what was found and expected, and what to do about it.
+    """One problem: a stable code, the place, the finding, the expectation, and a remedy.
 
-    sources: the texts of the files that it points into, where it is handed out to be shown; `str` of it shows their lines.
+    sources: the texts of the files that the diagnostic points into, set when it is handed out; `str` shows their lines.
     """
 
     code: str
@@ -95,7 +95,7 @@ class Diagnostic:
         return self.span.column
 
     def __str__(self) -> str:
-        """The paragraph that the command shows; a line inside of the compiler, which has no texts."""
+        """Return the paragraph that the command shows; inside of the compiler, without texts, return a line."""
         if self.sources is None:
             return f"{self.span}: {self.code}: {self.message}"
         from mtfc.compiler.render import render
@@ -104,7 +104,7 @@ class Diagnostic:
 
 
 class CompileError(Exception):
-    """Raised where compilation cannot go on; carries the diagnostics that say why, and shows them as the command does."""
+    """Raised where compilation cannot go on; carries the diagnostics, and shows them as the command does."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)

@@ -170,13 +170,13 @@ class Hardware:
 
     @property
     def has_peak_figures(self) -> bool:
-        """Whether nothing says what small kernels take: they start in no time, and run at one rate, whatever their size."""
+        """True if the machine has peak figures only: kernels start in no time, and run at one rate, whatever their size."""
         rates = (*self.device.flops.values(), self.device.bandwidth)
         return not self.device.overhead and all(len(rate.points) == 1 for rate in rates)
 
     @property
     def caveat(self) -> tuple[str, ...]:
-        """A line for what is predicted from peak figures; none where a machine has others."""
+        """Return a line about predictions from peak figures; nothing for a machine with other figures."""
         if not self.has_peak_figures:
             return ()
         text = f"{self.name} has peak figures: real steps take longer, small ones many times"

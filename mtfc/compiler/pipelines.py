@@ -52,12 +52,12 @@ PASSES: dict[str, type[Pass]] = {
 
 
 def simplification() -> tuple[Pass, ...]:
-    """A model in training before it is differentiated: what the operators of the `soap` space are made from."""
+    """Return the passes for a model in training before differentiation; the `soap` space makes its operators from the result."""
     return (MixedPrecision(), BindTraining(training=True), Simplify(), Cse(), Dce())
 
 
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
-    """From the model to a global program with all its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
+    """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
     added = map(Differentiate, of.split("+"))
     return (MixedPrecision(), *added, BindTraining(), Simplify(), Cse(), Dce())
 
@@ -121,7 +121,7 @@ def lower(
     of: str = "step",
     observers: Sequence[Observer] = (),
 ) -> Program:
-    """The SPMD program of a model under a layout. `of` is `step`, `gradients`, or both, as for `differentiation`."""
+    """Return the SPMD program of a model under a layout. `of` is `step`, `gradients`, or both, as for `differentiation`."""
     placed = attrs.evolve(program, mesh=mesh, layout=layout)
     return run(placed, default_pipeline(of), observers)
 

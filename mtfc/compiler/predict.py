@@ -1,8 +1,8 @@
-"""How much faster another layout would be, for the advice of `mtfc check`: it must not wait long.
+"""Predict in little time how much faster another layout would be, for the advice of `mtfc check`.
 
-A small program is compiled under each layout, and its step is simulated as `mtfc simulate` does. Of a large one the equation
-that the advice is about is compiled alone, with its gradients: that has its FLOPs, its bytes, and the collectives that its own
-dimensions cause, and takes milliseconds.
+A small program is compiled under each layout, and its step is simulated as `mtfc simulate` does. For a large program, only the
+equation under advice is compiled, with its gradients, in milliseconds. That part has the FLOPs, the bytes, and the collectives
+that the equation's own dimensions cause.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from mtfc.frontend.advice import MACHINE, Faster
 from mtfc.frontend.targets import named
 
 MOST_EQUATIONS = 40
-"""A program with more of them, before it is differentiated, is large."""
+"""A program with more equations before differentiation is large."""
 
 MOST_PRICES = 24
-"""Programs that are compiled in one run of the command."""
+"""Maximum number of programs that one run of the command compiles."""
 
 
 def predictor() -> Faster:
-    """Predictions for the default machine."""
+    """Return the predictor for the default machine."""
     return _Predictor(named(MACHINE, {}))
 
 
 @attrs.define
 class _Predictor:
-    """`left` are the programs that may still be compiled."""
+    """Predicts speedups. `left` is the number of programs that may still be compiled."""
 
     hardware: Hardware
     left: int = MOST_PRICES
@@ -63,14 +63,14 @@ class _Predictor:
 
 
 def _run(program: Program, passes: Iterable[Pass]) -> Program:
-    """What the passes make, without the verifier, which takes as long as they do."""
+    """Run the passes without the verifier, which takes as long as the passes."""
     for each in passes:
         program = each.run(program)
     return program
 
 
 def _alone(program: Program, eqn: Equation) -> Program:
-    """A program of one equation, whose operands are parameters where they are in the whole one."""
+    """Return a program of one equation; parameters of the whole program are parameters there."""
     parameters = set(_parameters(program.function("forward")))
     dtype = program.training.precision[1] if program.training and program.training.precision else None
     given = {value: _argument(value, value in parameters, dtype) for value in eqn.operands}
@@ -87,7 +87,7 @@ def _argument(value: Value, is_parameter: bool, dtype: str | None) -> Argument:
 
 
 def _parameters(forward: Function) -> Iterator[Value]:
-    """The parameters, and what stands for them inside of loops."""
+    """Yield the parameters, and the arguments that stand for parameters inside of loops."""
     found = {each.value for each in forward.arguments if each.role == "parameter"}
     yield from found
     for eqn in walk(forward.body):

@@ -1,1 +1,1 @@
-"""Everything that the command and the Python API share and that is neither: errors, defaults, options as Python values."""
+"""Code that the command and the Python API share: errors, defaults, options as Python values."""

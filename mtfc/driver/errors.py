@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class UsageError(Exception):
-    """The user asks for something that cannot be: says what, and what can be asked for. The API raises it as `ValueError`."""
+    """An impossible request of the user. The message names the request and the choices. The API raises `ValueError` instead."""
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
@@ -39,7 +39,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shown(error: Exception) -> Exception | None:
-    """The error as users of the API get it; None for one that is not theirs."""
+    """Return the error as users of the API get it; None for an internal error."""
     from mtfc.backends.devices import Unavailable
     from mtfc.compiler.search.found import NothingFits
 
@@ -51,5 +51,5 @@ def _shown(error: Exception) -> Exception | None:
 
 
 def in_python(message: str) -> str:
-    """The message with options as a Python program calls them: `--why-not` is `why_not`."""
+    """Write options in a message as arguments of a Python call: `--why-not` becomes `why_not`."""
     return re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", message)

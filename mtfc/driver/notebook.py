@@ -20,7 +20,7 @@ def line(program: Program) -> str:
 
 
 def html(program: Program) -> str:
-    """A table: what is compiled, and what one device computes, sends and stores."""
+    """Return a table of the mesh, the layout, the parameters, and the computation, communication and memory of one device."""
     cost = layout_cost(program)
     rows = [
         ("mesh", _mesh(cost.mesh).removeprefix("mesh ")),

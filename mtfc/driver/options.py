@@ -1,4 +1,4 @@
-"""What a search is asked for, with the defaults of `mtfc search` and of `mtfc.search`."""
+"""Options of a search, with the defaults of `mtfc search` and of `mtfc.search`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 @attrs.frozen
 class SearchOptions:
-    """The options of a search that is not shown: those that only say what is printed or written keep their defaults.
+    """The options of a search from Python; options about printing and writing keep their defaults.
 
     budget: seconds. axes: the most axes of a mesh. None leaves a choice to the file or to the machine.
     """

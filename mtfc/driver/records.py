@@ -48,14 +48,14 @@ class Costs(TypedDict):
 
 
 class Place(TypedDict):
-    """A line of a file; None where the compiler made something of its own."""
+    """A line of a file; None for an equation that the compiler added."""
 
     file: str | None
     line: int | None
 
 
 class Cause(Place):
-    """A rule that leads to a collective, the dimension that it splits, and what the line does."""
+    """A rule that leads to a collective, the dimension that the rule splits, and a description of the line."""
 
     rule: str
     dim: str
@@ -63,7 +63,9 @@ class Cause(Place):
 
 
 class Collective(Place):
-    """An array that is sent, `count` times in a step; the place is that of what makes it, `used` that of what needs it."""
+    """An array that is sent, `count` times in a step. The place is the line that makes the array; `used` is the line that needs
+    it.
+    """
 
     kind: str
     axes: list[str]
@@ -75,7 +77,7 @@ class Collective(Place):
 
 
 class Explanation(TypedDict):
-    """`mtfc.explain`: why a layout sends what it sends."""
+    """`mtfc.explain`: the collectives of a layout and their causes."""
 
     model: str
     layout: str
@@ -109,10 +111,12 @@ class Difference(TypedDict):
 
 
 class Case(TypedDict):
-    """A layout on a backend: the largest absolute differences from the undistributed program, by name; or why it did not run.
+    """A layout on a backend: the largest absolute differences from the undistributed program, by name, or the reason to skip
+    it.
 
-    in_f64: the largest difference in f64, where that showed that the others are rounding. noise: the noise in gradients that
-    moves undistributed training as far, where that showed it. training: parameters and optimizer state after three steps.
+    in_f64: the largest difference in f64, if f64 showed that the other differences are rounding. noise: the gradient noise that
+    moves undistributed training as far, if noise explains the differences. training: parameters and optimizer state after three
+    steps.
     """
 
     layout: str
@@ -130,7 +134,7 @@ class Case(TypedDict):
 
 
 class Verification(TypedDict):
-    """`mtfc.verify`: whether all cases agree, and the largest relative difference that passes for rounding."""
+    """`mtfc.verify`: all cases, and the largest relative difference that passes for rounding; `ok` is True if all cases agree."""
 
     ok: bool
     tolerance: float
@@ -138,7 +142,7 @@ class Verification(TypedDict):
 
 
 class StepLine(TypedDict):
-    """What a line of the file takes."""
+    """The time of a line of the file."""
 
     file: str | None
     line: int | None
@@ -148,9 +152,9 @@ class StepLine(TypedDict):
 
 
 class Step(TypedDict):
-    """`Compiled.simulate`: a step on a machine. links: seconds that each is in use. fits: whether memory suffices.
+    """`Compiled.simulate`: a step on a machine. links: seconds of use of each link. fits: True if memory suffices.
 
-    peak_figures: whether the machine has peak figures only, so that small steps take far longer than this.
+    peak_figures: True if the machine has peak figures only; small steps then take far longer than predicted.
     """
 
     model: str
@@ -174,9 +178,9 @@ class Step(TypedDict):
 class Search(TypedDict):
     """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
 
-    layout: rules, or the placement's declaration. optimal: whether nothing in the space is better. lower_bound_seconds: no layout
-    of the space takes less. baselines: the seconds of what it is compared with. Keys that may be missing are those of layouts,
-    or those of placements.
+    layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
+    layout of the space takes less. baselines: the seconds of the layouts to compare with. Optional keys belong to layouts
+    alone, or to placements alone.
     """
 
     space: str

@@ -31,7 +31,7 @@ SECTION = "only params, optimizer and value have rules of their own, such as {'p
 
 
 def layout_option(layout: LayoutOption | None) -> str | None:
-    """The text of a layout. Raises `UsageError` where a value cannot be one."""
+    """Return the text of a layout. Raises `UsageError` for an illegal value."""
     if layout is None or isinstance(layout, str):
         return layout
     if not isinstance(layout, Mapping):
@@ -40,7 +40,7 @@ def layout_option(layout: LayoutOption | None) -> str | None:
 
 
 def mesh_option(mesh: MeshOption | None) -> str | None:
-    """The text of a mesh. Raises `UsageError` where a value cannot be one."""
+    """Return the text of a mesh. Raises `UsageError` for an illegal value."""
     if mesh is None or isinstance(mesh, str):
         return mesh
     if not isinstance(mesh, Mapping):
@@ -54,7 +54,7 @@ def mesh_option(mesh: MeshOption | None) -> str | None:
 
 
 def sizes_option(dims: Mapping[str, int] | None) -> dict[str, int]:
-    """Sizes of dimensions by name. Raises `UsageError` where one is not a whole number."""
+    """Return sizes of dimensions by name. Raises `UsageError` for a size that is not a whole number."""
     if not isinstance(dims, Mapping | None):
         raise UsageError(f"dims={dims!r} is no mapping such as {{'batch': 64}}")
     return {str(name): _size(size, f"dims[{name!r}]") for name, size in (dims or {}).items()}
@@ -73,7 +73,7 @@ def seconds_option(option: str, value: float) -> None:
 
 
 def one_of(option: str, value: str, known: Iterable[str]) -> None:
-    """Raise `UsageError` for a word that an option does not know, where the command has its parser say so."""
+    """Raise `UsageError` for an unknown word of an option, which the command's parser reports itself."""
     if value not in known:
         raise UsageError(f"{option}={value!r} is none of: {', '.join(known)}")
 

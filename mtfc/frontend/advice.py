@@ -1,4 +1,4 @@
-"""What checks of layouts ask of others: which warnings are meant, and which change would make a step faster."""
+"""Advice for checks of layouts: the warnings that a file allows, and predictions of faster layouts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.allowed import Allowed
 
 MACHINE = "h100"
-"""The machine of the library on which steps are predicted where no other is given."""
+"""The library's machine on which steps are predicted."""
 
 LEAST = 1.05
-"""A change is advised where it makes a step at least so many times as fast."""
+"""Least speedup of a step for which a change is advised."""
 
 Faster = Callable[[Program, Equation, Mesh, Layout, Sequence[Layout]], Sequence[float] | None]
-"""How many times as fast a program is under each of the other layouts, which differ in what one of its equations does; None where
-that takes too long to find out, or the machine has no room for the mesh.
+"""Predicts the speedup of a program under each of the other layouts, which differ in the layout of one of its equations. None
+if the prediction takes too long, or the machine has no room for the mesh.
 """
 
 
 def unpredicted(
     program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
 ) -> None:
-    """Where there is no simulator."""
+    """Predict nothing: there is no simulator."""
 
 
 def no_predictions() -> Faster:
@@ -35,7 +35,7 @@ def no_predictions() -> Faster:
 
 @attrs.frozen(slots=False)
 class Advice:
-    """The comments of the file, whether it has several models, and how to make a prediction, when one is needed."""
+    """The warnings that the file allows, True if the file has several models, and a maker of the predictor, called on demand."""
 
     allowed: Allowed = attrs.field(factory=Allowed)
     several: bool = False

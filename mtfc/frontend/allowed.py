@@ -1,4 +1,4 @@
-"""Warnings that a file asks not to hear: `allow W601` in a layout, and `# allow W601` on a line."""
+"""Warnings that a file allows: `allow W601` in a layout, and `# allow W601` on a line."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ OF_LAYOUTS = ("W601", "W602")
 
 @attrs.frozen
 class Allowed:
-    """The lines of a file for which a warning is not wanted, by its code."""
+    """The lines of a file on which a warning is allowed, by the code of the warning."""
 
     file: str = ""
     lines: Mapping[str, frozenset[int]] = attrs.field(factory=dict)
 
     def at(self, code: str, span: Span) -> bool:
-        """Whether a warning about this place is not wanted."""
+        """True if a warning about this place is allowed."""
         lines = self.lines.get(code, frozenset())
         return span.file == self.file and not lines.isdisjoint(range(span.line, span.end_line + 1))
 
 
 def in_layout(allows: Iterable[ast.Allow], scope: Scope) -> frozenset[str]:
-    """The codes that a layout allows."""
+    """Return the codes that a layout allows."""
     return frozenset(each.code.text for each in allows if _is_known(each.code, OF_LAYOUTS, scope))
 
 
 def on_lines(text: str, file: str, scope: Scope) -> Allowed:
-    """What comments allow: for their own line, or for the next one where they stand alone."""
+    """Return what comments allow: a comment holds for its own line, or, standing alone, for the next line of code."""
     found: dict[str, set[int]] = {}
     waiting: list[str] = []
     for number, line in enumerate(re.split(r"\r\n?|\n", text), 1):
@@ -53,7 +53,7 @@ def on_lines(text: str, file: str, scope: Scope) -> Allowed:
 
 
 def _codes(line: str, number: int, comment: re.Match[str], file: str, scope: Scope) -> list[str]:
-    """The known codes in a comment; an error for each other one."""
+    """Return the known codes in a comment; report an error for every other code."""
     names = []
     for each in re.finditer(r"\w+", comment[1]):
         column = comment.start(1) + each.start() + 1

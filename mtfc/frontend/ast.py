@@ -80,9 +80,9 @@ class DimDecl(Node):
 
 @attrs.frozen
 class Broken(Node):
-    """A statement or declaration with a syntax error, which has been reported.
+    """A statement or declaration with a syntax error that has been reported.
 
-    `names` are the words in it, `targets` those that it seems to bind.
+    `names` are the words in the text, `targets` the words that the text seems to bind.
     """
 
     names: frozenset[str]
@@ -187,7 +187,7 @@ class MeshDecl(Node):
 
 @attrs.frozen
 class Every(Node):
-    """`*` in place of a dimension: in each parameter the one that divides."""
+    """`*` in place of a dimension: in each parameter, the largest dimension that divides."""
 
     @property
     def text(self) -> str:
@@ -365,7 +365,7 @@ class Precision(Node):
 
 @attrs.frozen
 class Pattern(Node):
-    """`"*.bias"`: which parameters, by their full names."""
+    """`"*.bias"`, a pattern that selects parameters by their full names."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""The names that statements bind. `dead` are the places of statements that do not count: see `unused.py`."""
+"""The names that statements bind. `dead` are the places of statements to leave out: see `unused.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Places = Collection[Span]
 
 
 def bound(statement: ast.Statement, dead: Places = ()) -> Sequence[ast.Name]:
-    """The names that a statement binds in the body that it stands in, those inside of loops too."""
+    """Return the names that a statement binds in its body, those inside of loops too."""
     if statement.span in dead:
         return ()
     if isinstance(statement, ast.Assign):
@@ -27,7 +27,7 @@ def bound(statement: ast.Statement, dead: Places = ()) -> Sequence[ast.Name]:
 def variables(
     given: Iterable[ast.Name], statements: Iterable[ast.Statement], dead: Places = ()
 ) -> dict[str, Span]:
-    """The names that a body binds, each where it does so first."""
+    """Return the names that a body binds, each with the first place."""
     places: dict[str, Span] = {}
     for name in (*given, *(name for each in statements for name in bound(each, dead))):
         places.setdefault(name.text, name.span)
@@ -35,7 +35,7 @@ def variables(
 
 
 def bound_inside(statements: Iterable[ast.Statement], dead: Places = ()) -> Iterator[ast.Name]:
-    """The names that a loop's body binds; what inner loops yield is among them, what this one yields is not."""
+    """Yield the names that a loop's body binds; yields of inner loops are included, the loop's own yields are not."""
     for statement in statements:
         if statement.span in dead:
             continue
@@ -50,5 +50,5 @@ def bound_inside(statements: Iterable[ast.Statement], dead: Places = ()) -> Iter
 
 
 def yielded(node: ast.Repeat | ast.Scan, dead: Places = ()) -> list[ast.Name]:
-    """The names that a loop hands out values of."""
+    """Return the names that a loop yields."""
     return [each.name for each in node.body if isinstance(each, ast.Yield) and each.span not in dead]

@@ -30,9 +30,9 @@ from mtfc.frontend.unused import NOTHING, Unused
 
 @attrs.frozen
 class Kind:
-    """What a body is called in messages: `model` and the name; `local_dims` says whether it may declare dimensions.
+    """The kind of a body: the word and the name in messages, and `local_dims`, True if the body may declare dimensions.
 
-    `unused` are its statements that leave nothing behind.
+    `unused` has the dead statements of the body.
     """
 
     word: str
@@ -42,11 +42,10 @@ class Kind:
 
 
 class Body(ABC):
-    """What has been elaborated of one list of statements.
+    """The elaborated part of one list of statements.
 
-    `places` says where inputs, arguments and parameters are declared, `dim_places` where dimensions of its
-    own are, and `loops` which loops the current statement is in. `is_dropping`
-    says that the current statement is dead, or in one that is.
+    `places` says where inputs, arguments and parameters are declared, `dim_places` where dimensions of its own are, and `loops`
+    which loops the current statement is in. `is_dropping` is True inside of a dead statement.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Body(ABC):
 
     @property
     def dead(self) -> frozenset[Span]:
-        """The statements that leave nothing behind; none among those of a loop that leaves nothing itself."""
+        """The places of dead statements; none while a dead loop is elaborated."""
         return frozenset() if self.is_dropping else self.kind.unused.dead
 
     def run(self) -> None:
@@ -101,7 +100,7 @@ class Body(ABC):
             self.scope.error("E107", "this comes after `return`", rest[0].span, [label])
 
     def statement(self, node: ast.Statement) -> None:
-        if isinstance(node, ast.Broken):  # which has been reported, and its names are doubtful
+        if isinstance(node, ast.Broken):  # the error has been reported, and the names are doubtful
             self.expressions.values.update(dict.fromkeys(node.targets))
             return
         elaborate = getattr(self, self.STATEMENTS[type(node)])
@@ -114,7 +113,7 @@ class Body(ABC):
                 self.expressions.dropped.pop(name.text, None)
 
     def _drop(self, node: ast.Statement, elaborate: Callable[[ast.Statement], None]) -> None:
-        """Report what is wrong with a dead statement. Everything that it makes goes elsewhere; other dead statements see it."""
+        """Report errors in a dead statement. Its equations go to their own trace, and only dead statements see its values."""
         expressions, trace, values = self.expressions, self.trace, self.expressions.values
         expressions.trace, expressions.values = trace.aside(), ChainMap(expressions.dropped, values)
         self.is_dropping = True

@@ -79,7 +79,7 @@ def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> Str
 
 
 def _with_strings(tokens: Sequence[Token]) -> Iterator[Token]:
-    """The tokens, where what stands between quotes on one line is one that the language does not have."""
+    """Yield the tokens; text between quotes on one line becomes one token, which the language does not have."""
     index = 0
     while index < len(tokens):
         token, end = tokens[index], index
@@ -91,7 +91,7 @@ def _with_strings(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def _between(tokens: Sequence[Token]) -> str:
-    """The text of tokens of one line."""
+    """Return the text of tokens of one line."""
     text = ""
     for token in tokens:
         text = text.ljust(token.column - tokens[0].column) + token.text
@@ -121,7 +121,9 @@ class _Matcher:
 
     def _starts_declaration(self, index: int) -> bool:
         begins = self.tokens[index].text in DECLARATIONS and self.tokens[index + 1].kind in ("NAME", WORD)
-        return begins and self.tokens[index + 2].kind != "PATTERN"  # `optimizer for "*.bias" = ...` is none
+        return (
+            begins and self.tokens[index + 2].kind != "PATTERN"
+        )  # `optimizer for "*.bias" = ...` is no declaration
 
     def _starts_line(self, index: int) -> bool:
         return index == 0 or self.tokens[index - 1].kind == SEPARATOR
@@ -167,7 +169,7 @@ class _Emitter:
             if not self._is_doubled(index, token):
                 self._drop(problems.bad_character(token, self.file))
             if len(token.text) > 1 and token.text[0] in QUOTES:
-                self._put(token)  # which no statement takes
+                self._put(token)  # no statement takes quotes
         elif index in self.matcher.stray:
             self._drop(problems.stray(token, self.file))
         elif token.kind == SEPARATOR:
@@ -181,7 +183,7 @@ class _Emitter:
                 self.stream.closer[self.open.pop()[0]] = len(self.stream.tokens) - 1
 
     def _is_doubled(self, index: int, token: Token) -> bool:
-        """Whether it is the second of `||` or `&&`."""
+        """True if the token is the second character of `||` or `&&`."""
         before = self.matcher.tokens[index - 1] if index else token
         return token.text in ("&", "|") and before.text == token.text and before.end_column == token.column
 

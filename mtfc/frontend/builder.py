@@ -37,7 +37,7 @@ TUPLES = frozenset(
 
 @attrs.frozen
 class Entry(ast.Node):
-    """One `minimize loss`, `report a, b` or `key = value` of a train block, or `key: { rules }` of a layout."""
+    """A `minimize loss`, `report a, b` or `key = value` of a train block, or a `key: { rules }` of a layout."""
 
     key: Token | ast.Name
     value: Any
@@ -108,7 +108,7 @@ class Builder:
     def broken(
         self, span: Span, tokens: Sequence[Token], body: tuple[ast.Statement, ...] | None = None
     ) -> ast.Broken:
-        """`tokens` are what does not parse, `body` the block after a head that does not."""
+        """Make a statement with a syntax error: `tokens` do not parse, and `body` is the block after a broken head."""
         names = frozenset(token.text for token in tokens if token.text.isidentifier())
         inside = (name.text for statement in body or () for name in bound(statement))
         return ast.Broken(span, names.union(_names(body or ())), frozenset((*_targets(tokens), *inside)))
@@ -211,7 +211,7 @@ class Builder:
 
 
 def _targets(tokens: Sequence[Token]) -> Iterator[str]:
-    """The names that a stretch of text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
+    """Yield the names that a text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
     texts = [token.text for token in tokens]
     for text in texts[texts[:1] in (["param"], ["state"], ["yield"]) :]:
         if text.isidentifier():
@@ -255,7 +255,7 @@ def _is_report(entry: ast.Node) -> TypeGuard[Entry]:
 
 
 def _is_named(entry: Entry) -> bool:
-    """Whether the entry gives what its keyword takes: a name to minimize, or names to report."""
+    """True if the entry has the value that its keyword takes: a name to minimize, or names to report."""
     return isinstance(entry.value, tuple if _is_report(entry) else ast.Name)
 
 

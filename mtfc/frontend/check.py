@@ -26,10 +26,10 @@ def check(
     settings: Sequence[str] = (),
     predictor: Callable[[], Faster] = no_predictions,
 ) -> Diagnostics:
-    """All diagnostics of the file `file` with this text; the options are those of the command.
+    """Return all diagnostics of the file `file` with this text; the options are those of the command.
 
-    `neighbour` reads the files beside it that it imports; `placeable` knows what layouts can name beside the user's values,
-    `predictor` gives what predicts whether a change makes a step faster.
+    `neighbour` reads imported files beside the file; `placeable` has further values that layouts can name; `predictor` makes
+    the function that predicts speedups.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)

@@ -20,13 +20,13 @@ from mtfc.frontend.rules import DeclaredLayout, Rule, Section
 from mtfc.frontend.scope import count
 
 MOST_PLACES = 3
-"""Places that a warning shows beside the first."""
+"""Maximum number of places that a warning shows beside the first."""
 
 
 def check_efficiency(
     facts: Facts, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
 ) -> Iterator[Diagnostic]:
-    """W601 and W602 for one model under a legal layout; `is_legal` says whether another one is."""
+    """Yield W601 and W602 for one model under a legal layout; `is_legal` tests another layout."""
     check = _Check(facts, declared, advice, is_legal)
     if "W601" not in declared.allowed and not advice.allowed.at("W601", declared.span):
         yield from check.duplicated()
@@ -58,7 +58,7 @@ class _Check:
     # W601
 
     def duplicated(self) -> Iterator[Diagnostic]:
-        """A warning for each set of axes that equations leave unused, so that all processors along them do the same."""
+        """Yield a warning for each set of unused axes of equations: all processors along these axes do the same work."""
         groups: dict[tuple[str, ...], list[Equation]] = {}
         for eqn in self.facts.heavy:
             used = {axis for rule in self._rules(eqn, reduced_dims(eqn)).values() for axis in rule.axes}
@@ -69,7 +69,7 @@ class _Check:
             yield self._duplicated(axes, sorted(equations, key=lambda eqn: -self.facts.heavy[eqn]))
 
     def _duplicated(self, unused: Sequence[str], equations: Sequence[Equation]) -> Diagnostic:
-        """The warning about equations, the heaviest first."""
+        """Return the warning about equations, the heaviest first."""
         eqn, *others = equations
         assert eqn.span is not None, "others are left out"
         axes = f"mesh {'axes' if len(unused) > 1 else 'axis'} {_list(unused)}"
@@ -85,7 +85,7 @@ class _Check:
         )
 
     def _help(self, eqn: Equation, axis: str) -> str | None:
-        """The rules for an axis that are predicted to make a step faster."""
+        """Return the rules for an axis that are predicted to make a step faster."""
         dims = [dim for dim in iteration_dims(eqn) if self._may_split(dim, axis)]
         others = [self.declared.with_rule(dim.name, (*self._axes(dim.name), axis)) for dim in dims]
         legal = {dim.name: each for dim, each in zip(dims, others, strict=True) if self.is_legal(each)}

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Module:
-    """What a file declares, as far as it is right. `scope` has its names, for text that the command line gives, `unused` the
-    full names of values that no program has, since nothing uses them.
+    """The right declarations of a file.
+
+    `scope` has their names, for text from the command line; `unused` has the full names of values that no program has, since
+    nothing uses the values.
     """
 
     dims: Mapping[str, Dim]
@@ -56,8 +58,8 @@ def elaborate(
 ) -> Module:
     """Elaborate a file, with the sizes of some dimensions overridden; `model` chooses one of its models.
 
-    `neighbour` reads the files beside it that it imports. An option that is wrong is reported in a file `<--dim>` (one line for
-    each override) or `<--model>`. `settings` are entries of its `train` block, each `KEY=VALUE`: see `overrides.py`.
+    `neighbour` reads imported files beside the file. A wrong option is reported in a file `<--dim>` (one line for each
+    override) or `<--model>`. `settings` are entries of the `train` block, each `KEY=VALUE`: see `overrides.py`.
     """
     if settings:
         from mtfc.frontend.overrides import overridden
@@ -92,7 +94,7 @@ def elaborate(
 
 
 def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
-    """W603 for the models and functions of a file."""
+    """Yield W603 for the models and functions of a file."""
     decls: list[ast.ModelDecl | ast.FnDecl] = [*all_of(file, ast.ModelDecl), *all_of(file, ast.FnDecl)]
     for decl in decls:
         yield from scope.reports.unused(decl).warnings()

@@ -101,10 +101,10 @@ CallRule = Callable[["Expressions", ast.Call, Variables], Results]
 class Expressions:
     """Elaborates the expressions of one body: a model's, or a function's at one call.
 
-    `values` has the variables bound so far, `places` where each was bound last, `gone` where those were that only a loop knew,
-    `later` where each is defined first, further down in the body too, `dropped` the values that only dead statements see.
-    `prefix` is the body's scope, which full names begin with: empty, or ending in a dot. `stack` are the functions that led here,
-    each with the name of its module. `call_rule` elaborates calls.
+    `values` has the variables bound so far, `places` the last place of each binding. `gone` has the places of variables that
+    only a loop knew. `later` has the first definition of each variable of the body, further down too. `dropped` has the values
+    that only dead statements see. `prefix` is the scope at the start of full names: empty, or ending in a dot. `stack` are the
+    functions that led here, each with the name of its module. `call_rule` elaborates calls.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Expressions:
         return Operand(result, span, shown, result in self.trace.numbers)
 
     def name(self, node: ast.Name, variable: str | None) -> Result:
-        """A variable, or the size of a dimension of that name, or else `training`."""
+        """Return a variable, or the size of a dimension of that name, or else `training`."""
         if node.text in self.values:
             return self.named(self.values[node.text], node.span, variable)
         if node.text in self.scope.dims and node.text not in self.later:
@@ -152,7 +152,7 @@ class Expressions:
         return None
 
     def _is_own(self, name: str) -> bool:
-        """Whether the file has a value of this name, which is not known here."""
+        """True if the file has a value of this name that is not known here."""
         return name in self.later or name in self.gone or name in self.scope.doubtful
 
     def named(self, value: Result, span: Span, variable: str | None) -> Result:

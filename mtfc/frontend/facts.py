@@ -160,7 +160,7 @@ class Facts:
 
     @cached_property
     def heavy(self) -> Mapping[Equation, int]:
-        """The contractions that do a good part of the work, with their FLOPs."""
+        """The contractions with a good part of the work, and their FLOPs."""
         einsums = [(eqn, times) for eqn, times in self._executed if eqn.op == "einsum"]
         work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
         total = sum(work)

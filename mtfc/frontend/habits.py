@@ -1,7 +1,7 @@
-"""Habits from Python, and how the same is written here: help for syntax errors, and for names that are not found.
+"""Recognize habits from Python: help for syntax errors, and for names that are not found.
 
-A syntax error is looked at once more where the statement that it is in begins: `for`, `+=` and `h[0]` say what was meant better
-than the token at which the grammar gave up.
+A statement with a syntax error is read once more from its beginning. `for`, `+=` and `h[0]` show the intention better than the
+token at which the grammar gave up.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ DTYPES: Mapping[str, str] = {
 }
 
 MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
-"""What Python programs import, and a file may use without an import of its own."""
+"""Modules that Python programs import; a file may use them out of habit without an import."""
 
 NO_PRODUCT = "there is no operator `@`"
 EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
@@ -105,14 +105,14 @@ FUNCTIONS: Mapping[str, str] = {
     "amin": "write `min(x, over = [dims])`",
     "fabs": "write `abs(x)`",
 }
-"""Functions and methods of NumPy, JAX and PyTorch that are called otherwise here; those of the same name need no row."""
+"""Functions and methods of NumPy, JAX and PyTorch with another name here; functions of the same name need no row."""
 
 
 # Syntax
 
 
 def unlike_here(statement: Sequence[Token], at: int, file: str) -> Diagnostic | None:
-    """What to say of a statement that does not parse at token `at`, where it is one that Python has."""
+    """Return the error of a statement that does not parse at token `at`, if the statement is one of Python."""
     for habit in HABITS:
         found = habit(statement, at)
         if found:
@@ -226,7 +226,7 @@ def _index(statement: Sequence[Token], at: int) -> Found:
 
 
 def _opener(texts: Sequence[str], at: int) -> int:
-    """The innermost `[` around token `at`, -1 where there is none."""
+    """Return the innermost `[` around token `at`, or -1."""
     depth = 0
     for index in range(min(at, len(texts)) - 1, -1, -1):
         depth += (texts[index] in ")]") - (texts[index] in "([") if texts[index] in "()[]" else 0
@@ -236,7 +236,7 @@ def _opener(texts: Sequence[str], at: int) -> int:
 
 
 def _is_called(texts: Sequence[str], opener: int) -> bool:
-    """Whether arguments follow a bracket, so that it binds dimensions of a function."""
+    """True if arguments follow a bracket, so that the bracket binds dimensions of a function."""
     depth = 0
     for index in range(opener, len(texts)):
         depth += (texts[index] == "[") - (texts[index] == "]")
@@ -265,7 +265,7 @@ HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
 
 
 def attribute(name: str, dims: Sequence[str]) -> str | None:
-    """Help for `x.T` and `x.shape`, where `x` is a value with these dimensions."""
+    """Return help for `x.T` and `x.shape`, where `x` is a value with these dimensions."""
     if name in ("T", "mT", "H"):
         order = ", ".join(reversed(dims)) or "dims"
         return f"dimensions are matched by name, in any order; `transpose(x -> [{order}])` changes it"

@@ -31,21 +31,21 @@ PLACEMENTS = (
 )
 
 ONE = "one"
-"""What `--mesh` calls one device, on which nothing is split; a declared mesh of that name comes first."""
+"""The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""
 
 ONE_DEVICE = Mesh("single", (("all", 1),))
-"""Where a program runs undistributed."""
+"""The mesh of an undistributed program."""
 
 N = TypeVar("N", bound=ast.Node)
 
 
 def is_one_device(mesh: str | None, module: Module) -> bool:
-    """Whether `--mesh` asks for one device, with nothing split."""
+    """True if `--mesh` asks for one device, with nothing split."""
     return mesh is not None and mesh.strip() == ONE and ONE not in module.meshes
 
 
 def parse_mesh(text: str, module: Module) -> Mesh:
-    """The mesh that `--mesh` names or spells out: `grid`, `[rows: 2, cols: 4]` or `rows:2;cols:4`; or `one`.
+    """Return the mesh that `--mesh` names or spells out: `grid`, `[rows: 2, cols: 4]`, `rows:2;cols:4` or `one`.
 
     Raises `CompileError`; its spans are in a file `<--mesh>` that holds `text`.
     """
@@ -122,10 +122,10 @@ def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLay
 def chosen_layouts(
     module: Module, layout: str | None, mesh: str | None, model: str | None = None
 ) -> tuple[DeclaredLayout, ...]:
-    """What `--layout` and `--mesh` select, among the layouts that are for a model. A mesh alone selects those that fit it;
-    `one` selects none.
+    """Return the layouts that `--layout` and `--mesh` select among the layouts for a model.
 
-    Raises `CompileError`, also for a layout that splits something on one device.
+    A mesh alone selects the layouts that fit it; `one` selects none. Raises `CompileError`, also for a layout that splits
+    something on one device.
     """
     if is_one_device(mesh, module):
         if layout is not None:
@@ -148,7 +148,7 @@ def chosen_layouts(
 
 
 def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) -> NoReturn:
-    """Raise `CompileError` (E311): a layout that is for other models."""
+    """Raise `CompileError` (E311) for a layout of other models."""
     scope = module.scope.for_text()
     others = " and ".join(f"`{name}`" for name in declared.models)
     message = f"layout `{declared.name}` is for model {others}, and not for `{model}`"
@@ -161,7 +161,7 @@ def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) ->
 
 
 def meant_for(model: str | None, module: Module) -> tuple[DeclaredLayout, ...]:
-    """The declared layouts that are for a model."""
+    """Return the declared layouts for a model."""
     return tuple(each for each in module.layouts if model is None or each.is_for(model))
 
 

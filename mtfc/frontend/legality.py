@@ -38,9 +38,9 @@ def check_layouts(
     unused: Collection[str] = (),
     advice: Advice | None = None,
 ) -> list[Diagnostic]:
-    """Everything that is wrong or wasteful about layouts for the models of one file.
+    """Return all errors and warnings of layouts for the models of one file.
 
-    unused: names of values that the programs lack because nothing uses them, which rules may name all the same.
+    unused: names of values that the programs lack because nothing uses them. Rules may name these values.
     """
     shared = [Facts(program) for program in programs]
     found: list[Diagnostic] = []
@@ -84,7 +84,7 @@ def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
 
 
 def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
-    """Whether one of several models is one that a layout is for: it is named, or has something that the layout splits."""
+    """True if a layout is for this one of several models: it names models or values, or splits a dimension of the model."""
     rules = (*declared.compute.values(), *declared.params.values(), *declared.optimizer.values())
     return bool(declared.models or declared.values) or any(rule.dim in facts.neighbours for rule in rules)
 
@@ -217,7 +217,7 @@ def _unknown_paths(
 
 
 def _unnumbered(path: str) -> str:
-    """`layers.dense_2.h` as `layers.dense.h`: what is left out has no numbers of its own."""
+    """Return `layers.dense_2.h` as `layers.dense.h`: values that are left out have no numbers."""
     return re.sub(r"_\d+(?=\.|$)", "", path)
 
 

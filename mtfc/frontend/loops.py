@@ -69,10 +69,10 @@ class Carried:
 
 
 class Loop:
-    """One loop of a body while it is elaborated.
+    """A loop of a body during elaboration.
 
     `yielded` are the values of `yield` statements by name, `unused` the names among them that nothing reads. `rebound` are the
-    variables of the outside that the loop binds again; those that something reads are `carried`.
+    outer variables that the loop binds again; those that something reads are `carried`.
     """
 
     def __init__(self, body: Body, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
@@ -112,12 +112,12 @@ class Loop:
         self.expressions.gone |= {name: span for name, span in bound.items() if name not in before}
 
     def _bound(self, sources: Mapping[str, Value], dead: Collection[Span] = ()) -> dict[str, Span]:
-        """The variables that statements of the loop bind, each with the last place."""
+        """Return the variables that statements of the loop bind, each with the last place."""
         names = bound_inside(self.node.body, dead)
         return {name.text: name.span for name in names if name.text not in sources}
 
     def _stacked(self, name: str) -> Value | None:
-        """What dead statements see of what the loop yields to them alone."""
+        """Return the stack of a yielded value that only dead statements read."""
         value = self.yielded[name][1]
         return value and Value(name, stacked_type(value.type, self.dim))
 
@@ -219,7 +219,7 @@ class Loop:
         return None
 
     def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
-        """What would be carried, if something read it."""
+        """Return the variables that the loop would carry if something read them."""
         places = self.expressions.places
         values = {name: before[name] for name in self.rebound if name not in self.carried}
         return {
@@ -229,7 +229,7 @@ class Loop:
         }
 
     def _check_unused(self, unused: Mapping[str, Carried]) -> None:
-        """An error where a variable that nothing reads changes its type."""
+        """Report an error for an unread variable that changes its type."""
         for name, each in unused.items():
             start, end = each.argument.type, self.expressions.dropped.get(name)
             if isinstance(end, Value) and (start.dtype, set(start.dims)) != (

@@ -20,11 +20,11 @@ class Node:
 
 
 OPTION = "<--set>"
-"""The file of what `--set` puts into a tree: see `overrides.py`."""
+"""The file of nodes that come from `--set`: see `overrides.py`."""
 
 
 def is_override(node: Node) -> bool:
-    """Whether `--set` put this node into the tree."""
+    """True if `--set` put this node into the tree."""
     return node.span.file == OPTION
 
 

@@ -103,7 +103,7 @@ def given_hypers(
 
 
 def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:
-    """Another optimizer that has a hyperparameter, one with a like name first."""
+    """Return another optimizer that has the hyperparameter, first one with a similar name."""
     found = [
         name
         for name, decls in optimizer.scope.optimizers.items()

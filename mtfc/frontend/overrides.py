@@ -19,10 +19,10 @@ from mtfc.frontend.nodes import OPTION
 from mtfc.frontend.parser import parse
 
 SECTIONS = ("optimizer", "precision")
-"""The entries of which a part can be replaced: `optimizer.learning_rate`, `precision.compute`."""
+"""The entries with parts that can be replaced: `optimizer.learning_rate`, `precision.compute`."""
 
 KEYS = (*SETTINGS, "optimizer.learning_rate", "precision.params", "precision.compute")
-"""The keys that a misspelt one is compared with."""
+"""The known keys, to suggest for a misspelt key."""
 
 LISTED = (
     f"the keys are {', '.join(SETTINGS)}, optimizer.HYPERPARAMETER, precision.params and precision.compute"
@@ -32,9 +32,9 @@ LISTED = (
 def overridden(
     file: ast.File, settings: Sequence[str], model: str | None, diagnostics: Diagnostics
 ) -> ast.File:
-    """The file with the overrides, each `KEY=VALUE`, in the `train` block of `model`, or of the first model.
+    """Return the file with the overrides, each `KEY=VALUE`, in the `train` block of `model`, or of the first model.
 
-    The last of several overrides for one key counts. What is wrong with an override is reported, and the override left out.
+    The last of several overrides for one key counts. A wrong override is reported and left out.
     """
     models = [decl.name.text for decl in all_of(file, ast.ModelDecl)]
     chosen = models[0] if model is None and models else model
@@ -58,7 +58,7 @@ def _whole(text: str, number: int) -> Span:
 
 
 def _is_alone(key: str, decl: ast.Declaration) -> bool:
-    """Whether a `train` block has no other entry than `key`."""
+    """True if a `train` block has no other entry than `key`."""
     values = attrs.asdict(
         decl, recurse=False, filter=lambda field, _: field.name not in ("span", "model", key)
     )
@@ -67,7 +67,7 @@ def _is_alone(key: str, decl: ast.Declaration) -> bool:
 
 @attrs.frozen
 class _Override:
-    """One option. `key` spans from its first character to the last before `=`, which is the character number `equal`."""
+    """An override. `key` spans from its first character to the last before `=`; `equal` is the position of `=` in the text."""
 
     text: str
     number: int
@@ -84,7 +84,7 @@ class _Override:
         return cls(text, number, key, equal, diagnostics)
 
     def applied(self, decl: ast.TrainDecl) -> ast.TrainDecl:
-        """The `train` block with the override."""
+        """Return the `train` block with the override."""
         section, dot, part = self.key.text.partition(".")
         if not dot and section in SETTINGS:
             return self._entry(section, decl)
@@ -106,7 +106,7 @@ class _Override:
         return decl if value is None else attrs.evolve(decl, **changes)
 
     def _part(self, section: str, name: ast.Name, decl: ast.TrainDecl) -> ast.TrainDecl:
-        """A hyperparameter of the optimizer, or one dtype of the precision."""
+        """Replace a hyperparameter of the optimizer, or one dtype of the precision."""
         value = self._parsed("clip", f"{'clip'.ljust(self.equal)}{self.text[self.equal :]}")
         if value is None:
             return decl
@@ -122,7 +122,7 @@ class _Override:
         return attrs.evolve(decl, precision=ast.Precision(name.span, (*others, rule)))
 
     def _hyperparameter(self, name: ast.Name, value: ast.Expr, decl: ast.TrainDecl) -> ast.TrainDecl:
-        """Elaboration reports an optimizer that is missing, or that is no call."""
+        """Replace a hyperparameter. Elaboration reports a missing optimizer, or an optimizer that is no call."""
         call = decl.optimizer
         if not isinstance(call, ast.Call):
             return decl
@@ -131,7 +131,7 @@ class _Override:
         return attrs.evolve(decl, optimizer=attrs.evolve(call, keywords=keywords))
 
     def _parsed(self, key: str, entry: str) -> ast.Expr | None:
-        """The value that a `train` block with this one entry has for `key`; None, and an error, where it is not one entry."""
+        """Return the value of `key` in a `train` block with this one entry; None, and an error, if the text is not one entry."""
         found = Diagnostics()
         declarations = parse(f"train given {{\n{entry}\n}}", OPTION, found, self.number - 1).declarations
         self.diagnostics.extend(map(self._inside, found))
@@ -145,7 +145,7 @@ class _Override:
         return value
 
     def _inside(self, diagnostic: Diagnostic) -> Diagnostic:
-        """A diagnostic about the block, with places in the option alone."""
+        """Move the places of a diagnostic about the block into the option."""
         labels = tuple(Label(self._clamped(label.span), label.message) for label in diagnostic.labels)
         span = self._clamped(diagnostic.span)
         help = diagnostic.help if span.column <= len(self.text) else None  # an option has one line

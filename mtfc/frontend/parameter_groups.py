@@ -1,8 +1,8 @@
-"""Parameter groups: the entries of a `train` block that are for some parameters.
+"""Parameter groups: entries of a `train` block for some parameters.
 
-`optimizer for "*.bias" = ...` gives some an optimizer of their own, and `frozen "embed.*"` leaves some as they are. A pattern is
-compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots included. The
-last entry that matches a parameter decides, so that general entries come first and exceptions after them.
+`optimizer for "*.bias" = ...` gives parameters an optimizer of their own, and `frozen "embed.*"` leaves parameters as they are.
+A pattern is compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots
+included. The last entry that matches a parameter decides, so general entries come first and exceptions after them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mtfc.frontend.scope import Scope, listing
 Entry = ast.OptimizerFor | ast.Frozen
 
 WILD = "*?."
-"""Characters at the ends of a pattern that a misspelt name is found without."""
+"""Characters that are removed from the ends of a pattern to find a misspelt name."""
 
 
 @attrs.frozen
 class Groups:
-    """Which parameters of a model an entry is for. `rest` are those that no entry is for."""
+    """The entries of a `train` block, each with its parameters. `rest` are the parameters without an entry."""
 
     members: tuple[tuple[Entry, tuple[str, ...]], ...]
     rest: tuple[str, ...]
@@ -37,13 +37,13 @@ class Groups:
 
     @property
     def frozen_by(self) -> list[Label]:
-        """The places of the entries that freeze a parameter."""
+        """Labels at the entries that freeze a parameter."""
         entries = (entry for entry, names in self.members if isinstance(entry, ast.Frozen) and names)
         return [Label(_patterns(entry), "frozen here") for entry in entries]
 
     @property
     def optimized(self) -> Iterator[tuple[ast.Expr, tuple[str, ...]]]:
-        """The optimizers that entries give, each with the parameters that it updates."""
+        """The optimizers of the entries, each with the parameters that it updates."""
         return (
             (entry.optimizer, names) for entry, names in self.members if isinstance(entry, ast.OptimizerFor)
         )
@@ -55,7 +55,7 @@ def _patterns(entry: Entry) -> Span:
 
 
 def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> Groups:
-    """The groups of a model's parameters; a pattern that no parameter matches is reported."""
+    """Return the groups of a model's parameters; report a pattern that matches no parameter."""
     names = [parameter.name for parameter in model.program.parameters]
     chosen: dict[str, Entry] = {}
     for entry in decl.groups:
@@ -76,7 +76,7 @@ def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) 
 
 
 def _meant(pattern: str, names: list[str], scope: Scope) -> str | None:
-    """The pattern with its name, or its last part, replaced by the nearest one that there is."""
+    """Return the pattern with its name, or its last part, replaced by the nearest existing name."""
     core = pattern.strip(WILD)
     for word, known in ((core, names), (core, _parts(names)), (core.rpartition(".")[2], _parts(names))):
         near = scope.reports.nearest(word, list(known)) if word else None

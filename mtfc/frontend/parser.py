@@ -132,9 +132,9 @@ class _Parser:
         return False
 
     def _recover(self, errors: Iterable[Diagnostic], stuck: int | None = None) -> None:
-        """Report, put ERROR in the place of what does not parse, and go to the next token that may follow it.
+        """Report errors, put ERROR in place of the broken text, and go to the next token that may follow.
 
-        Where no rule takes token `stuck`, the statement may be one of another language.
+        Where no rule takes token `stuck`, the statement may belong to another language.
         """
         begin = self._rewind()
         while (move := self.moves[self.states[-1]]["ERROR"]) < 0:
@@ -149,7 +149,7 @@ class _Parser:
             self.diagnostics.extend((habit,) if habit else errors)
 
     def _habit(self, begin: int, stuck: int) -> Diagnostic | None:
-        """What to say of the line with token `stuck`, in a statement from token `begin` on."""
+        """Return the error of a habit in the line with token `stuck`, in a statement from token `begin` on."""
         ends = (SEPARATOR, "LBRACE", "RBRACE")
         while begin and self.tokens[begin - 1].kind not in ends:
             begin -= 1

@@ -1,5 +1,6 @@
-"""The usual way out where two dimensions of a tensor cannot both be split over an axis: one of them gets a name that no rule
-splits. So attention has `length` for the positions that ask and `memory` for those that are asked.
+"""Suggest a new name where two dimensions of a tensor cannot both be split over an axis: no rule splits the new name.
+
+Attention for example has `length` for the positions of queries and `memory` for the positions of keys.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from mtfc.frontend.rules import Rule, Section
 
 
 def renaming(facts: Facts, affected: Iterable[Tensor], rules: Sequence[Rule], section: Section) -> str | None:
-    """`; or rename ...` with the call, where an operand of an equation that makes one of these tensors has only one of the
-    dimensions of the two rules.
+    """Return `; or rename ...` with the call, if a suitable operand exists.
+
+    The operand belongs to an equation that makes one of these tensors, and has only one of the two rules' dimensions.
     """
     spans = {tensor.span for tensor in affected}
     for eqn in facts.equations:
@@ -27,7 +29,7 @@ def renaming(facts: Facts, affected: Iterable[Tensor], rules: Sequence[Rule], se
 
 
 def _operand(facts: Facts, eqn: Equation, dim: str, other: str) -> Value | None:
-    """An operand with a name of the user's that has the one dimension, and not the other."""
+    """Return an operand with a name of the user's that has the one dimension, and not the other."""
     fit = (value for value in eqn.operands if dim in value.type.names and other not in value.type.names)
     return next((value for value in fit if value in facts.paths), None)
 

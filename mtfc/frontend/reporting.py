@@ -54,7 +54,7 @@ def reported(
 
 
 def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -> bool:
-    """Tell whether a mean over micro-batches exists in the output's dtype; an error where not."""
+    """True if a mean over micro-batches exists in the output's dtype; report an error otherwise."""
     if type.dtype in FLOATS:
         return True
     message = f"`{name.text}` is {type}, and the mean over {accumulate} micro-batches is reported"

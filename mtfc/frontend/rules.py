@@ -15,8 +15,9 @@ from mtfc.frontend.scope import Scope
 
 @attrs.frozen
 class Rule:
-    """Dimension `dim` is split over `axes`: where that is written, and where the dimension is declared. `EVERY` is declared
-    nowhere but where it is written.
+    """Dimension `dim` is split over `axes`.
+
+    span: the place of the rule. declared: the place of the dimension's declaration; for `EVERY`, the place of `*`.
     """
 
     dim: str
@@ -36,9 +37,9 @@ Section = Mapping[str, Rule]
 class DeclaredLayout:
     """A layout on a mesh, with the place of each rule.
 
-    `compute` are the rules for values, `params` those under which parameters are stored, `optimizer` those for optimizer
-    state, each with the rules that it overrides; `values` are the rules of single values, `paths` where these are named.
-    `models` are those that it is for, empty where it is for all, `allowed` the warnings about it that are not wanted.
+    `compute` are the rules for values, `params` the rules for storing parameters, `optimizer` the rules for storing optimizer
+    state, each with the rules that it overrides. `values` are the rules of single values, `paths` the places of their names.
+    `models` are the models of the layout, empty for all models. `allowed` are the warnings that the layout allows.
     """
 
     mesh: Mesh
@@ -56,7 +57,7 @@ class DeclaredLayout:
         return not self.models or model in self.models
 
     def with_rule(self, dim: str, axes: Axes) -> DeclaredLayout:
-        """The same with one other rule for values."""
+        """Return the layout with one other rule for values."""
         rule = Rule(dim, axes, self.span, self.span)
         rules = self.layout.rules.override(Rules(((dim, axes),)))
         return attrs.evolve(
@@ -77,7 +78,7 @@ class DeclaredLayout:
 
 
 def _own(section: Section, compute: Section) -> Section:
-    """The rules that a section does not have from those for values."""
+    """Return the rules of a section that do not come from the rules for values."""
     return {dim: rule for dim, rule in section.items() if compute.get(dim) is not rule}
 
 
@@ -133,7 +134,7 @@ def _section(
 
 
 def _is_of_every(rule: ast.LayoutRule, scope: Scope) -> bool:
-    """Whether a rule is for `*`, which it may not be; an error where it is."""
+    """True if a rule is for `*`; report an error, since only storage rules may be."""
     if not isinstance(rule.dim, ast.Every):
         return False
     message = "`*` stands for a dimension of each parameter as it is stored, and cannot be split here"
@@ -153,7 +154,7 @@ def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
 
 
 def _dim(rule: ast.LayoutRule, scope: Scope) -> tuple[str | None, Span]:
-    """The dimension that a rule is for, None where there is no such one, and where it is declared."""
+    """Return the dimension of a rule, None if unknown, and the place of its declaration."""
     if isinstance(rule.dim, ast.Every):
         return EVERY, rule.dim.span
     dim = scope.dim(rule.dim, "E303")

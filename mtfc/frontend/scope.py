@@ -32,11 +32,11 @@ ANY = "any"
 
 
 class Reports:
-    """Where the errors of one run go.
+    """The errors of one run.
 
-    A function is elaborated once for each call, and what is wrong with it is reported for the first call that shows it. `called`
-    are the functions that have been elaborated, by the place of their names, `dropped` and `dropped_dims` the full
-    names of values and of functions' dimensions that no program has, since nothing uses them.
+    A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
+    `called` are the functions that have been elaborated, by the place of their names. `dropped` and `dropped_dims` are the full
+    names of unused values and of their functions' dimensions, which no program has.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -54,7 +54,7 @@ class Reports:
             self.diagnostics.add(code, message, span, labels, help)
 
     def unused(self, decl: ast.ModelDecl | ast.FnDecl) -> Unused:
-        """What a model or a function computes for nothing: found once, however often it is called."""
+        """Return the unused statements of a model or a function, found once for all calls."""
         place = decl.name.span
         if place not in self._unused:
             self._unused[place] = unused(decl)

@@ -165,7 +165,7 @@ def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[L
 
 
 def as_bindings(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
-    """How sizes that are given as arguments are written: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
+    """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
     determined = {name.text for each in decl.args if each.type for name in names(each.type)}
     own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}
     wanted = [each.text for each in decl.generics if each.text not in determined | own]
@@ -183,7 +183,7 @@ def as_bindings(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
 
 
 def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
-    """The dimension that is meant: one of this size, or a new one called `name`."""
+    """Return the name of the intended dimension: a dimension of this size, or a new dimension called `name`."""
     if isinstance(node, ast.DimName):
         return node.text
     return sizes.get(node.value, name) if isinstance(node, ast.Int) else "..."

@@ -23,7 +23,7 @@ LARGEST = 50_000
 
 
 class VariableNames:
-    """Names of values: a variable's first value has its name, and nothing else ever has it.
+    """Names of values: a variable's first value has its name, and no other value ever has it.
 
     `seen` are the variables that had values, in the blocks around and inside too.
     """
@@ -166,7 +166,7 @@ class Trace:
         return self.block
 
     def aside(self) -> Trace:
-        """An equal place, with the same loops around, for equations that leave nothing behind."""
+        """Return an equal place, within the same loops, for equations of dead statements."""
         block = root = Block(())
         for loop in self.block.loops():
             block = LoopBlock(block, loop.dim, loop.stacked)

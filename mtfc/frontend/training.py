@@ -71,7 +71,10 @@ def _updates(
     scope: Scope,
     std: Scope,
 ) -> tuple[Update, ...] | None:
-    """The updates of all parameters that are not frozen, by `optimizer` where no group is theirs; None where one is wrong."""
+    """Return the updates of all parameters that are not frozen; None if an update is wrong.
+
+    `optimizer` updates the parameters without a group.
+    """
     optimizers = [(find_optimizer(node, scope, std), names) for node, names in groups.optimized]
     if decl.optimizer is not None:
         optimizers.insert(0, (optimizer, groups.rest))

@@ -12,7 +12,7 @@ from mtfc.frontend.scope import Scope
 
 
 class HasUsage(Protocol):
-    """A function that is built in: how a call of it is written."""
+    """A built-in function; `usage` is a call of it."""
 
     @property
     def usage(self) -> str: ...
@@ -35,7 +35,7 @@ def unknown_function(
 
 
 def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, object]) -> None:
-    """Report that there is no such value; what is asked of a value that has failed is not reported."""
+    """Report an unknown value, unless the text asks for a part of a value with an error."""
     head, _, attribute = node.text.partition(".")
     if attribute and head in values and values[head] is None:
         return
@@ -50,14 +50,14 @@ def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, 
 
 
 def product_help(node: ast.Binary, left: tuple[Dim, ...], right: tuple[Dim, ...]) -> str:
-    """How `x @ w` is written: the dimensions of the result are those that one operand alone has."""
+    """Return help that writes `x @ w` as an einsum: the result has the dimensions that only one operand has."""
     dims = ", ".join(dim.name for dim in (*left, *right) if (dim in left) != (dim in right))
     names = [each.text if isinstance(each, ast.Name) else "..." for each in (node.left, node.right)]
     return f"write `einsum({', '.join(names)} -> [{dims}])`, with the dimensions of the result"
 
 
 def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | None:
-    """How a function of another library is written here."""
+    """Return help for a function of another library."""
     if name in builtins:
         return f"write `{builtins[name].usage}`"
     if name in ITEM_BYTES:
@@ -88,7 +88,7 @@ def _in_module(
 
 
 def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> str | None:
-    """What to do about a module that is not imported."""
+    """Return help for a module that is not imported."""
     head, *_, name = function.parts
     if head in habits.MODULES:
         return _habit(scope, name, builtins) or "what Python imports is not known here"

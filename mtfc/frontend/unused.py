@@ -1,9 +1,9 @@
-"""Statements whose results nothing uses.
+"""Find statements whose results nothing uses.
 
-A graph has a node for each statement of a body, and edges to the statements whose values it reads. Statements that `return` does
-not reach are dead: they are checked for errors, and leave no equations, parameters, random numbers or names behind. A loop adds a
-node for each variable that it carries, which reads the variable before the loop and at the end of the body; so the graph is
-exact, and is found in one walk. Parameters stay, whether something reads them or not: a file that declares one wants it.
+A graph has a node for each statement of a body, and edges to the statements whose values it reads. Statements that `return`
+does not reach are dead. Dead statements are checked for errors, and leave no equations, parameters, random numbers or names
+behind. A loop adds a node for each variable that it carries. The node reads the variable before the loop and at the end of the
+body, so one walk finds the exact graph. Parameters stay even if nothing reads them: a file that declares a parameter wants it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtfc.frontend.traverse import children
 
 CODE = "W603"
 SILENT = "_"
-"""A name that begins so is unused on purpose."""
+"""The prefix of names that are unused on purpose."""
 
 MOST_LABELS = 3
 
@@ -34,14 +34,14 @@ class _Node:
 
 
 Environment = dict[str, _Node]
-"""The node that each name stands for at one place."""
+"""The node of each name at one place."""
 
 
 @attrs.frozen
 class Unused:
-    """The statements of a body that leave nothing behind, by their places, and what there is to say about them.
+    """The dead statements of a body by place, and the warnings about them.
 
-    `groups` are names that nothing uses, each with the places of statements that only its value needs.
+    `groups` are unused names, each with the statements that only its value needs.
     """
 
     dead: frozenset[Span] = frozenset()
@@ -57,7 +57,7 @@ NOTHING = Unused()
 
 
 def unused(decl: ast.ModelDecl | ast.FnDecl) -> Unused:
-    """What a model or a function computes for nothing; nothing is known of a body without `return`."""
+    """Find the dead statements of a model or a function; a body without `return` has none."""
     walk = _Walk()
     given = decl.inputs if isinstance(decl, ast.ModelDecl) else decl.args
     walk.body({each.name.text: _Node() for each in given}, decl.body)
@@ -72,7 +72,7 @@ def unused(decl: ast.ModelDecl | ast.FnDecl) -> Unused:
 
 
 class _Walk:
-    """One walk over a body. `roots` are the nodes that are needed, `nodes` those of statements in the order of the source."""
+    """A walk over a body. `roots` are the nodes that are needed, `nodes` those of statements in the order of the source."""
 
     def __init__(self) -> None:
         self.nodes: list[_Node] = []
@@ -95,7 +95,7 @@ class _Walk:
             values.update((name.text, made) for name in node.targets)
         elif isinstance(node, ast.Param):
             self._param(node, values, loop)
-        else:  # what stays in any case: `return`, `dim`, and what is wrong
+        else:  # these stay in any case: `return`, `dim`, and statements with errors
             root = _Node(reads=[*_read(node, values), *loop])
             self.roots.append(root)
             values.update(dict.fromkeys(node.targets if isinstance(node, ast.Broken) else (), root))
@@ -108,13 +108,13 @@ class _Walk:
         return made
 
     def _param(self, node: ast.Param, values: Environment, loop: tuple[_Node, ...]) -> None:
-        """A parameter needs its loop, and numbers in its initial value, whether something reads it or not."""
+        """Keep the loop of a parameter, and the values that its initial value reads, even if nothing reads the parameter."""
         self.roots.append(_Node(reads=[*_read(node, values), *loop]))
         values[node.name.text] = self._binding(node, (node.name,), values, loop)
 
     def _yield(self, node: ast.Yield, values: Environment, handed_out: Environment, loop: _Node) -> None:
         made = self._binding(node, (node.name,), values, (loop,))
-        if node.name.text in handed_out:  # an error, which both are needed for
+        if node.name.text in handed_out:  # a name yielded twice is an error, which needs both statements
             made.reads.append(handed_out[node.name.text])
         handed_out[node.name.text] = made
 
@@ -139,13 +139,13 @@ class _Walk:
 
 
 def _read(node: ast.Node, values: Mapping[str, _Node]) -> Iterator[_Node]:
-    """The nodes of the names in a statement's expressions; in a text that did not parse, of all its words."""
+    """Yield the nodes of the names in a statement's expressions; for a text that did not parse, of all its words."""
     names = sorted(node.names) if isinstance(node, ast.Broken) else _names(node)
     yield from (values[name] for name in names if name in values)
 
 
 def _names(node: ast.Node) -> Iterator[str]:
-    """The names in expressions that may be values: not those of dimensions, functions and arguments."""
+    """Yield the names in expressions that may be values, and not dimensions, functions or arguments."""
     if isinstance(node, ast.Name):
         yield node.text
         return
@@ -164,7 +164,7 @@ def _names(node: ast.Node) -> Iterator[str]:
 
 
 def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
-    """The nodes that the roots need, directly or not, beside those that are known."""
+    """Return the nodes that the roots need, directly or not, without the known nodes."""
     found: set[_Node] = set()
     waiting = [each for root in roots for each in root.reads]
     while waiting:
@@ -176,7 +176,7 @@ def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
 
 
 def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[_Node, ...]]]:
-    """The unused names, each with what only it needs: from the last statement on, since reading comes after binding."""
+    """Yield the unused names, each with the nodes that only it needs. The last comes first, as reading follows binding."""
     seen = set(live)
     named = [node for node in left if node.names]
     for node in reversed(named):

@@ -57,7 +57,7 @@ def elaborate_updates(
 def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> Function | None:
     """Make a function without arguments that gives a hyperparameter of the step, f32[].
 
-    The first declaration of the optimizer that has the hyperparameter counts. None where the call is wrong.
+    The first declaration of the optimizer that has the hyperparameter counts. Returns None if the call is wrong.
     """
     decl = next(each for each in optimizer.decls if name in (hyper.name.text for hyper in each.hypers))
     given = given_hypers(optimizer, decl, scope)
@@ -145,7 +145,7 @@ class _Elaboration:
         return Function(decl.name.text, tuple(trace.arguments), tuple(trace.block.body), outputs)
 
     def hyperparameter(self, name: str, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
-        """A function that gives the hyperparameter; None where it is wrong."""
+        """Return a function that gives the hyperparameter; None if the hyperparameter is wrong."""
         hyper = next(each for each in self.decl.hypers if each.name.text == name)
         result = self._hyper(hyper, given.get(name), scope)
         if result is None:

@@ -201,8 +201,10 @@ def test_a_hierarchy_takes_what_its_slowest_level_takes() -> None:
 
 
 def test_worked_examples_of_the_scaling_book() -> None:
-    """bf16[4096, 65536] on a node of H100 takes 1.04 ms at line rate, without latency. On TPU v4 of 4 x 4 x 4, bf16[1024, 4096]
-    that is split over two axes is gathered over one of them in 23 us, without latency and as if every shard came from elsewhere.
+    """On a node of H100, bf16[4096, 65536] takes 1.04 ms at line rate, without latency.
+
+    On TPU v4 of 4 x 4 x 4, bf16[1024, 4096] is split over two axes and gathered over one of them. The gather takes 23 us,
+    without latency and as if every shard came from elsewhere.
     """
     node = Topology.of(grid(all=8), machine(switch(8, bandwidth=450e9)))
     (seconds,) = node.seconds("all_gather", ("all",), 2 * 4096 * 65536 / 8).values()

@@ -1,4 +1,4 @@
-"""Generated modules refuse arrays that they are not compiled for: both backends, with the same messages."""
+"""Generated modules of both backends refuse arrays that they are not compiled for, with the same messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch(rows: int, *front: int) -> dict[str, Any]:
 
 
 def unchecked(module: Any, arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays, placed by a module that is compiled for their sizes."""
+    """Return the arrays, placed by a module that is compiled for their sizes."""
     return dict(module.shard(arrays, module.INPUTS))
 
 
@@ -56,7 +56,7 @@ def message(call: Any) -> str:
 
 @pytest.mark.parametrize("rows", [8, 16, 64])
 def test_another_batch_size_is_refused(load: Any, rows: int) -> None:
-    """The mean over 32 rows is written as a product with 1/32, which gives a wrong loss for any other number."""
+    """The mean over 32 rows is a multiplication by 1/32, which gives a wrong loss for any other number of rows."""
     module = load(program())
     wanted = f'"x"] is float32[batch: 32, io: 4], and the given array is float32[{rows}, 4]'
     advice = (

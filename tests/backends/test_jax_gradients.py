@@ -1,4 +1,4 @@
-"""`jax.grad` of emitted modules: ops of which JAX has no derivative or another one, and the examples."""
+"""`jax.grad` of emitted modules: ops without a derivative in JAX, or with another derivative, and the examples."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ model m(x: f32[batch, io]) {
 
 
 def test_a_loaded_module_runs_under_jit_and_grad_without_a_mesh_that_is_set() -> None:
-    """The loss depends on no parameter, so that nothing but the mesh says on which devices the gradient is computed."""
+    """The loss depends on no parameter, so only the mesh says on which devices the gradient is computed."""
     placed = lowered(SPLIT + "model m(x: f32[io]) {\n  loss = sum(x)\n  return loss\n}\n", "gradients")
     module = jax_module(placed)
     inputs = module.shard({"x": np.ones(8, np.float32)}, module.INPUTS)
@@ -143,7 +143,7 @@ def test_a_loaded_module_runs_under_jit_and_grad_without_a_mesh_that_is_set() ->
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.file)
 def test_the_examples(example: Example) -> None:
-    """Outside of training, in f64, under the last layout of the file, which splits the most; no two elements are equal."""
+    """Each example agrees outside of training, in f64, under the file's last layout, which splits most; no elements are equal."""
     file = path(example)
     selection = choose(
         file.read_text("utf-8"), str(file), Choice(None, None, example.mesh, example.dims), every_layout=True

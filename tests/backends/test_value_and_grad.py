@@ -1,4 +1,4 @@
-"""`value_and_grad` of emitted modules: the gradients of a training step, for an optimizer that is not the file's."""
+"""`value_and_grad` of emitted modules: the gradients of a training step, for another optimizer than the file's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAYOUTS = ("data", "hybrid", "sharded")
 
 
 def module_of(source: str, layout: str, backend: str) -> Any:
-    """The module as `mtfc compile` emits it."""
+    """Return the module as `mtfc compile` emits it."""
     found = load(source)
     chosen = next(each for each in found.layouts if each.name == layout)
     ((_, *_, (_, placed)),) = [stages(found.programs[0], chosen, "module")]
@@ -55,7 +55,7 @@ def module_of(source: str, layout: str, backend: str) -> Any:
 
 
 def reference(source: str, arrays: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Loss and gradients of the parameters, by the interpreter, undistributed."""
+    """Return loss and gradients of the parameters, by the interpreter, undistributed."""
     whole = differentiated(load(source).programs[0], "gradients")
     found = interpret(whole.function("gradients"), whole, arrays)
     names = [parameter.name for parameter in whole.parameters]
@@ -155,7 +155,7 @@ def test_draws_follow_the_step() -> None:
 
 @pytest.mark.parametrize("layout", ["hybrid", "tiled_3d"])
 def test_the_example_trains_by_optax(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under each layout to the same losses, with parameters that stay split."""
+    """The example reaches the same losses under each layout, with parameters that stay split."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     import optax_loop
 

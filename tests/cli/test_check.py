@@ -156,7 +156,7 @@ def test_what_is_advised_is_what_the_simulator_predicts(mtfc: Mtfc, folder: Path
 
 
 def test_what_is_advised_for_a_large_program_is_faster_as_a_whole(mtfc: Mtfc, folder: Path) -> None:
-    """There only the equation is simulated."""
+    """In a large program, only the equation is simulated."""
     more = "  y = x + nn.dense[d_out = io](relu(nn.dense[d_out = hidden](y)))\n"
     deep = WIDE.replace("relu(h))\n", "relu(h))\n" + more * 10)
     (folder / "wide.mtf").write_text(deep)

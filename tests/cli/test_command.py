@@ -318,7 +318,7 @@ def test_set_is_an_option_of_every_command_that_compiles(mtfc: Mtfc, command: st
     ],
 )
 def test_every_command_takes_one_device(mtfc: Mtfc, command: tuple[str, ...]) -> None:
-    """Sizes that no declared layout divides show that none is used."""
+    """Sizes that no declared layout divides show that no declared layout is used."""
     outcome = mtfc(*command, "model.mtf", "--mesh", "one", "--dim", "batch=5", "--dim", "io=7")
     assert outcome.status == 0, outcome.err
     assert "error" not in outcome.err

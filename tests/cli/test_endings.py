@@ -1,4 +1,4 @@
-"""Nothing is lost: outputs are checked before work begins, and a training run that ends early saves what there is."""
+"""Nothing is lost: outputs are checked before work begins, and a training run that ends early saves its results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OUTPUTS = {
 def test_outputs_are_checked_before_work_begins(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Before the file is even read: no work can have been done."""
+    """The check comes before the file is even read: no work can have been done."""
     monkeypatch.setattr("mtfc.cli.sources.read_bytes", lambda path: pytest.fail("work has begun"))
     (folder / "here").mkdir()
     long = "x" * 300
@@ -81,7 +81,7 @@ def test_two_outputs_with_one_path(mtfc: Mtfc, paths: tuple[str, str]) -> None:
 
 
 def test_arrays_to_standard_output(files: Path) -> None:
-    """It is for them alone: the report goes to standard error."""
+    """Standard output is for the arrays alone: the report goes to standard error."""
     for training in ([], ["--train"]):
         command = [
             sys.executable,
@@ -112,7 +112,7 @@ def diverge(folder: Path, rate: str = "1e9") -> None:
 
 
 def after(steps: int, *options: str) -> dict[str, np.ndarray]:
-    """Parameters and losses of a run of so many steps."""
+    """Return parameters and losses of a run of `steps` steps."""
     assert main(["run", "model.mtf", *DIVERGING[:-1], "fewer.npz", "--steps", str(steps), *options]) == 0
     with np.load("fewer.npz") as saved:
         return {name: saved[name] for name in saved.files}
@@ -133,7 +133,7 @@ def load(path: str) -> dict[str, np.ndarray]:
 def test_a_loss_that_is_not_finite(
     mtfc: Mtfc, files: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: str, share: float
 ) -> None:
-    """The parameters that gave the last finite loss are saved, to the last bit, however often a copy was made."""
+    """The parameters that gave the last finite loss are saved exactly, for any number of copies."""
     monkeypatch.setattr(rewind, "SHARE", share)
     diverge(files)
     options = ["--backend", backend, "--layout", layout]
@@ -169,7 +169,7 @@ def test_without_save(mtfc: Mtfc, files: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_last_step_leaves_parameters_that_are_not_finite(mtfc: Mtfc, files: Path, backend: str) -> None:
-    """Its loss was finite: the file would have been useless, and the status 0."""
+    """The loss of the last step was finite; saving the parameters after it would write a useless file with status 0."""
     diverge(files, "3e38")
     data = load("data.npz")
     np.savez("data.npz", x=100 * data["x"][:4], labels=data["labels"][:4])
@@ -199,7 +199,7 @@ def test_outputs_that_are_not_finite_are_only_reported_without_training(
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, during: int, times: int = 1) -> None:
-    """Ctrl-C in the middle of a training step, after its parameters are given away."""
+    """Send Ctrl-C in the middle of a training step, after its parameters are donated."""
     train = Session.train
     seen: list[int] = []
 
@@ -222,7 +222,7 @@ def test_an_interrupt_saves_what_there_is(
     options = ["--backend", backend, "--layout", "both"]
     expected = after(5, *options)
     interrupting(monkeypatch, during=5)
-    mtfc("check", "model.mtf")  # takes what `after` has printed
+    mtfc("check", "model.mtf")  # discard the output that `after` has printed
     outcome = mtfc("run", "model.mtf", *DIVERGING, "--steps", "100", *options, "--format", format)
     assert outcome.status == 130
     first, second = outcome.err.splitlines()
@@ -273,7 +273,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
 
 
 def test_a_real_interrupt(files: Path) -> None:
-    """The second step takes a second, and an interrupt comes during it."""
+    """The second step takes a second, and an interrupt comes during that step."""
     process = started([0.0, 1.0])
     wait_for(process, "step 1")
     process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Predictions that rest on peak figures say so: as a line of the report, and as a key of the record."""
+"""Predictions from peak figures say so: as a line of the report, and as a key of the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Python API returns is what the command prints with `--format json`, and is typed so."""
+"""The Python API returns the records that the command prints with `--format json`, with the types of `records`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_record_is_what_the_command_prints(
 
 
 def assert_typed(value: object, type: Any) -> None:
-    """Assert that a value is of a type as `records` has them, with all keys that must be there, and no others."""
+    """Assert that a value has a type of `records`, with all required keys, and no others."""
     if is_typeddict(type):
         assert isinstance(value, dict)
         hints = get_type_hints(type, include_extras=True)

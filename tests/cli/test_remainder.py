@@ -1,4 +1,4 @@
-"""A last batch with fewer rows: the same numbers as from batches of any other size."""
+"""A last batch with fewer rows gives the same numbers as batches of any other size."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_rules_that_divide_what_is_left_are_kept(mtfc: Mtfc, files: Path) -> Non
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 6, 7, 20])
 def test_evaluations_weigh_batches_by_their_rows(mtfc: Mtfc, files: Path, batch: int) -> None:
-    """Of 7 rows, in batches of any size: more than there are included."""
+    """The means over 7 rows are the same in batches of any size, even larger than 7."""
     options = ["--train", "--steps", "1", "--eval", "test.npz", "--params", "params.npz", "--format", "json"]
     np.savez("data.npz", **arrays(batch))
     outcome = mtfc(
@@ -140,7 +140,7 @@ def trained(batches: list[dict[str, np.ndarray]], steps: int) -> tuple[dict[str,
 def test_the_smaller_batch_is_the_last_step_of_each_pass(
     mtfc: Mtfc, files: Path, backend: str, layout: str
 ) -> None:
-    """Parameters and the optimizer's state go to the second compilation and back."""
+    """Parameters and the optimizer's state move to the second compilation and back."""
     options = ["--data", "data.npz", "--params", "params.npz", "--save", "out.npz", "--format", "json"]
     training = ["--train", "--steps", "7", "--backend", backend, "--layout", layout, "--eval", "test.npz"]
     outcome = mtfc("run", "model.mtf", *training, *options)

@@ -178,7 +178,7 @@ def test_data_that_does_not_fit(mtfc: Mtfc, files: Path, code: str) -> None:
 
 
 def test_all_that_is_wrong_with_parameters_is_named(mtfc: Mtfc, files: Path) -> None:
-    """Missing, misshaped and unknown ones in one run, in both commands that take a file of parameters."""
+    """Missing, misshaped and unknown parameters are named in one run, by both commands that take a file of parameters."""
     text = (files / "model.mtf").read_text()
     (files / "model.mtf").write_text(
         text.replace("+ bias", "+ bias + scale").replace(
@@ -244,7 +244,7 @@ def test_partial_parameters_of_no_file(mtfc: Mtfc) -> None:
 
 
 def test_a_parameter_called_loss(mtfc: Mtfc, files: Path) -> None:
-    """It is saved in the losses' place, read again, and missing where the file lacks it."""
+    """The parameter is saved in place of the losses and read again; a file without the parameter is an error."""
     text = (files / "model.mtf").read_text()
     for old, new in (
         ("loss = mean", "error = mean"),
@@ -375,7 +375,7 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1); report h }
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 def test_evaluation_drops_nothing(mtfc: Mtfc, folder: Path, backend: str) -> None:
-    """`--eval` and a run without `--train` are those of the model without dropout, for the parameters at hand."""
+    """`--eval` and a run without `--train` compute the model without dropout, for the current parameters."""
     for name, rate in (("dropping", "0.5"), ("keeping", "0.0")):
         (folder / f"{name}.mtf").write_text(DROPPING.replace("RATE", rate), "utf-8")
     x = np.random.default_rng(0).uniform(0.5, 1.5, (4, 8)).astype(np.float32)

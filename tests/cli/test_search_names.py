@@ -1,4 +1,4 @@
-"""`mtfc search --why-not` before the search begins, and `--axes-names`: what the axes of searched meshes are called."""
+"""`mtfc search --why-not` before the search begins, and `--axes-names`, which names the axes of searched meshes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_said_before_the_search(
 
 
 def test_rules_that_the_mesh_that_was_found_cannot_have(mtfc: Mtfc) -> None:
-    """They are searched for on the meshes that can."""
+    """The rules are searched for on the meshes that can have them."""
     options = (*ON_6, "--why-not", "batch: x")
     found = mtfc(*options, "--format", "json").json
     asked = found["why_not"]
@@ -63,7 +63,7 @@ def test_rules_that_the_mesh_that_was_found_cannot_have(mtfc: Mtfc) -> None:
 
 @pytest.mark.parametrize("axis", ["rows", "x"])
 def test_rules_may_name_the_axes_of_a_layout_of_the_file(mtfc: Mtfc, axis: str) -> None:
-    """What is found may be a layout of the file."""
+    """The result may be a layout of the file."""
     found = mtfc(*ON_6, "--why-not", f"batch: {axis}", "--format", "json").json
     assert f"batch: {axis}" in found["why_not"]["layout"]
 
@@ -93,7 +93,7 @@ def test_axes_have_the_names_that_are_asked_for(mtfc: Mtfc, tmp_path: Path, spac
 
 
 def test_more_axes_than_by_default(mtfc: Mtfc) -> None:
-    """As many as there are names."""
+    """A mesh may have as many axes as there are names."""
     options = ("search", "model.mtf", "--devices", "16", "--target", "h100", "--dim", "batch=64")
     asked = mtfc(
         *options, "--axes-names", "a,b,c,d", "--why-not", "batch: (a,b,c,d)", "--format", "json"

@@ -216,7 +216,7 @@ def test_without_training_nothing_is_said_of_it(mtfc: Mtfc, folder: Path) -> Non
 
 
 def test_training_on_data_that_is_given(mtfc: Mtfc, folder: Path) -> None:
-    """One batch for all steps, or batches in order."""
+    """The file holds one batch for all steps, or batches in order."""
     (folder / "train.mtf").write_text(TRAINING)
     rng = np.random.default_rng(0)
     for rows in (8, 24):
@@ -230,7 +230,7 @@ def test_training_on_data_that_is_given(mtfc: Mtfc, folder: Path) -> None:
 def test_a_wrong_update_is_found(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """Outputs and gradients are right; what the second step makes of the state is not."""
+    """Outputs and gradients are right; the second step computes a wrong state."""
     (folder / "train.mtf").write_text(TRAINING)
     load = execution.load
 
@@ -251,7 +251,7 @@ def test_a_wrong_update_is_found(
 
 
 def test_rounding_that_an_optimizer_magnifies_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
-    """No loss depends on `common`, whose gradient is rounding alone: Adam makes steps of full size of it."""
+    """No loss depends on `common`, whose gradient is rounding alone: Adam takes full steps from this rounding."""
     (folder / "noise.mtf").write_text(NOISE)
     outcome = mtfc("verify", "noise.mtf", "--format", "json")
     assert outcome.status == 0
@@ -291,7 +291,7 @@ train small {
 
 
 def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
-    """The same with signs, which are whole steps in f64, too: noise in the gradients shows that."""
+    """The optimizer takes the sign of rounding, a full step in f64, too: noise in the gradients reveals the rounding."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
     for dtype in ([], ["--dtype", "f64"]):
         outcome = mtfc("verify", "noise.mtf", "--format", "json", *dtype)
@@ -303,7 +303,7 @@ def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) ->
 
 
 def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter that noise does not move so far is wrong, next to one that it does move."""
+    """A parameter that noise does not move so far is wrong, next to a parameter that noise does move."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
     load = execution.load
 

@@ -25,7 +25,13 @@ from tests.harness import with_unused_values
 
 FILE = "file.mtf"
 CASES = Path(__file__).parent.parent / "diagnostics"
-OF_OPTIONS = {"E311", "E312", "E313", "E316", "E417"}  # about the command line, which the cases do not have
+OF_OPTIONS = {
+    "E311",
+    "E312",
+    "E313",
+    "E316",
+    "E417",
+}  # errors about the command line, which the cases do not have
 OF_OPERATORS = {
     "E317"
 }  # which a file has when it is compiled for a placement: see tests/search/test_placements.py

@@ -196,7 +196,7 @@ MEASURED = {
     "transformer_lm": 21.37,
     "llama": 44.66,
 }
-"""Milliseconds of steps on one H100, as docs/simulate.md has them; five of the ten that the figures are fitted to."""
+"""Milliseconds of steps on one H100, from docs/simulate.md: five of the ten steps that the machine's figures are fitted to."""
 
 
 def test_the_h100_is_as_it_was_measured() -> None:

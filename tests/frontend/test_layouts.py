@@ -206,7 +206,7 @@ def test_a_rule_for_values_of_one_name_in_several_models() -> None:
 def advice(
     times: Sequence[float] | None, layout: str = "{}", sizes: str = "dim a = 4; dim b = 4"
 ) -> list[str | None]:
-    """The help of warnings, where each layout that is asked about is so many times as fast."""
+    """Return the help of warnings; each layout asked about has the given speedup."""
 
     def faster(
         program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
@@ -279,7 +279,7 @@ def test_a_layout_for_another_model_is_refused() -> None:
 
 
 def test_a_layout_is_checked_with_the_models_that_it_is_for() -> None:
-    """Of `first` with `two` and `fourth` with `one` nothing is said, nor of `third` with `one`, which has no `b`."""
+    """No warning for `first` with `two`, for `fourth` with `one`, or for `third` with `one`, which has no `b`."""
     found = [(each.message.split("`")[1], each.span.line) for each in check(SEVERAL, FILE)]
     assert found == [("second", 8), ("fourth", 9)]
     wrong = SEVERAL.replace("a: all }\nmodel", "a: all, value x: { a: all } }\nmodel")

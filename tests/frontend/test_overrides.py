@@ -1,4 +1,4 @@
-"""`--set`: entries of a `train` block from the command line mean what they would mean in the file."""
+"""`--set`: entries of a `train` block from the command line mean the same as in the file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def source(*entries: str) -> str:
 
 
 def elaborated(text: str, *settings: str, model: str = "net") -> tuple[str, list[Diagnostic]]:
-    """The program as IR text without places, and what is wrong."""
+    """Return the program as IR text without places, and the diagnostics."""
     diagnostics = Diagnostics()
     module = elaborate(parse(text, FILE, diagnostics), diagnostics, model=model, settings=settings)
     (program,) = module.programs
@@ -121,7 +121,7 @@ def test_the_chosen_model_is_changed_alone() -> None:
 def test_what_is_wrong_is_shown_in_the_option(
     setting: str, code: str, columns: tuple[int, int], help: str | None
 ) -> None:
-    """It is the second option, so that it stands in line 2."""
+    """The wrong option is the second, so its error is in line 2."""
     _, found = elaborated(source(*SGD), "clip=1.0", setting)
     assert [each.code for each in found] == [code]
     (error,) = found
@@ -137,7 +137,7 @@ def test_a_model_that_is_not_trained_has_nothing_to_change() -> None:
 
 
 def test_a_model_without_a_block_and_a_block_that_does_not_parse() -> None:
-    """The block that has a mistake may be the one: it is not said to be missing."""
+    """The block with a mistake may be the block of the model: no error says that the block is missing."""
     text = f"{MODEL}train net {{\n minimize loss\n optimizer = = 3\n}}\n"
     assert [each.code for each in elaborated(text, "accumulate=4")[1]] == ["E001"]
 

@@ -1,4 +1,4 @@
-"""Statements that nothing uses: the program is the one without them, and a warning says so."""
+"""Statements that nothing uses: the program is the same without them, and a warning says so."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(source: str) -> tuple[Module, Diagnostics]:
 
 
 def text(source: str) -> str:
-    """The elaborated programs, without places in the source."""
+    """Return the elaborated programs, without places in the source."""
     module, _ = load(source)
     return re.sub(r"  // .*", "", "".join(print_program(program) for program in module.programs))
 
@@ -80,9 +80,9 @@ LIVE = (
     ],
 )
 def test_a_dead_statement_changes_nothing(dead: str, place: int) -> None:
-    """Neither names of parameters, of random numbers, of loops and of values, nor any equation."""
+    """A dead statement changes no names of parameters, random numbers, loops and values, and no equation."""
     statements = [*LIVE[:place], dead, *LIVE[place:]]
-    if "{ x = " in dead:  # which is alive where something reads `x` after it
+    if "{ x = " in dead:  # the dead statement is alive if something reads `x` after it
         statements = [*LIVE[:-1], dead, LIVE[-1]]
     assert text(model(*statements)) == text(model(*LIVE))
     assert warned(model(*statements)) and not warned(model(*LIVE))

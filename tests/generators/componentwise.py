@@ -158,7 +158,7 @@ def choice(draw: Any, scope: Scope) -> Term:
 
 
 def by_training(draw: Any, scope: Scope) -> Term:
-    """The flag of training, or a choice by it."""
+    """Draw the flag of training, or a choice by the flag."""
     if not scope.options.constants or not scope.options.training:
         return arithmetic(draw, scope)
     if draw(st.booleans()):

@@ -70,9 +70,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
 def _written(
     draw: Any, scope: Scope, inputs: list[Term], returned: str, training: str, anchor: str
 ) -> Generated:
-    """The program in both forms, with layouts for all the tensors that it turns out to have. `anchor` is a parameter that is
-    trained in any case.
-    """
+    """Draw the program in both forms, with layouts for all its tensors. `anchor` is a parameter that is trained in any case."""
     flat = Flat(scope.calls)
     for each in inputs:
         flat.value(each.text, each.dims)
@@ -177,7 +175,7 @@ def _parameters(draw: Any, scope: Scope, at_least: int) -> None:
 
 
 def _anchor(draw: Any, scope: Scope) -> str:
-    """A term of the loss that depends on a parameter, whatever the rest does; that parameter."""
+    """Add a term of the loss that depends on a parameter, whatever the rest does; return that parameter."""
     name = draw(st.sampled_from([param.name for param in scope.block.params]))
     scope.assign(UNTOUCHED, scope.seen(Term(f"{0.5**6} * sum({name})", (), scope.real, 64.0, None)))
     return str(name)
@@ -236,7 +234,7 @@ optimizer own(rate, decay = 0.5) (p, g) {
 
 
 def _reported(draw: Any, scope: Scope, returned: str, optimizer: str) -> list[str]:
-    """What a step may report: floating-point outputs, of which micro-batches have a mean, and what steps know besides."""
+    """Draw reported names: floating-point outputs, whose mean over micro-batches exists, and built-in reports."""
     real = [name for name in returned.split(", ") if scope.is_real(scope.variables[name])]
     known = ["grad_norm", *(["learning_rate"] if "learning_rate" in optimizer else []), *real]
     return draw(st.lists(st.sampled_from(known), unique=True, min_size=1, max_size=3))  # type: ignore[no-any-return]
@@ -258,11 +256,11 @@ def _training(draw: Any, scope: Scope, returned: str, rough: bool) -> str:
 
 
 Group = tuple[str, tuple[str, ...]]
-"""What a group begins with and ends with, around its patterns; and the parameters in it."""
+"""The beginning and the end of a group, around its patterns, and the parameters in the group."""
 
 
 def _groups(draw: Any, parameters: list[str]) -> tuple[Group, ...]:
-    """Entries for some parameters; in half of the programs there are none."""
+    """Draw entries for some parameters; half of the programs have none."""
     if not parameters or draw(st.booleans()):
         return ()
     kinds = ("frozen {}", *(f"optimizer for {{}} = {each}" for each in OPTIMIZERS[:4]))
@@ -272,6 +270,6 @@ def _groups(draw: Any, parameters: list[str]) -> tuple[Group, ...]:
 
 
 def _grouped(training: str, groups: Iterable[Group], called: Callable[[str], str]) -> str:
-    """The `train` block with the groups, of parameters as they are called in some text."""
+    """Return the `train` block with the groups; `called` gives the names of parameters in the text."""
     lines = [entry.format(", ".join(f'"{called(name)}"' for name in names)) for entry, names in groups]
     return training.replace("{\n", "{\n" + "".join(f"  {line}\n" for line in lines), 1)

@@ -253,7 +253,7 @@ def test_dropout_is_the_same_on_every_layout() -> None:
 
 
 def _dropped(network: Network) -> Expected:
-    """The share that is kept in training, from the program itself; outside of training everything is."""
+    """Return dropout's results in training, by the zeros that the program itself draws; check that nothing drops outside."""
     (program,) = load(network.source).programs
     ones = {"x": np.ones((8, 16), np.float32), "y_weight": np.zeros((8, 16), np.float32)}
     assert np.all(interpret(program.function("forward"), program, ones)["y"] == 1)

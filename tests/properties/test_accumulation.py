@@ -1,4 +1,4 @@
-"""The properties again, of steps over several micro-batches under layouts that store parameters split otherwise."""
+"""Repeat the properties for steps over several micro-batches, under layouts that store parameters in another split."""
 
 from __future__ import annotations
 

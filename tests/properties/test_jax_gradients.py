@@ -1,4 +1,4 @@
-"""The derivative that JAX finds of an emitted `forward`, under any layout, is the compiler's own gradient."""
+"""JAX's derivative of an emitted `forward`, under any layout, equals the compiler's own gradient."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ model m(x: f64[batch, io]) {
 
 
 def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
-    """And parameters arrive as they are stored: neither needs memory for a whole one throughout the step."""
+    """Parameters arrive as they are stored, too: neither sums nor parameters need memory for whole arrays during the step."""
     text = """
     dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
     mesh grid = [one: 2, other: 2]
@@ -351,7 +351,7 @@ def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
 
 
 LATENT = attrs.evolve(SLOW_LINKS, name="latent", links=(Link("net", "switch", (), Rate.constant(1e12), 1.0),))
-"""Where the number of collectives is all that matters."""
+"""A machine on which only the number of collectives matters."""
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -1,10 +1,10 @@
-"""Which of a layout's rules hold where. An axis of size 1 splits nothing and is left out.
+"""Decide which rules of a layout hold for a value or an equation. An axis of size 1 splits nothing and is left out.
 
-A rule of storage for `*` splits one dimension of each parameter: of those that divide evenly the largest on a processor, and of
-equal ones the first. It uses those of its axes that split no other dimension of the parameter. Dimensions of loops are left
-out: a slice along them would be on one processor alone. A parameter stays as it is where no dimension divides, and where the
-section has a rule for one of its dimensions. The state that an optimizer keeps for a parameter is split along the dimension
-chosen for the parameter, where the state has that dimension. The equations that update both are split alike.
+A rule of storage for `*` splits one dimension of each parameter. The candidates are the dimensions that divide evenly; the
+dimension with the largest local size wins, the first among equals. The rule uses its axes that split no other dimension of the
+parameter. Dimensions of loops are left out: a slice along them would be on one processor alone. A parameter stays as it is if
+no dimension divides, or if the section has a rule for one of its dimensions. The optimizer state of a parameter is split along
+the dimension chosen for the parameter, if the state has that dimension. The equations that update both are split alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mtfc.compiler.ir.loops import ROLES
 from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
 
 Owners = Mapping[Placeable, TensorType]
-"""The parameter that an equation of the update, or a state, is for."""
+"""The parameter that an equation of the update, or a state, belongs to."""
 
 
 def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
@@ -25,8 +25,10 @@ def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
 
 
 class Ruling:
-    """The rules of one layout. `names` are those of a function's equations and arguments (`equation_names.py`), once they have
-    some; `looped` are the dimensions that loops run along.
+    """The rules of one layout.
+
+    `names` are the names of a function's equations and arguments (`equation_names.py`), once they have names; `looped` are the
+    dimensions of loops.
     """
 
     def __init__(
@@ -65,11 +67,11 @@ class Ruling:
         return self.state(self.owners.get(argument, type)) if argument.role == "state" else self.compute
 
     def parameter(self, type: TensorType) -> Rules:
-        """The rules under which a parameter is stored."""
+        """Return the rules under which a parameter is stored."""
         return self._with_one_of(type, self.compute.override(self.of_parameters), self.of_parameters)
 
     def state(self, parameter: TensorType) -> Rules:
-        """The rules under which the state for a parameter is stored, and under which both are updated."""
+        """Return the rules under which the state of a parameter is stored, and under which both are updated."""
         if parameter not in self.states:
             self.states[parameter] = self._state(parameter)
         return self.states[parameter]
@@ -81,7 +83,7 @@ class Ruling:
         return self._with_one_of(parameter, rules, self.of_state)
 
     def _with_one_of(self, type: TensorType, rules: Rules, section: Rules) -> Rules:
-        """`rules`, and for one dimension the axes that the section has for `*`."""
+        """Return `rules`, and the axes that the section has for `*` on one dimension."""
         used = {axis for name in type.names for axis in rules.get(name)}
         axes = tuple(axis for axis in section.get(EVERY) if axis not in used)
         if not axes or _names_one(section, type):
@@ -115,10 +117,11 @@ def _names_one(section: Rules, type: TensorType) -> bool:
 
 
 def owners(function: Function, layout: Layout) -> Owners:
-    """The owners in a function, for a layout with a rule for `*`; nobody asks for those of other layouts.
+    """Return the owners in a function, if the layout has a rule for `*`; other layouts need no owners.
 
     A parameter and the equations that update it are connected by tensors. Only scalars, a norm of all gradients for example,
-    connect the updates of several parameters. Where tensors do so too, the first parameter with all the dimensions is the owner.
+    connect the updates of several parameters. If tensors connect several parameters, the first parameter with all the
+    dimensions is the owner.
     """
     if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY)):
         return {}
@@ -141,7 +144,7 @@ def _tensors(eqn: Equation) -> Iterator[Value]:
 
 
 class _Groups:
-    """Values in groups, each of which has a first; `types` are those of a group's parameters, by the first."""
+    """Groups of connected values, each with a first value. `types` has the types of a group's parameters by the first value."""
 
     def __init__(self) -> None:
         self.before: dict[Value, Value] = {}
@@ -160,7 +163,7 @@ class _Groups:
             self.before[self.first(value)] = self.first(first)
 
     def owner(self, tensors: list[Value]) -> TensorType | None:
-        """The parameter with all dimensions of the tensors."""
+        """Return the first parameter of the group that has all dimensions of the tensors."""
         if not tensors:
             return None
         names = {name for value in tensors for name in value.type.names}

@@ -139,10 +139,10 @@ class Update:
 
 @attrs.frozen
 class Training:
-    """What a `train` block asks for: the output of `forward` to minimize, and how.
+    """The contents of a `train` block: the output of `forward` to minimize, and how.
 
-    A parameter that none of the updates is for is frozen: it stays as it is. `report` names what the step hands out besides (see
-    `reports.py`); `learning_rate` gives that of a step, if it is reported.
+    A parameter without an update is frozen. `report` names further outputs of the step (see `reports.py`); `learning_rate`
+    computes the learning rate of a step, if that is reported.
     """
 
     minimize: str

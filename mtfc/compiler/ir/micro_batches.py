@@ -21,12 +21,12 @@ Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 
 
 def is_over_micro_batches(eqn: Equation) -> bool:
-    """Whether an equation is the loop over micro-batches: the region of any other loop is called as its dimension."""
+    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
     return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
 
 
 def gathered_anew(eqn: Equation) -> list[Value]:
-    """Operands of the loop over micro-batches that each micro-batch gathers: parameters that are stored split otherwise."""
+    """Return the operands that each micro-batch gathers: parameters that are stored split over further axes."""
     if not is_over_micro_batches(eqn):
         return []
     gathers = [each for each in walk(region_of(eqn).body) if each.op == "all_gather"]
@@ -56,9 +56,10 @@ def over_micro_batches(
     outputs: Sequence[str],
     gradients: Gradients,
 ) -> tuple[tuple[Value, ...], dict[Value, Value]]:
-    """Append the loop; gives the sums over micro-batches of the `outputs` of these names and of each parameter's gradient.
+    """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
 
-    `arguments` are the forward function's with stacked inputs. The sums are carried, pending or not, and so completed once.
+    `arguments` are the forward function's, with stacked inputs. The sums are carries, pending or not, so each sum is completed
+    once.
     """
     body, counted = _counted(b, fresh_copy(forward), micro)
     inner = Builder(names_of(body), b.span, "backward")

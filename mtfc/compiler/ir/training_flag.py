@@ -37,7 +37,7 @@ def _bound(function: Function, training: bool, known: Truths) -> Function:
 
 
 def _equation(eqn: Equation, training: bool, known: Truths) -> Equation:
-    """Bind one equation, and add to `known` what that tells of its results."""
+    """Bind one equation, and add to `known` the results whose truth follows."""
     if eqn.regions:
         return _loop(eqn, training, known)
     truth = training if eqn.op == TRAINING else _truth(eqn, known)

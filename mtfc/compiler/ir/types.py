@@ -62,7 +62,7 @@ class Mesh:
 
 
 EVERY = "*"
-"""Stands in rules of storage for that dimension of each parameter which can best be split: see `analysis/ruling.py`."""
+"""Stands in rules of storage for the dimension of each parameter that can best be split: see `analysis/ruling.py`."""
 
 
 @attrs.frozen
@@ -85,11 +85,11 @@ class Rules:
 
 @attrs.frozen
 class Layout:
-    """A computation layout, and what is stored otherwise than it is computed.
+    """A computation layout, and the rules of storage that differ from it.
 
-    `params` and `optimizer` override `rules` for how parameters and optimizer state are stored, and may have a rule for `EVERY`;
-    `values` gives single values (by dotted path) rules of their own, in place of `rules`. `blocks` are rules for dimensions that
-    the compiler has added: see `blocks.py`.
+    `params` and `optimizer` override `rules` for how parameters and optimizer state are stored, and may have a rule for
+    `EVERY`; `values` gives single values (by dotted path) rules of their own, in place of `rules`. `blocks` are rules for
+    dimensions that the compiler has added: see `blocks.py`.
     """
 
     name: str

@@ -31,7 +31,7 @@ def of_role(function: Function, role: str) -> list[Value]:
 
 
 def updated(training: Training) -> frozenset[str]:
-    """The parameters that training changes; the others are frozen."""
+    """Return the parameters that training changes; the others are frozen."""
     return frozenset(name for update in training.updates for name in update.parameters)
 
 

@@ -90,7 +90,7 @@ class OperatorGraph:
 
     @cached_property
     def active(self) -> frozenset[Value]:
-        """Values that depend on a trained parameter in a way that has a derivative."""
+        """Values that depend on a trained parameter through ops with a derivative."""
         trained = (value for value in self.parameters if value.name not in self.frozen)
         wanted = [value for value in trained if value.type.dtype in FLOATS]
         return frozenset(active_values(self.function.body, wanted))

@@ -125,7 +125,7 @@ class Assignment:
         return attrs.evolve(eqn, regions=(region,), layout={})
 
     def _arriving(self, operand: Value, argument: Argument, dim: Dim, over_micro_batches: bool) -> Argument:
-        """A loop's argument: a slice is placed as the whole is, but that the loop's own dimension is not split."""
+        """Place a loop's argument; a slice is placed as the whole array is, with the loop's own dimension not split."""
         if argument.role == "sliced":
             return attrs.evolve(argument, layout=shown_layout(sliced_type(self.placed[operand], dim)))
         if not over_micro_batches or self.ruling.own(argument) is not None:
@@ -135,7 +135,7 @@ class Assignment:
         return attrs.evolve(argument, layout=self._summed(argument))
 
     def _summed(self, argument: Argument) -> Splits:
-        """The layout of a sum of gradients over micro-batches: that of a parameter with these dimensions."""
+        """Return the layout of a sum of gradients over micro-batches: the layout of a parameter with these dimensions."""
         type = argument.value.type
         return self._legal(type, self._restrict(type, self.ruling.parameter(type)))
 

@@ -1,4 +1,4 @@
-"""combine-collectives: all-reduces over the same axes that can run together become one, and small all-gathers of parameters.
+"""combine-collectives: merge all-reduces over the same axes that can run together, and small all-gathers of parameters.
 
 Each collective costs a latency of its own; small ones cost little else. An all-reduce can run as soon as its operand is there;
 from then on it waits for others of its kind until one of the waiting results is used, or until together they hold at least
@@ -9,10 +9,10 @@ what they use.
 What only the update needs waits apart from what the next equation needs: a sum over the batch in a batch normalization would
 else carry megabytes of gradients along while everything stands still. Where these are few bytes, a latency costs more.
 
-All-gathers of stored parameters, and of parameters just updated, run together where the first of them is needed: as many in a
-row as fill at most `max_bytes` once they are gathered. So none is delayed, and what is gathered early takes little memory.
-Those larger than a quarter of `max_bytes` are gathered alone: a latency adds little to their bytes. All-gathers that run together
-have one dtype, and vary along the same axes, so that they can be sent as one array.
+All-gathers of stored parameters, and of parameters just updated, run together where the first of them is needed. A group is as
+many in a row as fill at most `max_bytes` once they are gathered. So no all-gather is delayed, and parameters gathered early take
+little memory. All-gathers larger than a quarter of `max_bytes` run alone: a latency adds little to their bytes. All-gathers that
+run together have one dtype, and vary along the same axes, so that they can be sent as one array.
 
 Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
@@ -51,8 +51,9 @@ class CombineCollectives(Pass):
 def combined(
     function: Function, mesh: Mesh, max_bytes: int, stored: frozenset[Value] = frozenset()
 ) -> Function:
-    """The function with its collectives combined, in each loop among its own. `stored` are those arguments of a loop's region
-    that are parameters outside, or slices of parameters.
+    """Combine the collectives of a function, in each loop apart.
+
+    `stored` are the arguments of a loop's region that are parameters outside, or slices of parameters.
     """
     roots = {argument.value for argument in function.arguments if argument.role == "parameter"}
     known = _with_copies(roots.union(stored), function.body)
@@ -69,7 +70,7 @@ def combined(
 
 
 def _with_copies(values: set[Value], body: Iterable[Equation]) -> set[Value]:
-    """The values, and results that depend on one of them alone: a parameter cast, for example."""
+    """Return the values, and the results that depend on one of them alone, such as the cast of a parameter."""
     found = set(values)
     for eqn in body:
         if len(eqn.operands) == 1 and eqn.operands[0] in found and eqn.op not in KIND_OF and not eqn.regions:
@@ -78,11 +79,11 @@ def _with_copies(values: set[Value], body: Iterable[Equation]) -> set[Value]:
 
 
 GatherKey = tuple[Axes, Axes, str, Stage]
-"""What all-gathers have in common that can be one: axes, those along which operands vary, dtype and stage."""
+"""The properties that all-gathers need in common to be one: axes, varying axes of the operands, dtype and stage."""
 
 
 class Gathers:
-    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` holds those still to come."""
+    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
 
     def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
         self.mesh, self.max_bytes, self.parameters = mesh, max_bytes, parameters
@@ -108,7 +109,7 @@ class Gathers:
         return axes_of(eqn), type.varying(self.mesh), type.dtype, eqn.stage
 
     def _together(self, first: Equation, late: set[Value]) -> Iterator[Equation]:
-        """The first all-gather of those to come, and the next ones whose operands are there and for which there is room."""
+        """Yield the first all-gather still to come, and the next ones whose operands exist and that fit into `max_bytes`."""
         waiting, room = self.waiting[self._key(first)], self.max_bytes
         while waiting and waiting[0].operands[0] not in late:
             room -= waiting[0].result.type.local_bytes(self.mesh)
@@ -119,7 +120,7 @@ class Gathers:
 
 
 def gathered(eqns: list[Equation]) -> Equation:
-    """One all-gather for all."""
+    """Merge all-gathers into one."""
     dims = tuple(dim for eqn in eqns for dim in gathered_dims(eqn))
     joint = merged(eqns)
     return attrs.evolve(joint, attrs={"dims": dims, "axes": axes_of(joint)}) if len(eqns) > 1 else joint

@@ -34,8 +34,10 @@ from mtfc.compiler.ir.updates import Updater, update_of, updated
 
 @attrs.frozen
 class Differentiate(Pass):
-    """`of` says what to add: `step` (where the program trains), `gradients` of all float inputs and parameters, or for a `module`
-    that others call the step and its gradients alone.
+    """`of` selects the functions to add.
+
+    `step`: the training step, if the program trains. `gradients`: gradients of all float inputs and parameters. `module`: the
+    step, and functions of loss and gradients alone for other callers.
     """
 
     name: ClassVar[str] = "differentiate"
@@ -68,7 +70,7 @@ def _float_arguments(function: Function, roles: tuple[str, ...]) -> list[Value]:
 
 
 def _trained(function: Function, training: Training) -> list[Value]:
-    """The parameters that have an update: no gradient of a frozen one is computed."""
+    """Return the parameters that have an update: no gradient of a frozen parameter is computed."""
     names = updated(training)
     return [value for value in _float_arguments(function, ("parameter",)) if value.name in names]
 
@@ -116,7 +118,7 @@ def gradients_function(program: Program) -> Function:
 def _clipped(
     builder: Builder, gradients: Mapping[Value, Value], norm: Value, limit: float
 ) -> dict[Value, Value]:
-    """Gradients scaled so that their joint norm, which is `norm`, becomes at most `limit`."""
+    """Scale gradients so that their joint norm, given as `norm`, becomes at most `limit`."""
     most = builder.constant(limit, "f32")
     scale = builder("div", most, builder("maximum", norm, most))
     return {value: builder("mul", g, builder.cast(scale, g.type.dtype)) for value, g in gradients.items()}
@@ -126,7 +128,7 @@ def _clipped(
 class Differentiated:
     """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 
-    These belong to one batch, or are means over several.
+    Both belong to one batch, or are means over several.
     """
 
     builder: Builder
@@ -167,10 +169,10 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
 
 
 def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
-    """The parts of a step that compute loss and gradients: another optimizer can take the place of the file's.
+    """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
-    `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients that
-    either gives. A gradient is an output that belongs to the parameter, and so is placed as the parameter is.
+    `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
+    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is.
     """
     forward = bound(program.function("forward"), training=True)
     yield _gradients("batch_gradients", _whole_batch(forward, training), training)
@@ -181,7 +183,7 @@ def gradient_functions(program: Program, training: Training, micro: Dim | None) 
 
 
 def _gradients(name: str, found: Differentiated, training: Training) -> Function:
-    """The loss, and for each parameter its gradient, zeros where it has none."""
+    """Return the function of the loss and the gradient of each parameter, zeros for a parameter without a gradient."""
     builder, gradients = found.builder, found.gradients
     names = _named_gradients(builder.body, gradients)
     given = list[Output]()
@@ -196,7 +198,7 @@ def _gradients(name: str, found: Differentiated, training: Training) -> Function
 
 
 def _clipping(forward: Function, training: Training, limit: float) -> Function:
-    """The arguments stand for gradients, under the names of the parameters that they belong to."""
+    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter."""
     arguments = tuple(argument for argument in forward.arguments if argument.role == "parameter")
     values = [argument.value for argument in arguments]
     builder = Builder(Names(value.name for value in values), training.span, "update")
@@ -231,7 +233,7 @@ def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Va
 
 
 def with_step(program: Program, training: Training, with_gradients: bool = False) -> Program:
-    """Forward, gradient and update of every parameter; one that is frozen, or has no gradient, stays as it is."""
+    """Add forward pass, gradients and updates as `step`; a parameter that is frozen, or has no gradient, stays as it is."""
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)

@@ -91,12 +91,12 @@ def _place_all_reduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
 
 
 def gathered_dims(eqn: Equation) -> tuple[Dim, ...]:
-    """The dimension of each operand that an all-gather joins: `dim` of one, `dims` of several."""
+    """Return the dimension of each operand that an all-gather joins: `dim` of one operand, `dims` of several."""
     return eqn.attrs.get("dims") or (eqn.attrs["dim"],)  # type: ignore[return-value]
 
 
 def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Of one or several operands, each split over the axes along a dimension of its own."""
+    """Place an all-gather of operands that are each split over the axes along a dimension of its own."""
     dims, types = gathered_dims(eqn), [value.type for value in eqn.operands]
     _require(len(dims) == len(types), eqn, "each operand has one dimension")
     alike = {(type.dtype, type.varying(mesh)) for type in types}

@@ -76,8 +76,9 @@ class Collectives:
         return self._steps("all_reduce", size, 0)
 
     def exactly(self, size: int) -> Seconds:
-        """What an all-reduce of an array of so many bytes in all takes at least: [axes, those that cut it by then]. Small arrays
-        add no latency: gathers of parameters, which are half of one, may travel together.
+        """Return a lower bound on an all-reduce of an array of `size` bytes in all: [axes, axes that split the array by then].
+
+        Small arrays add no latency: gathers of parameters, each half an all-reduce, may travel together.
         """
         key = ("exactly", size, COMBINED)
         if key not in self.tables:
@@ -113,9 +114,9 @@ class Collectives:
         return found
 
     def completed(self, sizes: Sequence[int], size_alone: int = 0) -> Seconds:
-        """What completing sums of so many bytes in all takes at least: [code, size].
+        """Return a lower bound on completing sums of these bytes in all: [code, size].
 
-        Small ones may travel with others; those of which a part is scattered if they have less than `size_alone` bytes.
+        Small sums may travel with others; a sum of which a part is scattered, only if it has less than `size_alone` bytes.
         """
         whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, size_alone))
         return self.completing(whole, *self._codes, alone)

@@ -44,10 +44,12 @@ Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
 
 @attrs.frozen(eq=False)
 class _Sums:
-    """The sums of some layouts. [route, layout] is the set of axes that one is `pending` over where it arises, and those of which
-    half an all-reduce completes it, `halved`; a gather takes the part `again` of that once more. [stop, layout] are the axes that
-    it may be pending over until there, `left`; those that surely split what is made there, `made`, and all that can, `most`; and
-    what kernels take longer where it is completed there, `longer`.
+    """The sums of some layouts.
+
+    By [route, layout]: `pending` are the axes that a sum is pending over where it arises; `halved` are the axes over which half
+    an all-reduce completes the sum; `again` is the part of that half that an all-gather takes once more. By [stop, layout]:
+    `left` are the axes that the sum may still be pending over at the stop; `made` are axes that surely split the value made
+    there, `most` all axes that can; `longer` is the additional time of kernels if the sum is completed there.
     """
 
     pending: Rows
@@ -131,7 +133,7 @@ class Flow:
 
     @cached_property
     def _sizes(self) -> tuple[Integers, Seconds, Seconds]:
-        """Of each stop, by its number; what completing sums of that size takes, and how much of it a gather takes again."""
+        """The number of each stop's size; for each size the seconds to complete a sum, and those that a gather may take again."""
         found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
         completed = self.setting.collectives.completed
         return numbers.reshape(-1), completed(found.tolist()), completed(found.tolist(), COMBINED)
@@ -217,7 +219,7 @@ class Flow:
 
     @cached_property
     def _again(self) -> Seconds:
-        """Which part of a sum of each route a gather takes again."""
+        """The part of each route's sum that a gather takes again."""
         gathered = self.parts.gathered_bytes
         parts = [min(1.0, gathered / each.item_bytes) * _is_gradient(each) for each in self.parts.routes]
         return np.array(parts)[:, None]

@@ -27,7 +27,7 @@ from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.rules.naming import OPTIMIZER, PARAMS
 
 AXES = ("x", "y", "z", "u", "v", "w")
-"""Names of mesh axes, the outermost first, where nothing else is asked for."""
+"""Names of mesh axes by default, the outermost first."""
 
 Columns: TypeAlias = frozenset[int]
 
@@ -171,7 +171,8 @@ def degree(mask: int, mesh: Mesh) -> int:
 
 
 def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterator[Mesh]:
-    """All shapes of so many processors with up to `most_axes` axes: which axis is innermost matters, so all orders of sizes.
+    """Yield all shapes of `devices` processors with up to `most_axes` axes, in all orders of sizes: the innermost axis matters.
+
     Axes have the first of the `names`.
     """
     for number in range(1, most_axes + 1):

@@ -88,7 +88,7 @@ def operators_of(program: Program) -> OperatorGraph:
 
 
 def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
-    """The graph of a training step, which computes no gradients of frozen parameters."""
+    """Return the graph of a training step, which computes no gradients of frozen parameters."""
     if program.training is None or not program.training.updates:
         return graph
     own = ((value.name, graph.slices.get(value.name, (value.name,))[0]) for value in graph.parameters)

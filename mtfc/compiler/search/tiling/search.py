@@ -101,7 +101,7 @@ def search(
 
 
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
-    """The meshes that are searched, of those that it may be."""
+    """Return the meshes with at most `AXES` axes, or else the first mesh."""
     return [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
 
 
