@@ -10,10 +10,13 @@ import numpy as np
 TYPES: dict[str, dict[str, tuple[str, dict[str, int]]]] = {}
 """Kind of arguments -> name -> dtype, and the size of each dimension of the whole array. A generated module has its own."""
 
+LAYOUTS: dict[str, dict[str, object]] = {}
+"""Kind of arguments -> the table of their layouts. A generated module has its own."""
+
 
 def check(kind, given):
     """Raise `ValueError` unless `TYPES` has just these arrays of that kind: name -> dtype and whole shape."""
-    what, wanted = "inputs" if kind == "batches" else kind, TYPES[kind]
+    what, wanted = argument(kind), TYPES[kind]
     names = f"it takes {', '.join(wanted) or 'none'}"
     problems = [f'{what} lacks "{name}": {names}' for name in wanted if name not in given]
     problems += [f'{what} has "{name}", which is unknown: {names}' for name in given if name not in wanted]
@@ -22,16 +25,44 @@ def check(kind, given):
     raise_if(problems)
 
 
+def argument(kind):
+    """Return the name of the argument that takes arrays of that kind."""
+    return "inputs" if kind == "batches" else kind
+
+
+def entries(kind, arrays):
+    """Return the names and arrays of an argument. Raises `ValueError` if it is no dict of arrays."""
+    if not hasattr(arrays, "items"):
+        raise ValueError(f"{argument(kind)} is a dict of arrays by name, and not {type(arrays).__name__}")
+    for name, x in arrays.items():
+        if not hasattr(x, "dtype"):
+            raise ValueError(f'{argument(kind)}["{name}"] is an array, and not {type(x).__name__}')
+    return arrays.items()
+
+
 def check_whole(given, layouts):
-    """Raise `ValueError` where an array to be placed has a shape that no function takes, or no layout."""
+    """Raise `ValueError` where an array to be placed is not what the table of these layouts is for."""
     problems = []
+    kinds = [kind for kind, table in LAYOUTS.items() if table is layouts] or list(TYPES)
     for name, x in given.items():
         if name not in layouts:
             problems.append(f'no layout is given for "{name}", but for {", ".join(layouts) or "nothing"}')
-        wanted = [types[name] for types in TYPES.values() if name in types]
-        found = [mismatch(f'"{name}"', (dtype, np.shape(x)), (dtype, sizes)) for dtype, sizes in wanted]
-        problems += found[-1:] if all(found) else []
+        wanted = [TYPES[kind][name] for kind in kinds if name in TYPES[kind]]
+        found = [mismatch(f'"{name}"', (narrowed(x, type[0]), np.shape(x)), type) for type in wanted]
+        problems += found[:1] if all(found) else []
     raise_if(problems)
+
+
+def narrowed(x, wanted):
+    """Return the dtype of an array once it is placed: 64-bit numbers become 32-bit ones if they fit."""
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(dtype.name)
+    if narrow != wanted:
+        return dtype.name
+    if dtype.kind == "f" or not isinstance(x, np.ndarray) or not x.size:
+        return wanted
+    limits = np.iinfo(wanted)
+    return wanted if limits.min <= x.min() and x.max() <= limits.max else f"{dtype.name}, too large"
 
 
 def raise_if(problems):
@@ -56,6 +87,8 @@ def remedy(dtype, shape, wanted):
     sizes = wanted[1]
     if shape == tuple(sizes.values()):
         return f'convert it with .astype("{wanted[0]}")'
+    if shape == tuple(sizes.values())[1:]:
+        return f"stack {next(iter(sizes.values()))} of these along a new first dimension, {next(iter(sizes))}"
     if len(shape) != len(sizes):
         return f"its dimensions are {', '.join(sizes) or 'none'}"
     others = {dim: found for (dim, size), found in zip(sizes.items(), shape, strict=True) if size != found}

@@ -17,6 +17,7 @@ from mtfc.backends.jax_gradients import differentiable, differentiated
 from mtfc.backends.loop_text import jax_loop
 from mtfc.backends.module import (
     DTYPES,
+    TABLES,
     dict_text,
     imports,
     initial_states,
@@ -59,6 +60,7 @@ IMPORTS = (
     (r"\bmath\.", "import math"),
     (r"\bzlib\.", "import zlib"),
     (r"\bwraps\(", "from functools import partial, wraps"),
+    (r"\bsignature\(", "from inspect import signature"),
     ("", ""),
     (r"\bjax\.", "import jax"),
     (r"\bjnp\.", "import jax.numpy as jnp"),
@@ -86,10 +88,11 @@ def checked(*kinds):
 
     def decorate(function):
         @wraps(function)
-        def call(*arguments):
-            for kind, arrays in zip(kinds, arguments):
-                check(kind, {name: (x.dtype.name, x.shape) for name, x in arrays.items()})
-            return function(*arguments)
+        def call(*arguments, **named):
+            given = signature(function).bind(*arguments, **named).args
+            for kind, arrays in zip(kinds, given):
+                check(kind, {name: (x.dtype.name, x.shape) for name, x in entries(kind, arrays)})
+            return function(*given)
 
         return call
 
@@ -228,10 +231,6 @@ def _ordered(code: Code, order: tuple[str, ...]) -> str:
     factors, result = subscripts(code.eqn).split("->")
     letters = dict(zip(code.eqn.result.type.names, result, strict=True))
     return f'jnp.einsum("{factors}->{"".join(letters[name] for name in order)}", {", ".join(code.args)})'
-
-
-TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
-"""Kind of arguments -> name of the table of their layouts."""
 
 
 def _function(program: Program, function: Function) -> str:

@@ -41,7 +41,7 @@ def shift_shards(x, axes, by, wrap):
 
 
 def pmax(x, axes):
-    """The largest over `axes`, of each array of a tuple. The first device that holds it takes the gradient."""
+    """The largest over `axes`, of each array of a tuple. The first device that has it takes the gradient."""
 
     def slope(primals, tangents):
         (x,), (tangent,) = primals, tangents
@@ -55,7 +55,7 @@ def pmax(x, axes):
 
 
 def largest(x, axes):
-    """The largest over array axes. The first of equals takes the gradient, which `jnp.max` would share out."""
+    """The largest over array axes. The first of equals takes the gradient; `jnp.max` would share it out."""
 
     def slope(primals, tangents):
         (x,), (tangent,) = primals, tangents
@@ -82,14 +82,14 @@ def along(axis, rank, before, after, between):
 
 
 def turned(product):
-    """The transpose of a product of matrices. On CPU XLA would rather take the product the other way round, for which it would
-    transpose the larger factor: the barrier keeps it from that.
+    """The transpose of a product of matrices. On CPU XLA would rather take the product the other way round,
+    and transpose the larger factor: the barrier prevents that.
     """
     return lax.platform_dependent(product, cpu=lambda x: lax.optimization_barrier(x).T, default=lambda x: x.T)
 
 
 def all_gather(arrays, axes, dim):
-    """The shards of several arrays joined, along a dimension of each counted from the end: they travel as one array."""
+    """Join the shards of several arrays, each along its dimension counted from the end, in one message."""
     flat = lax.all_gather(jnp.concatenate([x.ravel() for x in arrays]), axes, to="invarying")
     parts = jnp.split(flat, np.cumsum([x.size for x in arrays])[:-1], axis=1)
     return [joined(part, x.shape, x.ndim + d) for part, x, d in zip(parts, arrays, dim, strict=True)]
@@ -102,7 +102,7 @@ def joined(parts, shape, axis):
 
 
 def bound(number, *arrays):
-    """The arrays, none of which XLA can use before the number is known. Each has a barrier of its own, as what varies differs."""
+    """The arrays, which XLA cannot use before the number is known. Each has a barrier: they vary differently."""
     held = [lax.optimization_barrier((x, number))[0] for x in arrays]
     return held if len(held) > 1 else held[0]
 

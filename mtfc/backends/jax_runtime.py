@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -61,8 +61,20 @@ def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, 
     module = _module(source)
     count = prod(module.MESH.values())
     mesh = module.make_mesh(devices(count) if on is None else on[:count])
-    bound = source.replace("@jax.shard_map(", "@jax.shard_map(mesh=bound_mesh, ")
-    return _module(bound, bound_mesh=mesh), mesh
+    bound = source
+    for text, replacement in BINDING.items():
+        bound = bound.replace(text, replacement)
+    placed = partial(import_jax().sharding.NamedSharding, mesh)
+    return _module(bound, bound_mesh=mesh, bound_sharding=placed), mesh
+
+
+BINDING = {
+    "@jax.shard_map(": "@jax.shard_map(mesh=bound_mesh, ",
+    "out_shardings=PARAMETERS": "out_shardings={name: bound_sharding(spec) for name, spec in PARAMETERS.items()}",
+    "out_shardings=STATE": "out_shardings={name: bound_sharding(spec) for name, spec in STATE.items()}",
+    "jax.device_put(array, specs[name])": "jax.device_put(array, bound_sharding(specs[name]))",
+}
+"""Text of a module that takes the mesh from its context -> text that takes the one that it is bound to."""
 
 
 def _module(source: str, **names: Any) -> ModuleType:
@@ -78,6 +90,8 @@ def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         with _set(mesh):
             return function(*args, **kwargs)
 
+    if hasattr(function, "lower"):
+        call.lower = _under(mesh, function.lower)  # type: ignore[attr-defined]
     return call
 
 

@@ -28,6 +28,9 @@ DTYPES = {
 KINDS = {"params": "parameter", "state": "state", "inputs": "input"}
 """The dicts that functions take -> the role of the values in the dict."""
 
+TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
+"""Kind of arguments -> name of the table of their layouts."""
+
 
 def title(program: Program) -> str:
     """What the module computes, on which mesh, and in which layout."""
@@ -124,19 +127,16 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
 
 
 def _types(program: Program) -> str:
-    """Return the table that arguments are checked against."""
-    kinds = {kind: arguments(program, role) for kind, role in KINDS.items()} | {
-        "batches": stacked_inputs(program)
-    }
-    lines = [
-        "# Dtype and sizes of whole arrays: every function checks that it is given these.\n",
-        "TYPES = {\n",
-    ]
+    """The tables that arguments are checked against."""
+    kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
+    if batches := stacked_inputs(program):
+        kinds["batches"] = batches
+    lines = ["# Dtype and sizes of whole arrays: every function checks its arguments.\n", "TYPES = {\n"]
     for kind, types in kinds.items():
-        if types or kind != "batches":
-            entries = ((name, _type_text(type)) for name, type in types.items())
-            lines.append(f'    "{kind}": {dict_text(entries, indent=4)},\n')
-    return "".join([*lines, "}\n"])
+        entries = ((name, _type_text(type)) for name, type in types.items())
+        lines.append(f'    "{kind}": {dict_text(entries, indent=4)},\n')
+    layouts = ((kind, TABLES[kind]) for kind in kinds)
+    return "".join([*lines, "}\n", f"LAYOUTS = {dict_text(layouts, indent=0)}\n"])
 
 
 def _type_text(type: TensorType) -> str:

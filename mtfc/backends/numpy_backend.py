@@ -91,9 +91,8 @@ def generate(program: Program, checked: bool = False) -> str:
 
 def _checks(program: Program, function: Function) -> list[str]:
     """Statements that check the arguments."""
-    tables = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
     taken = zip(kinds_of(program, function), FORMS[function.name].takes.values(), strict=True)
-    return [f'check("{kind}", whole({name}, {tables[kind]}))' for kind, name in taken]
+    return [f'check("{kind}", whole("{kind}", {name}))' for kind, name in taken]
 
 
 def load(source: str) -> ModuleType:

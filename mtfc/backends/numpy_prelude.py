@@ -15,7 +15,7 @@ import re
 
 import numpy as np
 
-from mtfc.backends.checks import check_whole
+from mtfc.backends.checks import LAYOUTS, argument, check_whole, entries
 
 MESH: dict[str, int] = {}
 """Name of a mesh axis -> its size; a generated module has its own."""
@@ -59,17 +59,33 @@ def join(x, layout):
     return np.asarray(x[(0,) * len(MESH)])
 
 
-def whole(arrays, layouts):
+def whole(kind, arrays):
     """Dtype and shape of the global arrays whose parts are stacked, by name, as `check` takes them."""
-    return {name: (x.dtype.name, whole_shape(x, layouts.get(name, ()))) for name, x in arrays.items()}
+    layouts, table = LAYOUTS[kind], {"params": "PARAMETERS"}.get(kind, kind.upper())
+    found = {}
+    for name, x in entries(kind, arrays):
+        if not is_placed(x, layouts.get(name, ())):
+            label = f'{argument(kind)}["{name}"]'
+            raise ValueError(
+                f"{label} is not placed on this mesh: place whole arrays with shard(arrays, {table})"
+            )
+        found[name] = x.dtype.name, whole_shape(x, layouts.get(name, ()))
+    return found
+
+
+def is_placed(x, layout):
+    """True if the array has the parts of every processor along the axes of the mesh that split it."""
+    split = {axis for axes in layout for axis in ((axes,) if isinstance(axes, str) else axes or ())}
+    lengths = [{size} if axis in split else {1, size} for axis, size in MESH.items()]
+    return x.ndim >= len(MESH) and all(x.shape[i] in right for i, right in enumerate(lengths))
 
 
 def whole_shape(x, layout):
-    """The shape of the global array; that of `x` itself where it is no stack. Layouts are aligned at the end."""
+    """The shape of the global array. Layouts are aligned at the end: an array may have more dimensions."""
     parts = x.shape[len(MESH) :]
     known = ((None,) * len(parts) + tuple(layout))[len(layout) :]
     shards = [math.prod(x.shape[i] for i in numbers(axes or ())) for axes in known]
-    return tuple(np.multiply(shards, parts).astype(int).tolist()) if x.ndim >= len(MESH) else x.shape
+    return tuple(np.multiply(shards, parts).astype(int).tolist())
 
 
 def numbers(axes):
@@ -96,7 +112,7 @@ def collect(x, axes, dim):
 
 
 def axis_index(axes, rank):
-    """Every processor's number along `axes`, most major first; it broadcasts against arrays of `rank` dimensions."""
+    """Every processor's number along `axes`, most major first, broadcast against `rank` dimensions."""
     index = np.zeros((1,) * len(MESH), np.int32)
     for number in numbers(axes):
         coordinates = np.arange(MESH[list(MESH)[number]], dtype=np.int32)
@@ -142,7 +158,7 @@ def pmin(x, axes):
 
 
 def all_gather(x, axes, dim):
-    """Every processor gets all parts of dimension `dim` along `axes`; of a tuple in one message, each with its dimension."""
+    """Every processor gets all parts of `dim` along `axes`; those of a tuple travel in one message."""
     if isinstance(x, tuple):
         sent("all_gather", *x)
         return tuple(collect(y, axes, d) for y, d in zip(x, dim, strict=True))

@@ -82,11 +82,64 @@ def test_arrays_of_the_right_sizes_are_taken(load: Any) -> None:
 
 def test_another_dtype_is_refused(load: Any) -> None:
     module = load(program())
+    wanted = '"ids" is int32[batch: 32], and the given array is float32[32]: convert it with .astype("int32")'
     given = {**batch(32), "ids": np.ones(32, np.float32)}
-    found = message(lambda: module.forward(module.init(0), module.shard(given, module.INPUTS)))
-    assert found == (
-        'inputs["ids"] is int32[batch: 32], and the given array is float32[32]: convert it with .astype("int32")'
+    assert message(lambda: module.shard(given, module.INPUTS)) == wanted
+    placed = module.shard(batch(32), module.INPUTS)
+    found = message(
+        lambda: module.forward(module.init(0), {**placed, "ids": placed["ids"].astype("float32")})
     )
+    assert found == f"inputs[{wanted.replace(' is', '] is', 1)}"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "complex64", "float16"])
+def test_only_wide_numbers_are_narrowed(load: Any, dtype: str) -> None:
+    module = load(program())
+    assert "convert it" in message(lambda: module.shard({"ids": np.ones(32, dtype)}, module.INPUTS))
+    wide = {"x": np.ones((32, 4)), "ids": np.ones(32, np.int64)}
+    module.forward(module.init(0), module.shard(wide, module.INPUTS))
+    wide["ids"][3] += 2**32
+    found = message(lambda: module.shard(wide, module.INPUTS))
+    assert "the given array is int64, too large[32]" in found
+
+
+def test_arguments_may_have_names(load: Any) -> None:
+    module = load(program())
+    params, inputs = module.init(0), module.shard(batch(32), module.INPUTS)
+    named = module.forward(params=params, inputs=inputs)
+    assert np.array_equal(named["loss"], module.forward(params, inputs)["loss"])
+    state = module.init_state()
+    module.train_step(params=params, state=state, inputs=inputs, step=0)
+    with pytest.raises(TypeError, match="inputs"):
+        module.forward(module.init(0))
+
+
+def test_arguments_are_dicts_of_arrays(load: Any) -> None:
+    module = load(program())
+    params, inputs = module.init(0), module.shard(batch(32), module.INPUTS)
+    found = message(lambda: module.train_step(params, None, inputs, 0))
+    assert found == "state is a dict of arrays by name, and not NoneType"
+    found = message(lambda: module.forward(params, {**inputs, "ids": [1, 2]}))
+    assert found == 'inputs["ids"] is an array, and not list'
+
+
+def test_arrays_that_are_not_placed_are_refused_on_numpy() -> None:
+    """A whole array, and parameters that are split for another layout."""
+    module = numpy_module(program(), checked=False)
+    params, inputs = module.init(0), module.shard(batch(32), module.INPUTS)
+    found = message(lambda: module.forward(params, batch(32)))
+    assert found == 'inputs["x"] is not placed on this mesh: place whole arrays with shard(arrays, INPUTS)'
+    other = numpy_module(
+        lowered(SOURCE.replace("ACCUMULATE", "").replace("batch: rows, io: cols", "batch: cols, io: rows")),
+        False,
+    )
+    found = message(lambda: module.forward(other.init(0), inputs))
+    assert (
+        found == 'params["w"] is not placed on this mesh: place whole arrays with shard(arrays, PARAMETERS)'
+    )
+    for shape in ((1, 32, 4), (2, 16, 4), (32, 1, 4)):
+        wrong = {**inputs, "x": np.ones(shape, np.float32)}
+        assert "place" in message(lambda wrong=wrong: module.forward(params, wrong))
 
 
 def test_missing_and_unknown_names_are_told(load: Any) -> None:
@@ -108,7 +161,11 @@ def test_a_step_takes_all_its_micro_batches(load: Any) -> None:
     single = module.shard(batch(32), module.INPUTS)
     found = message(lambda: module.train_step(params, state, single, 0))
     assert "is float32[micro: 3, batch: 32, io: 4], and the given array is float32[32, 4]" in found
-    assert "its dimensions are micro, batch, io" in found
+    assert "stack 3 of these along a new first dimension, micro" in found
+    found = message(lambda: module.shard(batch(16), module.INPUTS))
+    assert '"x" is float32[batch: 32, io: 4], and the given array is float32[16, 4]' in found
+    assert "micro: 3" in message(lambda: module.shard(batch(16, 3), module.BATCHES))
+    assert "its dimensions are batch, io" in message(lambda: module.shard(batch(32, 3), module.INPUTS))
     stacked = module.shard(batch(32, 3), module.BATCHES)
     assert "batch, io" in message(lambda: module.forward(params, stacked))
     outputs, _, _ = module.train_step(params, state, stacked, 0)

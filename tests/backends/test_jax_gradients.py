@@ -141,6 +141,31 @@ def test_a_loaded_module_runs_under_jit_and_grad_without_a_mesh_that_is_set() ->
         assert found.sharding.spec == module.INPUTS["x"]
 
 
+def test_a_loaded_module_makes_and_places_arrays_under_jit() -> None:
+    """Shapes without data, as checkpoints need them, and arrays that are placed within a program."""
+    source = """
+model m(x: f32[batch, io]) {
+  param w: f32[io] = normal()
+  loss = mean(square(x * w))
+  return loss
+}
+train m { minimize loss; optimizer = momentum(learning_rate = 0.1) }
+"""
+    module = jax_module(lowered(SPLIT + source))
+    shapes = jax.eval_shape(lambda: module.init(0))
+    assert shapes["w"].shape == (8,) and jax.eval_shape(module.init_state)["w.velocity"].shape == (8,)
+    params = jax.jit(lambda seed: module.init(seed))(1)
+    np.testing.assert_array_equal(params["w"], module.init(1)["w"])
+    x = np.ones((4, 8), np.float32)
+    placed = module.forward(params, module.shard({"x": x}, module.INPUTS))["loss"]
+    inside = jax.jit(lambda x: module.forward(params, module.shard({"x": x}, module.INPUTS))["loss"])(x)
+    np.testing.assert_allclose(inside, placed, rtol=1e-6)
+    assert (
+        "all-reduce"
+        in module.forward.lower(params, module.shard({"x": x}, module.INPUTS)).compile().as_text()
+    )
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.file)
 def test_the_examples(example: Example) -> None:
     """Each example agrees outside of training, in f64, under the file's last layout, which splits most; no elements are equal."""

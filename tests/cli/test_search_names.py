@@ -10,7 +10,6 @@ import pytest
 import mtfc as api
 from mtfc.cli import search as search_command
 from mtfc.cli import search_soap
-from mtfc.cli.errors import UsageError
 from tests.cli.conftest import Mtfc
 
 ON_4 = ("search", "model.mtf", "--devices", "4", "--target", "tpu_v2")
@@ -125,5 +124,5 @@ def test_names_that_axes_cannot_have(mtfc: Mtfc, names: str, options: tuple[str,
 def test_names_in_python(folder: Path) -> None:
     found = api.search("model.mtf", target="tpu_v2", devices=4, axes_names=["data", "model"])
     assert set(found["mesh"]) <= {"data", "model"}
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(ValueError, match="twice"):
         api.search("model.mtf", target="tpu_v2", devices=4, axes_names=("a", "a"))
