@@ -108,7 +108,7 @@ def read_batches(path: str, function: Function, refusal: Refusal | None = None) 
     if len(set(several.values())) > 1:
         numbers = ", ".join(f"{_number(fit)} of `{name}`" for name, fit in several.items())
         fitting.error("E506", f"the inputs have different numbers of batches: {numbers}")
-    else:
+    elif not fitting.diagnostics.errors:
         _check_rest(several, function, refusal, fitting)
     fitting.diagnostics.raise_if_errors()
     full, rest = max(several.values(), default=ONE)
