@@ -84,9 +84,16 @@ def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
 
 
 def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
-    """True if a layout is for this one of several models: it names models or values, or splits a dimension of the model."""
+    """True if a layout is for this one of several models.
+
+    Such a layout names models or values, splits a dimension of the model, or has no rules and so is for every model.
+    """
     rules = (*declared.compute.values(), *declared.params.values(), *declared.optimizer.values())
-    return bool(declared.models or declared.values) or any(rule.dim in facts.neighbours for rule in rules)
+    return (
+        bool(declared.models or declared.values)
+        or not rules
+        or any(rule.dim in facts.neighbours for rule in rules)
+    )
 
 
 def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:

@@ -102,6 +102,11 @@ def given_hypers(
     return None if missing or problems else given
 
 
+def declaration_of(optimizer: Optimizer, hyper: str) -> ast.OptimizerDecl:
+    """Return the first declaration of the optimizer with this hyperparameter, which must exist."""
+    return next(each for each in optimizer.decls if hyper in (known.name.text for known in each.hypers))
+
+
 def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:
     """Return another optimizer that has the hyperparameter, first one with a similar name."""
     found = [
