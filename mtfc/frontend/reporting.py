@@ -116,7 +116,7 @@ def _given_rate(optimizer: Optimizer, scope: Scope) -> tuple[Scope | None, ast.A
 
 
 def _have_rates(name: ast.Name, optimizers: Iterable[Optimizer], scope: Scope) -> bool:
-    return all([_has_rate(name, each, scope) for each in optimizers])
+    return all(_has_rate(name, each, scope) for each in optimizers)
 
 
 def _has_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> bool:
