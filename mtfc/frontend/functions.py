@@ -14,11 +14,20 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend import arguments as kinds
-from mtfc.frontend import ast
+from mtfc.frontend import ast, libraries
 from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.scope import ANY, Scope, count
-from mtfc.frontend.signatures import Bindings, Given, as_bindings, bound_labels, names, shown, typed
+from mtfc.frontend.signatures import (
+    Bindings,
+    Given,
+    as_bindings,
+    bound_labels,
+    keyword_as_binding,
+    names,
+    shown,
+    typed,
+)
 from mtfc.frontend.trace import LARGEST
 from mtfc.frontend.traverse import walk
 
@@ -117,17 +126,30 @@ class _Call:
         for keyword in self.node.keywords:
             argument = known.get(keyword.name.text)
             if argument is None:
-                self.caller.scope.unknown(
-                    "E111", f"`{self.name}` has no argument `{keyword.name.text}`", keyword.name, known
-                )
+                self._unknown_keyword(keyword, known)
                 right = False
-                self.caller.value(keyword.value)
             else:
                 pairs.append((argument, keyword.value))
         found: dict[str, Operand] = {}
         for argument, node in pairs:
             right = self._give(argument, node, found) and right
         return found if self._complete({each.name.text for each, _ in pairs}) and right else None
+
+    def _unknown_keyword(self, keyword: ast.Keyword, known: Collection[str]) -> None:
+        """Report an unknown argument; a generic dimension is given in brackets, and a number of a dimension by name."""
+        name, message = keyword.name.text, f"`{self.name}` has no argument `{keyword.name.text}`"
+        generics = [each.text for each in self.decl.generics]
+        dims = [each for each in known if each in generics]
+        help = None
+        if name in generics:
+            help = keyword_as_binding(self.node, keyword, self.caller.scope)
+        elif name in libraries.DIMENSIONS and dims:
+            help = f"a dimension is given by its name: `{self.node.function.text}(x, {dims[0]} = io)`"
+        if help:
+            self.caller.scope.error("E111", message, keyword.name.span, help=help)
+            return
+        self.caller.scope.unknown("E111", message, keyword.name, known)
+        self.caller.value(keyword.value)
 
     def _few_enough(self, most: int) -> bool:
         number = len(self.node.arguments)

@@ -187,3 +187,17 @@ def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
     if isinstance(node, ast.DimName):
         return node.text
     return sizes.get(node.value, name) if isinstance(node, ast.Int) else "..."
+
+
+def keyword_as_binding(node: ast.Call, keyword: ast.Keyword, scope: Scope) -> str:
+    """Return help for a generic dimension given as an argument: `nn.dense[d_out = classes](h)`."""
+    name, value = keyword.name.text, keyword.value
+    sizes = {dim.size: known for known, dim in reversed(scope.dims.items()) if dim}
+    dim = _as_dim(name, value, sizes)
+    arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in node.arguments)
+    declared = (
+        f", with `dim {dim} = {value.value}` in the file"
+        if isinstance(value, ast.Int) and value.value not in sizes
+        else ""
+    )
+    return f"write `{node.function.text}[{name} = {dim}]({arguments})`{declared}"
