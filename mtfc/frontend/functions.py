@@ -14,7 +14,7 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend import arguments as kinds
-from mtfc.frontend import ast, libraries
+from mtfc.frontend import ast
 from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.scope import ANY, Scope, count
@@ -23,7 +23,7 @@ from mtfc.frontend.signatures import (
     Given,
     as_bindings,
     bound_labels,
-    keyword_as_binding,
+    keyword_help,
     names,
     shown,
     typed,
@@ -137,14 +137,8 @@ class _Call:
 
     def _unknown_keyword(self, keyword: ast.Keyword, known: Collection[str]) -> None:
         """Report an unknown argument; a generic dimension is given in brackets, and a number of a dimension by name."""
-        name, message = keyword.name.text, f"`{self.name}` has no argument `{keyword.name.text}`"
-        generics = [each.text for each in self.decl.generics]
-        dims = [each for each in known if each in generics]
-        help = None
-        if name in generics:
-            help = keyword_as_binding(self.node, keyword, self.caller.scope)
-        elif name in libraries.DIMENSIONS and dims:
-            help = f"a dimension is given by its name: `{self.node.function.text}(x, {dims[0]} = io)`"
+        message = f"`{self.name}` has no argument `{keyword.name.text}`"
+        help = keyword_help(self.decl, self.node, keyword, self.caller.scope)
         if help:
             self.caller.scope.error("E111", message, keyword.name.span, help=help)
             return

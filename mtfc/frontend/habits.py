@@ -14,6 +14,8 @@ from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend import libraries
+from mtfc.frontend.indexing import index_help
+from mtfc.frontend.libraries import FUNCTIONS
 
 if TYPE_CHECKING:
     from mtfc.frontend.lexer import Token
@@ -73,52 +75,6 @@ DTYPES: Mapping[str, str] = {
 MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
 """Modules that Python programs import; a file may use them out of habit without an import."""
 
-NO_PRODUCT = "there is no operator `@`"
-EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
-CAST = "write `cast(x, f32)`, with the dtype that is wanted"
-REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
-FUNCTIONS: Mapping[str, str] = {
-    **dict.fromkeys(("matmul", "dot", "bmm", "mm", "tensordot", "inner", "outer"), EINSUM),
-    **dict.fromkeys(("int", "float", "astype", "to", "type", "asarray", "array", "tensor", "Tensor"), CAST),
-    **dict.fromkeys(("permute", "swapaxes", "moveaxis", "t", "T"), REORDER),
-    **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
-    **dict.fromkeys(
-        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
-        "dimensions are matched by name: write `broadcast(x -> [dims])` where one has to be added",
-    ),
-    **dict.fromkeys(
-        ("cat", "concatenate", "stack", "hstack", "vstack"),
-        "write `concat(a, b, left -> both, right -> both)`",
-    ),
-    **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
-    **dict.fromkeys(
-        ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
-    ),
-    **dict.fromkeys(
-        ("print", "item", "numpy", "tolist"), "return the value: the program that runs it has it"
-    ),
-    **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
-    **dict.fromkeys(
-        ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
-    ),
-    **dict.fromkeys(("pow", "power"), "write `x ** y`"),
-    **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
-    **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),
-    **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
-    **dict.fromkeys(("randn", "normal", "randn_like"), "write `random.normal([dims])`"),
-    **dict.fromkeys(("rand", "uniform", "rand_like"), "write `random.uniform([dims])`"),
-    **dict.fromkeys(
-        ("bernoulli", "randint"), "write `random.bernoulli([dims], 0.5)`, or round `random.uniform([dims])`"
-    ),
-    "topk": "write `values, indices = top_k(x, d -> k)`",
-    "roll": "write `shift(x, d, by = 1, wrap = true)`",
-    "zeros_init": "write `zeros()`",
-    "amax": "write `max(x, over = [dims])`",
-    "amin": "write `min(x, over = [dims])`",
-    "fabs": "write `abs(x)`",
-}
-"""Functions and methods of NumPy, JAX and PyTorch with another name here; functions of the same name need no row."""
-
 CALLS: Mapping[str, str] = {
     "backward": libraries.GRADIENT,
     "step": "a `train` block updates the parameters: `mtfc run FILE --train --steps 10`",
@@ -127,16 +83,25 @@ CALLS: Mapping[str, str] = {
 }
 """Calls of Python that give no value."""
 
+NO_INDEX = "a tensor has no `[...]`"
+
 
 # Syntax
 
 
-def unlike_here(statement: Sequence[Token], at: int, file: str) -> Diagnostic | None:
-    """Return the error of a statement that does not parse at token `at`, if the statement is one of Python."""
+def unlike_here(
+    statement: Sequence[Token], at: int, file: str, before: Sequence[Token] = ()
+) -> Diagnostic | None:
+    """Return the error of a statement that does not parse at token `at`, if the statement is one of Python.
+
+    `before` are the tokens before the statement.
+    """
     for habit in HABITS:
         found = habit(statement, at)
         if found:
             token, message, help = found
+            if message == NO_INDEX:
+                help = _of_index(statement, token, before)
             return Diagnostic("E001", message, token.span(file), help=help)
     return None
 
@@ -353,14 +318,18 @@ def _index(statement: Sequence[Token], at: int) -> Found:
         return None
     if _is_called(texts, opener):
         return None
-    name = texts[opener - 1] if texts[opener - 1] not in ("]", ")") else "x"
-    if name.endswith(".shape"):
+    if texts[opener - 1].endswith(".shape"):
         return statement[opener - 1], "there is no `shape`", FUNCTIONS["shape"]
-    help = (
-        f"dimensions have names: `slice({name}, length -> short, start = 0)` takes a part of one, "
-        f"and `gather({name}, ids, length)` the elements at positions"
-    )
-    return statement[opener], "a tensor has no `[...]`", help
+    return statement[opener], NO_INDEX, ""
+
+
+def _of_index(statement: Sequence[Token], opener: Token, before: Sequence[Token]) -> str:
+    """Return the help for an index that begins at a token."""
+    texts = [token.text for token in statement]
+    at = statement.index(opener)
+    end = texts.index("]", at) if "]" in texts[at:] else len(texts)
+    name = texts[at - 1] if texts[at - 1] not in ("]", ")") else "x"
+    return index_help(name, texts[at + 1 : end], before)
 
 
 def _opener(texts: Sequence[str], at: int) -> int:
@@ -414,7 +383,3 @@ def attribute(name: str, dims: Sequence[str]) -> str | None:
     if name == "dtype":
         return "the dtype stands in the type; `cast(x, f32)` changes it"
     return None
-
-
-def function(name: str) -> str | None:
-    return FUNCTIONS.get(name)

@@ -1,4 +1,4 @@
-"""Names of layers, optimizers and hyperparameters in PyTorch, Flax and Optax: help that gives the names here."""
+"""Names of functions, layers and optimizers in NumPy, PyTorch, Flax and Optax: help that gives the names here."""
 
 from __future__ import annotations
 
@@ -43,6 +43,52 @@ LAYERS: Mapping[str, str] = {
     "CrossEntropyLoss": "write `mean(nn.cross_entropy[vocab = classes](logits, labels))`, with `import nn`",
 }
 """Classes of layers, which are called twice in Python: `nn.Linear(16, 10)(h)`."""
+
+NO_PRODUCT = "there is no operator `@`"
+EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
+CAST = "write `cast(x, f32)`, with the dtype that is wanted"
+REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("matmul", "dot", "bmm", "mm", "tensordot", "inner", "outer"), EINSUM),
+    **dict.fromkeys(("int", "float", "astype", "to", "type", "asarray", "array", "tensor", "Tensor"), CAST),
+    **dict.fromkeys(("permute", "swapaxes", "moveaxis", "t", "T"), REORDER),
+    **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
+    **dict.fromkeys(
+        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
+        "dimensions are matched by name: write `broadcast(x -> [dims])` where one has to be added",
+    ),
+    **dict.fromkeys(
+        ("cat", "concatenate", "stack", "hstack", "vstack"),
+        "write `concat(a, b, left -> both, right -> both)`",
+    ),
+    **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
+    **dict.fromkeys(
+        ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
+    ),
+    **dict.fromkeys(
+        ("print", "item", "numpy", "tolist"), "return the value: the program that runs it has it"
+    ),
+    **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
+    **dict.fromkeys(
+        ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
+    ),
+    **dict.fromkeys(("pow", "power"), "write `x ** y`"),
+    **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
+    **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),
+    **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
+    **dict.fromkeys(("randn", "normal", "randn_like"), "write `random.normal([dims])`"),
+    **dict.fromkeys(("rand", "uniform", "rand_like"), "write `random.uniform([dims])`"),
+    **dict.fromkeys(
+        ("bernoulli", "randint"), "write `random.bernoulli([dims], 0.5)`, or round `random.uniform([dims])`"
+    ),
+    "topk": "write `values, indices = top_k(x, d -> k)`",
+    "roll": "write `shift(x, d, by = 1, wrap = true)`",
+    "zeros_init": "write `zeros()`",
+    "amax": "write `max(x, over = [dims])`",
+    "amin": "write `min(x, over = [dims])`",
+    "fabs": "write `abs(x)`",
+}
+"""Functions and methods of NumPy, JAX and PyTorch with another name here; functions of the same name need no row."""
 
 HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("lr", "rate", "step_size", "alpha", "learningRate"), ("learning_rate",)),

@@ -17,6 +17,7 @@ from mtfc.frontend import ast, problems, tables
 from mtfc.frontend.brackets import NESTING_LIMIT, TOO_DEEP, Stream, arrange
 from mtfc.frontend.builder import TUPLES, Builder
 from mtfc.frontend.habits import unlike_here
+from mtfc.frontend.indexing import FARTHEST
 from mtfc.frontend.lexer import END, SEPARATOR, WORD, Token, lex
 from mtfc.frontend.tables import Rule
 
@@ -193,7 +194,16 @@ class _Parser:
         end = begin
         while self.tokens[end].kind not in (*BORDERS, END):
             end += 1
-        return unlike_here(self.tokens[begin:end], stuck - begin, self.file) if begin < end else None
+        return (
+            unlike_here(
+                self.tokens[begin:end],
+                stuck - begin,
+                self.file,
+                self.tokens[max(begin - FARTHEST, 0) : begin],
+            )
+            if begin < end
+            else None
+        )
 
     def _rewind(self) -> int:
         """Drop symbols until ERROR may come, in the innermost block where it may; the first token dropped."""

@@ -65,7 +65,7 @@ def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | N
         return f"write `{builtins[name].usage}`"
     if name in ITEM_BYTES:
         return f"write `cast(x, {name})`"
-    return _in_library(scope, name) or habits.function(name) or libraries.LAYERS.get(name)
+    return _in_library(scope, name) or libraries.FUNCTIONS.get(name) or libraries.LAYERS.get(name)
 
 
 def _in_module(
