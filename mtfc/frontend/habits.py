@@ -259,7 +259,7 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
     if _is_called(texts, opener) and statement[opener - 1].kind in ("NAME", "PATH"):
         help = f"write `{function}[d_out = classes](...)`, with `dim classes = {size}` in the file"
         return statement[at], message, help
-    if function in ITEM_BYTES or function in (":", "->", "="):
+    if function in ITEM_BYTES or function in (":", "->", "=", ",", "("):
         return statement[at], message, f"dimensions have names: declare `dim d = {size}`, and write `d`"
     return None
 
@@ -354,7 +354,7 @@ def _is_called(texts: Sequence[str], opener: int) -> bool:
 
 def _import(statement: Sequence[Token], at: int) -> Found:
     """`import numpy as np`"""
-    if len(statement) < 2 or statement[0].text != "import" or at < 2:
+    if len(statement) < 2 or statement[0].text != "import" or at < 1 or statement[1].text == "=":
         return None
     return (
         statement[0],

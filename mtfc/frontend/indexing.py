@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mtfc.frontend.lexer import Token
 
-FARTHEST = 2000
+FARTHEST = 1000
 """Tokens before a statement that are searched for a declaration, so that many errors take linear time."""
 
 
@@ -40,16 +40,22 @@ def _meant(index: Sequence[str], dims: Sequence[str]) -> str | None:
 
 def _dims(name: str, before: Sequence[Token]) -> list[str]:
     """Return the dimensions in the last declaration of a name: `x: [batch, io]`, or `h = einsum(x, w -> [batch, hidden])`."""
-    texts = [token.text for token in before[-FARTHEST:]]
-    for at in range(len(texts) - 2, -1, -1):
-        if texts[at] == name and texts[at + 1] == ":":
-            return _listed(texts[at + 2 :])
-        if texts[at] == name and texts[at + 1] == "=" and texts[at - 1 : at] in ([], ["\n"], [";"], ["{"]):
-            end = next((i for i in range(at, len(texts)) if texts[i] in ("\n", ";")), len(texts))
-            value = texts[at + 2 : end]
-            arrow = next((i for i in reversed(range(len(value))) if value[i] == "->"), None)
-            return [] if arrow is None else _listed(value[arrow + 1 :])
+    for at in range(len(before) - 2, -1, -1):
+        if before[at].text != name or before[at + 1].text not in (":", "="):
+            continue
+        texts = [token.text for token in before[at + 2 :]]
+        if before[at + 1].text == ":":
+            return _listed(texts)
+        if at == 0 or before[at - 1].text in ("\n", ";", "{"):
+            return _of_value(texts)
     return []
+
+
+def _of_value(texts: Sequence[str]) -> list[str]:
+    """Return the dimensions that an expression states at its end."""
+    end = next((at for at, text in enumerate(texts) if text in ("\n", ";")), len(texts))
+    arrow = next((at for at in reversed(range(end)) if texts[at] == "->"), None)
+    return [] if arrow is None else _listed(texts[arrow + 1 :])
 
 
 def _listed(texts: Sequence[str]) -> list[str]:

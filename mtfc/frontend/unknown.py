@@ -99,6 +99,8 @@ def _in_module(
 def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> str | None:
     """Return help for a module that is not imported."""
     head, *_, name = function.parts
+    if head == "self":
+        return f"there are no objects: declare `fn {name}(x: [...]) -> [...] {{ ... }}`, and call `{name}(x)`"
     if head in habits.MODULES:
         return _habit(scope, name, builtins) or "what Python imports is not known here"
     return f"add `import {head}`" if library.text(head) is not None else None
