@@ -225,9 +225,15 @@ class _Emitter:
         return last.kind not in UNFINISHED or (last.kind != "COMMA" and self._is_before_assignment(index))
 
     def _is_before_assignment(self, newline: int) -> bool:
-        """True if the line after a newline begins with `name =`."""
-        kinds = [token.kind for token in self.matcher.tokens[newline + 1 : newline + 3]]
-        return len(kinds) == 2 and kinds[0] in ("NAME", WORD) and kinds[1] == "EQUAL"
+        """True if the line after a newline begins with `name =`, and does not end in a comma, as an argument may."""
+        tokens = self.matcher.tokens
+        kinds = [token.kind for token in tokens[newline + 1 : newline + 3]]
+        if len(kinds) < 2 or kinds[0] not in ("NAME", WORD) or kinds[1] != "EQUAL":
+            return False
+        end = newline + 1
+        while tokens[end].kind not in (SEPARATOR, END):
+            end += 1
+        return tokens[end - 1].kind != "COMMA"
 
     def _close(self, token: Token) -> None:
         opener = self.stream.tokens[self.open[-1][0]]

@@ -145,7 +145,7 @@ def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
         return None
     keywords = tables.load().keywords
     meant = nearest(token.text, [text for text, kind in keywords.items() if kind in kinds - OPERATORS])
-    if not meant and previous.kind == "NAME" and previous.text not in keywords:
+    if not meant and previous.kind == "NAME" and previous.text not in keywords and not OPERATORS & kinds:
         meant = nearest(previous.text, keywords)
     return f"did you mean `{meant}`?" if meant else None
 
