@@ -177,6 +177,9 @@ def test_entries_of_the_train_block_are_changed() -> None:
     training = changed.program.training
     assert training is not None and (training.accumulate, training.clip) == (2, 0.5)
     assert "0.001" in changed.jax()
+    reporting = mtfc.compile_text(MODEL, layout="data", set={"report": ["learning_rate", "grad_norm"]})
+    assert reporting.program.training is not None
+    assert reporting.program.training.report == ("learning_rate", "grad_norm")
     with pytest.raises(CompileError, match=r"E012.*\n --> <--set>:1:1\n"):
         mtfc.compile_text(MODEL, set={"acumulate": 2})
 

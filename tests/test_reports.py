@@ -17,7 +17,18 @@ from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.reader import read_program, same_program
 from mtfc.compiler.ir.verify import VerifyError, verify
-from tests.harness import STEP, agree, call, exact_data, jax_module, load, lowered, numpy_module, reference
+from tests.harness import (
+    STEP,
+    agree,
+    call,
+    diagnose,
+    exact_data,
+    jax_module,
+    load,
+    lowered,
+    numpy_module,
+    reference,
+)
 
 HEAD = """
 import nn
@@ -89,6 +100,33 @@ RATES = {
     "own()": 0.125,
     "own(weight = 2, learning_rate = 2 * step)": 2 * STEP,
 }
+GROUPS = {
+    'optimizer for "*" = sgd(0.25)': 0.25,
+    'optimizer for "w" = sgd(0.25); optimizer for "b" = momentum(momentum = 0.5, learning_rate = 0.25)': 0.25,
+    'frozen "w"; optimizer for "b" = adam(1 / (step + 1))': 1 / (STEP + 1),
+    'optimizer for "*" = adam(3.0); optimizer for "w", "b" = sgd(0.25)': 0.25,
+    'optimizer = sgd(0.25); optimizer for "w" = sgd(0.5)': 0.25,
+    'optimizer = sgd(0.25); optimizer for "*" = sgd(0.5)': 0.5,
+}
+
+
+def grouped(entries: str) -> str:
+    return HEAD + MODEL + f"train m {{ minimize loss; {entries}; report learning_rate }}\n"
+
+
+@pytest.mark.parametrize("entries", GROUPS)
+def test_the_learning_rate_is_that_of_the_groups(entries: str) -> None:
+    found = stepped(grouped(entries))[1]["learning_rate"]
+    assert float(found) == pytest.approx(GROUPS[entries], rel=1e-6)
+    agree(grouped(entries), jax="3.0" in entries)
+
+
+def test_groups_with_different_learning_rates_report_none() -> None:
+    (error,) = diagnose(grouped('optimizer for "w" = sgd(0.25); optimizer for "b" = sgd(0.5)'))
+    assert error.code == "E410" and "could be any of them" in error.message
+    assert len(error.labels) == 2
+
+
 OWN = "optimizer own(weight = 1.0, learning_rate = 0.125) (p, g) { p = p - learning_rate * weight * g }\n"
 
 

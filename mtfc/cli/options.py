@@ -51,7 +51,7 @@ def seed(text: str) -> int:
 
 def setting(text: str) -> str:
     """Return `KEY=VALUE` on one line, as an option's type; the compiler checks the value."""
-    if re.fullmatch(r"\s*[A-Za-z_][\w.]*\s*=.*", text, re.DOTALL) is None:
+    if re.fullmatch(r"\s*[A-Za-z_][^=]*=.*", text, re.DOTALL) is None:
         example = "for example accumulate=4 or optimizer.learning_rate=1e-3"
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, {example}, not `{text}`")
     return " ".join(text.splitlines())

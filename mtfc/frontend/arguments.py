@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import Dim
-from mtfc.frontend import ast
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.frontend import ast, habits
 from mtfc.frontend.constants import Number
 from mtfc.frontend.expressions import Expressions, Operand
 
@@ -38,7 +38,14 @@ def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
 def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
     if isinstance(node, ast.DimName):
         return expressions.scope.dim(node)
-    _expected("a dimension", expressions, node)
+    _expected("a dimension", expressions, node, _dimension(node))
+    return None
+
+
+def _dimension(node: ast.Node) -> str | None:
+    """Return help for a size in place of a dimension."""
+    if isinstance(node, ast.Int):
+        return f"dimensions have names: declare `dim d = {node.value}`, and write `d`"
     return None
 
 
@@ -48,7 +55,11 @@ def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
         return expressions.scope.dim_list(node.dims, node.span)
     if isinstance(node, ast.DimName):
         return expressions.scope.dim_list((node,), node.span)
-    _expected("dimensions, as in `[batch, io]`", expressions, node)
+    help = _dimension(node)
+    if isinstance(node, ast.Tuple) and all(isinstance(item, ast.DimName) for item in node.items):
+        names = (item.text for item in node.items if isinstance(item, ast.DimName))
+        help = f"write `[{', '.join(names)}]`"
+    _expected("dimensions, as in `[batch, io]`", expressions, node, help)
     return None
 
 
@@ -97,7 +108,9 @@ def tensor_or_mapping(expressions: Expressions, node: ast.Node) -> Operand | tup
 def dtype(expressions: Expressions, node: ast.Node) -> str | None:
     if isinstance(node, ast.Name):
         return expressions.scope.dtype(node)
-    _expected("a dtype", expressions, node)
+    last = node.parts[-1] if isinstance(node, ast.Path) else ""
+    help = f"write `{last}`" if last in ITEM_BYTES else habits.DTYPES.get(last)
+    _expected("a dtype", expressions, node, help)
     return None
 
 

@@ -41,13 +41,14 @@ class Stream:
 
     `opener[i]` is the index of the innermost bracket that token i is inside of (a closing bracket is inside of its
     own), or -1. `closer` maps each opening bracket's index to its closing one's. `repaired` has, in order, the indices
-    at which a mistake was reported already.
+    at which a mistake was reported already, and `unclosed` the indices of brackets that are never closed.
     """
 
     tokens: list[Token] = attrs.field(factory=list)
     opener: list[int] = attrs.field(factory=list)
     closer: dict[int, int] = attrs.field(factory=dict)
     repaired: list[int] = attrs.field(factory=list)
+    unclosed: list[int] = attrs.field(factory=list)
 
     def block(self, index: int) -> int:
         """The index of the innermost brace that token `index` is inside of, or -1."""
@@ -63,8 +64,16 @@ class Stream:
         return index
 
     def is_repaired(self, begin: int, end: int) -> bool:
-        at = bisect_left(self.repaired, begin)
-        return at < len(self.repaired) and self.repaired[at] <= end
+        return _has_between(self.repaired, begin, end)
+
+    def is_unclosed(self, begin: int, end: int) -> bool:
+        """True if a bracket from token `begin` to token `end` is never closed."""
+        return _has_between(self.unclosed, begin, end)
+
+
+def _has_between(indices: Sequence[int], begin: int, end: int) -> bool:
+    at = bisect_left(indices, begin)
+    return at < len(indices) and indices[at] <= end
 
 
 def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> Stream:
@@ -210,7 +219,21 @@ class _Emitter:
         shown_by = self.matcher.unclosed.get(self.open[-1][1])
         if shown_by is None or shown_by == index:
             return shown_by == index
-        return token.text == "\n" and self._in_parentheses() and self._last().kind not in UNFINISHED
+        if token.text != "\n" or not self._in_parentheses():
+            return False
+        last = self._last()
+        return last.kind not in UNFINISHED or (last.kind != "COMMA" and self._is_before_assignment(index))
+
+    def _is_before_assignment(self, newline: int) -> bool:
+        """True if the line after a newline begins with `name =`, and does not end in a comma, as an argument may."""
+        tokens = self.matcher.tokens
+        kinds = [token.kind for token in tokens[newline + 1 : newline + 3]]
+        if len(kinds) < 2 or kinds[0] not in ("NAME", WORD) or kinds[1] != "EQUAL":
+            return False
+        end = newline + 1
+        while tokens[end].kind not in (SEPARATOR, END):
+            end += 1
+        return tokens[end - 1].kind != "COMMA"
 
     def _close(self, token: Token) -> None:
         opener = self.stream.tokens[self.open[-1][0]]
@@ -218,6 +241,7 @@ class _Emitter:
         if len(self.open) <= NESTING_LIMIT:
             self.diagnostics.extend((problems.unclosed(opener, text, token, self.file),))
         insort(self.stream.repaired, self.open[-1][0])
+        insort(self.stream.unclosed, self.open[-1][0])
         last = self._last()
         self._put(Token(KINDS[text], "", last.line, last.end_column))
         self.stream.closer[self.open.pop()[0]] = len(self.stream.tokens) - 1

@@ -29,6 +29,8 @@ N = TypeVar("N", bound=ast.Node)
 
 # What a train block may say.
 SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
+GROUPS = ("optimizer for", "frozen")
+"""The entries of a train block for some parameters."""
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
     ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
@@ -193,7 +195,9 @@ class Builder:
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
     ) -> ast.TrainDecl | ast.Broken:
         reports = [entry for entry in entries if _is_report(entry)]
-        settings = _by_key((entry for entry in entries if not _is_report(entry)), SETTINGS, "a train block")
+        settings = _by_key(
+            (entry for entry in entries if not _is_report(entry)), SETTINGS, "a train block", GROUPS
+        )
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset())
         errors = [
@@ -265,14 +269,23 @@ def _unnamed(entry: Entry) -> Diagnostic:
     return Diagnostic("E001", f"expected {what} after `{entry.key.text}`, found `=`", entry.span, help=help)
 
 
-def _by_key(entries: Iterable[ast.Node], known: Collection[str], where: str) -> dict[str, Entry]:
-    """The entries that have keys; raises CompileError when one is unknown or given twice."""
+FROZEN = 'write `frozen "head.*"`, with a pattern for the names of parameters'
+
+
+def _by_key(
+    entries: Iterable[ast.Node], known: Collection[str], where: str, more: Collection[str] = ()
+) -> dict[str, Entry]:
+    """The entries that have keys; raises CompileError when one is unknown or given twice.
+
+    `more` are entries without keys, which the help lists too.
+    """
     keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, Entry)]
     errors = list(_repeated(keyed))
     for key, entry in keyed:
         if key not in known:
-            meant = nearest(key, known)
-            help = f"did you mean `{meant}`?" if meant else f"it has {', '.join(known)}"
+            meant = nearest(key, (*known, *more))
+            help = f"did you mean `{meant}`?" if meant else f"it has {', '.join((*known, *more))}"
+            help = FROZEN if meant == "frozen" else help
             errors.append(Diagnostic("E012", f"{where} has no entry `{key}`", entry.span, help=help))
     if errors:
         raise CompileError(errors)

@@ -43,7 +43,8 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
     builtin = BUILTINS.get(node.function.text)
     if builtin is None:
         _check_nested(expressions, node)
-        unknown_function(expressions.scope, node.function, expressions.values, BUILTINS)
+        values = {**expressions.values, **expressions.dropped}
+        unknown_function(expressions.scope, node.function, values, BUILTINS)
         return (None,)
     result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))
     return result if isinstance(result, tuple) else (result,)
@@ -52,12 +53,14 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
 def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Site) -> Result | Results:
     """What a call of a built-in function makes."""
     positional, result = (node.arguments, None) if builtin.result == "none" else node.split_result()
+    if not _right_number(expressions, node, builtin, len(positional)):
+        _check_nested(expressions, node)
+        return None
     found = _read(expressions, builtin, positional)
     checks = (
         _plain(expressions, node),
         _known_keywords(expressions, node, builtin),
-        _right_number(expressions, node, builtin, len(positional))
-        and _right_result(expressions, node, builtin, result, found),
+        _right_result(expressions, node, builtin, result, found),
     )
     named = {
         keyword.name.text: builtin.keywords[keyword.name.text](expressions, keyword.value)

@@ -80,7 +80,7 @@ CODES = {
     "E414": "an optimizer that does not update its parameter",
     "E415": "a new parameter or state of another type",
     "E416": "something that an optimizer cannot compute",
-    "E417": "an option for the `train` block of a model that has none",
+    "E417": "an option that changes nothing in a `train` block",
     "E418": "a pattern that no parameter matches",
     "E419": "a loss that depends on frozen parameters alone",
     "W601": "work that processors duplicate",

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.frontend import ast, habits
+from mtfc.frontend import ast, libraries
 from mtfc.frontend.constants import ConstantError, Number, convert, fold, plain, shown, truth
 from mtfc.frontend.scope import Scope, count
 from mtfc.frontend.trace import Block, Trace
@@ -237,7 +237,7 @@ class Expressions:
             return None
         if node.op == "@":
             self.scope.error(
-                "E004", habits.NO_PRODUCT, node.span, help=product_help(node, left.dims, right.dims)
+                "E004", libraries.NO_PRODUCT, node.span, help=product_help(node, left.dims, right.dims)
             )
             return None
         if node.op == "//" and not (isinstance(left.result, int) and isinstance(right.result, int)):

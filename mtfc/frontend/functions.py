@@ -18,7 +18,16 @@ from mtfc.frontend import ast
 from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.scope import ANY, Scope, count
-from mtfc.frontend.signatures import Bindings, Given, as_bindings, bound_labels, names, shown, typed
+from mtfc.frontend.signatures import (
+    Bindings,
+    Given,
+    as_bindings,
+    bound_labels,
+    keyword_help,
+    names,
+    shown,
+    typed,
+)
 from mtfc.frontend.trace import LARGEST
 from mtfc.frontend.traverse import walk
 
@@ -117,17 +126,24 @@ class _Call:
         for keyword in self.node.keywords:
             argument = known.get(keyword.name.text)
             if argument is None:
-                self.caller.scope.unknown(
-                    "E111", f"`{self.name}` has no argument `{keyword.name.text}`", keyword.name, known
-                )
+                self._unknown_keyword(keyword, known)
                 right = False
-                self.caller.value(keyword.value)
             else:
                 pairs.append((argument, keyword.value))
         found: dict[str, Operand] = {}
         for argument, node in pairs:
             right = self._give(argument, node, found) and right
         return found if self._complete({each.name.text for each, _ in pairs}) and right else None
+
+    def _unknown_keyword(self, keyword: ast.Keyword, known: Collection[str]) -> None:
+        """Report an unknown argument; a generic dimension is given in brackets, and a number of a dimension by name."""
+        message = f"`{self.name}` has no argument `{keyword.name.text}`"
+        help = keyword_help(self.decl, self.node, keyword, self.caller.scope)
+        if help:
+            self.caller.scope.error("E111", message, keyword.name.span, help=help)
+            return
+        self.caller.scope.unknown("E111", message, keyword.name, known)
+        self.caller.value(keyword.value)
 
     def _few_enough(self, most: int) -> bool:
         number = len(self.node.arguments)

@@ -11,6 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.frontend import libraries
+from mtfc.frontend.indexing import index_help
+from mtfc.frontend.libraries import FUNCTIONS
 
 if TYPE_CHECKING:
     from mtfc.frontend.lexer import Token
@@ -36,6 +41,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "with": ("there is no `with` here", "it belongs to `repeat layers with k = keys { ... }`"),
     "assert": ("there is no `assert`", "types are checked when the file is"),
     "pass": ("there is no `pass`", "braces may be empty"),
+    "raise": ("there is no `raise`", "a model computes values alone: return one that shows the problem"),
+    "try": ("there is no `try`", "a model computes values alone, and nothing in it fails"),
+    "except": ("there is no `except`", "a model computes values alone, and nothing in it fails"),
+    "global": ("there is no `global`", "dimensions and functions of the file are known everywhere"),
     "del": ("there is no `del`", "memory is freed where a value is used last"),
 }
 """Words that begin a statement in Python, and in other languages."""
@@ -66,57 +75,33 @@ DTYPES: Mapping[str, str] = {
 MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
 """Modules that Python programs import; a file may use them out of habit without an import."""
 
-NO_PRODUCT = "there is no operator `@`"
-EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
-CAST = "write `cast(x, f32)`, with the dtype that is wanted"
-REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
-FUNCTIONS: Mapping[str, str] = {
-    **dict.fromkeys(("matmul", "dot", "bmm", "mm", "tensordot", "inner", "outer"), EINSUM),
-    **dict.fromkeys(("int", "float", "astype", "to", "type", "asarray", "array", "tensor", "Tensor"), CAST),
-    **dict.fromkeys(("permute", "swapaxes", "moveaxis", "t", "T"), REORDER),
-    **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
-    **dict.fromkeys(
-        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
-        "dimensions are matched by name: write `broadcast(x -> [dims])` where one has to be added",
-    ),
-    **dict.fromkeys(
-        ("cat", "concatenate", "stack", "hstack", "vstack"),
-        "write `concat(a, b, left -> both, right -> both)`",
-    ),
-    **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
-    **dict.fromkeys(
-        ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
-    ),
-    **dict.fromkeys(
-        ("print", "item", "numpy", "tolist"), "return the value: the program that runs it has it"
-    ),
-    **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
-    **dict.fromkeys(
-        ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
-    ),
-    **dict.fromkeys(("pow", "power"), "write `x ** y`"),
-    **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
-    **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),
-    **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
-    "topk": "write `values, indices = top_k(x, d -> k)`",
-    "roll": "write `shift(x, d, by = 1, wrap = true)`",
-    "zeros_init": "write `zeros()`",
-    "amax": "write `max(x, over = [dims])`",
-    "amin": "write `min(x, over = [dims])`",
-    "fabs": "write `abs(x)`",
+CALLS: Mapping[str, str] = {
+    "backward": libraries.GRADIENT,
+    "step": "a `train` block updates the parameters: `mtfc run FILE --train --steps 10`",
+    "zero_grad": "each step has new gradients",
+    "manual_seed": "the command has the seed: `mtfc run FILE --seed 1`",
 }
-"""Functions and methods of NumPy, JAX and PyTorch with another name here; functions of the same name need no row."""
+"""Calls of Python that give no value."""
+
+NO_INDEX = "a tensor has no `[...]`"
 
 
 # Syntax
 
 
-def unlike_here(statement: Sequence[Token], at: int, file: str) -> Diagnostic | None:
-    """Return the error of a statement that does not parse at token `at`, if the statement is one of Python."""
+def unlike_here(
+    statement: Sequence[Token], at: int, file: str, before: Sequence[Token] = ()
+) -> Diagnostic | None:
+    """Return the error of a statement that does not parse at token `at`, if the statement is one of Python.
+
+    `before` are the tokens before the statement.
+    """
     for habit in HABITS:
         found = habit(statement, at)
         if found:
             token, message, help = found
+            if message == NO_INDEX:
+                help = _of_index(statement, token, before)
             return Diagnostic("E001", message, token.span(file), help=help)
     return None
 
@@ -156,8 +141,18 @@ def _for(statement: Sequence[Token], at: int) -> Found:
 
 
 def _repeat(statement: Sequence[Token], at: int) -> Found:
-    """`repeat 4 {`"""
-    if len(statement) < 2 or statement[0].text != "repeat" or statement[1].kind != "NUMBER":
+    """`repeat 4 {`, `repeat(4) {`, `repeat i in 4 {`"""
+    texts = [token.text for token in statement]
+    if len(statement) < 2 or texts[0] != "repeat":
+        return None
+    if texts[2:3] == ["in"] and len(texts) > 3:
+        help = (
+            _repeated(texts[3]) if statement[3].kind == "NUMBER" else f"write `repeat {texts[-1]} {{ ... }}`"
+        )
+        return statement[2], "a `repeat` has no variable", help
+    if texts[1] == "(" and len(statement) > 2 and statement[2].kind == "NUMBER":
+        return statement[1], "expected a dimension, found `(`", _repeated(texts[2])
+    if statement[1].kind != "NUMBER":
         return None
     return statement[1], f"expected a dimension, found `{statement[1].text}`", _repeated(statement[1].text)
 
@@ -189,6 +184,110 @@ def _text(tokens: Sequence[Token]) -> str:
     return text
 
 
+def _applied(statement: Sequence[Token], at: int) -> Found:
+    """`nn.Linear(64, 10)(h)`: a call of what a call gives."""
+    texts = [token.text for token in statement]
+    if not 1 < at < len(texts) or texts[at - 1 : at + 1] != [")", "("]:
+        return None
+    opener = _partner(texts, at - 1)
+    callee = statement[opener - 1] if opener > 0 else statement[at]
+    name = callee.text.rpartition(".")[2]
+    help = libraries.LAYERS.get(
+        name, "give the result a name, and call a function with it: `h = f(x)`, `y = g(h)`"
+    )
+    return statement[at], "the result of a call is a value, and cannot be called", help
+
+
+def _partner(texts: Sequence[str], closer: int) -> int:
+    """Return the opening parenthesis of a closing one."""
+    depth = 0
+    for index in range(closer, -1, -1):
+        depth += (texts[index] == ")") - (texts[index] == "(")
+        if depth == 0:
+            return index
+    return -1
+
+
+def _statement_call(statement: Sequence[Token], at: int) -> Found:
+    """`print(h)`: a call whose result has no name."""
+    if len(statement) < 2 or at > 1 or statement[1].text != "(":
+        return None
+    name = statement[0].text.rpartition(".")[2]
+    help = CALLS.get(name) or FUNCTIONS.get(name)
+    return (statement[0], f"there is no `{name}`", help) if help else None
+
+
+def _call_without_parentheses(statement: Sequence[Token], at: int) -> Found:
+    """`y = relu x`"""
+    if not 2 < at < len(statement) or statement[1].text != "=":
+        return None
+    before, stuck = statement[at - 1], statement[at]
+    if (
+        before.kind not in ("NAME", "PATH")
+        or stuck.kind not in ("NAME", "PATH", "NUMBER")
+        or stuck.text in WORDS
+    ):
+        return None
+    if stuck.text == "is":
+        return stuck, "there is no `is`", "compare values with `x == y`; there is no `None`"
+    if stuck.text == "in":
+        return stuck, "there is no `in`", "compare values with `x == y`"
+    if at + 1 != len(statement):
+        return None
+    return (
+        stuck,
+        f"expected the end of the line, found `{stuck.text}`",
+        (f"arguments stand in parentheses: `{before.text}({stuck.text})`"),
+    )
+
+
+def _sizes(statement: Sequence[Token], at: int) -> Found:
+    """`f32[8, 4]`, `nn.dense[d_out = 10](h)`, `nn.dense[10](h)`"""
+    texts = [token.text for token in statement]
+    opener = _opener(texts, at)
+    if opener < 1 or not 0 < at < len(texts) or statement[at].kind != "NUMBER":
+        return None
+    size, function = texts[at], texts[opener - 1]
+    message = f"expected a dimension, found `{size}`"
+    if texts[at - 1] == "=":
+        name = "classes" if texts[at - 2].startswith("d_") else texts[at - 2]
+        return (
+            statement[at],
+            message,
+            f"write `{texts[at - 2]} = {name}`, with `dim {name} = {size}` in the file",
+        )
+    if _is_called(texts, opener) and statement[opener - 1].kind in ("NAME", "PATH"):
+        help = f"write `{function}[d_out = classes](...)`, with `dim classes = {size}` in the file"
+        return statement[at], message, help
+    if function in ITEM_BYTES or function in (":", "->", "=", ",", "("):
+        return statement[at], message, f"dimensions have names: declare `dim d = {size}`, and write `d`"
+    return None
+
+
+def _scan(statement: Sequence[Token], at: int) -> Found:
+    """`scan t in x`"""
+    texts = [token.text for token in statement]
+    if texts[0] != "scan" or texts[2:3] != ["in"]:
+        return None
+    name = texts[3] if len(texts) > 3 else "x"
+    help = f"write `scan {name}_t = {name} along d {{ ... }}`, with the dimension `d` of `{name}`"
+    return statement[2], "expected `=`, found `in`", help
+
+
+def _frozen(statement: Sequence[Token], at: int) -> Found:
+    """`frozen head`"""
+    if (
+        len(statement) < 2
+        or at != 1
+        or statement[0].text != "frozen"
+        or statement[1].kind not in ("NAME", "PATH")
+    ):
+        return None
+    name = statement[1].text
+    help = f'write `frozen "{name}"`, or `frozen "{name}.*"` for the parameters of a call'
+    return statement[1], f'expected a pattern such as `"*.bias"`, found `{name}`', help
+
+
 def _param(statement: Sequence[Token], at: int) -> Found:
     """`param w: [io]` and `param w = normal()`"""
     if len(statement) < 2 or statement[0].text != "param":
@@ -196,7 +295,11 @@ def _param(statement: Sequence[Token], at: int) -> Found:
     name = statement[1]
     after = statement[2].text if len(statement) > 2 else ""
     if after == "=":
-        help = f"write `param {name.text}: [dims] = {_text(statement[3:])}`"
+        called = statement[3].text if len(statement) > 3 else ""
+        initial = _text(statement[3:]) if called in DISTRIBUTIONS else "normal(stddev = 0.02)"
+        return name, f"parameter `{name.text}` has no type", f"write `param {name.text}: [dims] = {initial}`"
+    if not after and name.kind == "NAME":
+        help = f"write `param {name.text}: [dims] = normal(stddev = 0.02)`"
         return name, f"parameter `{name.text}` has no type", help
     whole = _text(statement)
     if after == ":" and at >= len(statement) and "=" not in [token.text for token in statement]:
@@ -215,14 +318,18 @@ def _index(statement: Sequence[Token], at: int) -> Found:
         return None
     if _is_called(texts, opener):
         return None
-    name = texts[opener - 1] if texts[opener - 1] not in ("]", ")") else "x"
-    if name.endswith(".shape"):
+    if texts[opener - 1].endswith(".shape"):
         return statement[opener - 1], "there is no `shape`", FUNCTIONS["shape"]
-    help = (
-        f"dimensions have names: `slice({name}, length -> short, start = 0)` takes a part of one, "
-        f"and `gather({name}, ids, length)` the elements at positions"
-    )
-    return statement[opener], "a tensor has no `[...]`", help
+    return statement[opener], NO_INDEX, ""
+
+
+def _of_index(statement: Sequence[Token], opener: Token, before: Sequence[Token]) -> str:
+    """Return the help for an index that begins at a token."""
+    texts = [token.text for token in statement]
+    at = statement.index(opener)
+    end = texts.index("]", at) if "]" in texts[at:] else len(texts)
+    name = texts[at - 1] if texts[at - 1] not in ("]", ")") else "x"
+    return index_help(name, texts[at + 1 : end], before)
 
 
 def _opener(texts: Sequence[str], at: int) -> int:
@@ -247,7 +354,7 @@ def _is_called(texts: Sequence[str], opener: int) -> bool:
 
 def _import(statement: Sequence[Token], at: int) -> Found:
     """`import numpy as np`"""
-    if len(statement) < 2 or statement[0].text != "import" or at < 2:
+    if len(statement) < 2 or statement[0].text != "import" or at < 1 or statement[1].text == "=":
         return None
     return (
         statement[0],
@@ -257,7 +364,8 @@ def _import(statement: Sequence[Token], at: int) -> Found:
 
 
 HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
-    _for, _repeat, _compound, _param, _word, _import, _index,
+    _for, _repeat, _scan, _frozen, _compound, _param, _word, _import, _applied, _sizes, _index, _statement_call,
+    _call_without_parentheses,
 )  # fmt: skip
 
 
@@ -275,7 +383,3 @@ def attribute(name: str, dims: Sequence[str]) -> str | None:
     if name == "dtype":
         return "the dtype stands in the type; `cast(x, f32)` changes it"
     return None
-
-
-def function(name: str) -> str | None:
-    return FUNCTIONS.get(name)

@@ -84,9 +84,16 @@ def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
 
 
 def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
-    """True if a layout is for this one of several models: it names models or values, or splits a dimension of the model."""
+    """True if a layout is for this one of several models.
+
+    Such a layout names models or values, splits a dimension of the model, or has no rules and so is for every model.
+    """
     rules = (*declared.compute.values(), *declared.params.values(), *declared.optimizer.values())
-    return bool(declared.models or declared.values) or any(rule.dim in facts.neighbours for rule in rules)
+    return (
+        bool(declared.models or declared.values)
+        or not rules
+        or any(rule.dim in facts.neighbours for rule in rules)
+    )
 
 
 def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
@@ -120,8 +127,10 @@ def _not_injective(
     for (axis, *spans), (one, other, affected) in clashes.items():
         if tuple(spans) not in reported:
             reported.add(tuple(spans))
-            help = _instead(axis, one, other, section, shapes, declared.mesh)
-            help += renaming(facts, affected, (other, one), section) or ""
+            free = _free_axis(one, other, section, shapes, declared.mesh)
+            help = free or KEEP.format(axis)
+            if not suffix:
+                help += renaming(facts, affected, (other, one), section, may_declare=not free) or ""
             yield _clash(axis, one, other, affected, suffix, declared.name, help)
 
 
@@ -150,8 +159,11 @@ def _clash(
     return Diagnostic("E301", message, other.span, tuple(labels), help)
 
 
-def _instead(axis: str, one: Rule, other: Rule, section: Section, shapes: Shapes, mesh: Mesh) -> str:
-    """What to change: another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
+KEEP = "keep one of the two rules, or use a mesh with another axis than `{}` for the other dimension"
+
+
+def _free_axis(one: Rule, other: Rule, section: Section, shapes: Shapes, mesh: Mesh) -> str | None:
+    """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
     for rule in (other, one):
         beside = {name: dim for alike in shapes.values() for name, dim in _dims(alike[0], rule.dim)}
         used = {each for name in beside for each in _axes(section, name)}
@@ -159,7 +171,7 @@ def _instead(axis: str, one: Rule, other: Rule, section: Section, shapes: Shapes
         free = [name for name in mesh.names if name not in used and size % mesh.sizes[name] == 0]
         if free:
             return f"axis `{free[0]}` is free: write `{rule.dim}: {free[0]}`"
-    return f"keep one of the two rules, or use a mesh with another axis than `{axis}` for the other dimension"
+    return None
 
 
 def _dims(tensor: Tensor, needed: str) -> Iterator[tuple[str, Dim]]:

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.frontend import ast, library
+from mtfc.frontend import ast, libraries, library
 from mtfc.frontend.nodes import is_override
 from mtfc.frontend.scope import ANY, Scope
 
@@ -40,21 +40,27 @@ def find_optimizer(node: ast.Expr, scope: Scope, std: Scope) -> Optimizer | None
         scope.error("E405", "expected an optimizer", node.span, help=EXAMPLE)
         return None
     if isinstance(node.function, ast.Path):
-        return _of_module(node, node.function, scope)
+        return _of_module(node, node.function, scope, std)
     name = node.function.text
     for file in (scope, std):
         if name in file.optimizers:
             return Optimizer(file, file.optimizers[name], node)
     known = tuple(ChainMap(dict.fromkeys(scope.optimizers), dict.fromkeys(std.optimizers)))
-    scope.unknown("E404", f"unknown optimizer `{name}`", node.function, known)
+    scope.unknown("E404", f"unknown optimizer `{name}`", node.function, known, _elsewhere(name, std))
     return None
 
 
-def _of_module(node: ast.Call, path: ast.Path, scope: Scope) -> Optimizer | None:
+def _elsewhere(name: str, std: Scope) -> str | None:
+    """Return help for an optimizer of another library."""
+    meant = libraries.optimizer(name, std.optimizers)
+    return f"write `{usage(meant, std.optimizers[meant][0])}`, without an import" if meant else None
+
+
+def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Optimizer | None:
     head, *rest = path.parts
     name = ".".join(rest)
     if head not in scope.modules:
-        help = f"add `import {head}`" if library.text(head) is not None else None
+        help = f"add `import {head}`" if library.text(head) is not None else _elsewhere(rest[-1], std)
         scope.error("E113", f"no module `{head}` is imported", path.span, help=help)
         return None
     module = scope.modules[head]
@@ -81,7 +87,10 @@ def given_hypers(
         if name not in known:
             message = f"`{optimizer.name}` has no hyperparameter `{name}`"
             other = _with_hyper(optimizer, name)
-            if other:
+            alias = libraries.hyperparameter(name, known)
+            if alias:
+                scope.error("E405", message, keyword.name.span, help=alias)
+            elif other:
                 help = f"`{other}` has it: write `{other}(..., {name} = ...)`"
                 scope.error("E405", message, keyword.name.span, help=help)
             else:
@@ -100,6 +109,11 @@ def given_hypers(
         names = " and ".join(f"`{name}`" for name in missing)
         scope.error("E405", f"`{optimizer.name}` needs {names}", call.span, help=help)
     return None if missing or problems else given
+
+
+def declaration_of(optimizer: Optimizer, hyper: str) -> ast.OptimizerDecl:
+    """Return the first declaration of the optimizer with this hyperparameter, which must exist."""
+    return next(each for each in optimizer.decls if hyper in (known.name.text for known in each.hypers))
 
 
 def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:

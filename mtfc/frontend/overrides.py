@@ -16,6 +16,7 @@ from mtfc.frontend import ast
 from mtfc.frontend.builder import SETTINGS
 from mtfc.frontend.modules import all_of
 from mtfc.frontend.nodes import OPTION
+from mtfc.frontend.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.parser import parse
 
 SECTIONS = ("optimizer", "precision")
@@ -27,6 +28,12 @@ KEYS = (*SETTINGS, "optimizer.learning_rate", "precision.params", "precision.com
 LISTED = (
     f"the keys are {', '.join(SETTINGS)}, optimizer.HYPERPARAMETER, precision.params and precision.compute"
 )
+
+WORDS = ("minimize", "report")
+"""The entries that are written without `=`."""
+
+FIXED = ("frozen", "optimizer for")
+"""The first words of entries that the file alone has."""
 
 
 def overridden(
@@ -86,6 +93,11 @@ class _Override:
     def applied(self, decl: ast.TrainDecl) -> ast.TrainDecl:
         """Return the `train` block with the override."""
         section, dot, part = self.key.text.partition(".")
+        fixed = next((words for words in FIXED if self._begins_with(words)), None)
+        if fixed is not None:
+            message = f"an option cannot change `{fixed}`: write that entry in the file"
+            self._error("E012", message, self.key.span, LISTED)
+            return decl
         if not dot and section in SETTINGS:
             return self._entry(section, decl)
         if dot and section in SECTIONS and part.isidentifier():
@@ -95,12 +107,15 @@ class _Override:
         self._error("E012", f"a train block has no entry `{self.key.text}`", self.key.span, help)
         return decl
 
+    def _begins_with(self, words: str) -> bool:
+        return self.key.text.split()[: len(words.split())] == words.split()
+
     def _name_of_part(self, part: str) -> ast.Name:
         span = self.key.span
         return ast.Name(attrs.evolve(span, column=span.end_column - len(part)), part)
 
     def _entry(self, key: str, decl: ast.TrainDecl) -> ast.TrainDecl:
-        joint = " " if key == "minimize" else "="
+        joint = " " if key in WORDS else "="
         value = self._parsed(key, f"{self.text[: self.equal]}{joint}{self.text[self.equal + 1 :]}")
         changes: dict[str, Any] = {key: value}
         return decl if value is None else attrs.evolve(decl, **changes)
@@ -122,8 +137,12 @@ class _Override:
         return attrs.evolve(decl, precision=ast.Precision(name.span, (*others, rule)))
 
     def _hyperparameter(self, name: ast.Name, value: ast.Expr, decl: ast.TrainDecl) -> ast.TrainDecl:
-        """Replace a hyperparameter. Elaboration reports a missing optimizer, or an optimizer that is no call."""
+        """Replace a hyperparameter. Elaboration reports a block without optimizers, or an optimizer that is no call."""
         call = decl.optimizer
+        labels = optimizers_of(decl.groups)
+        if call is None and labels:
+            message = f"the `train` block of `{decl.model.text}` has no entry `optimizer = ...` with hyperparameters"
+            self.diagnostics.add("E417", message, self.key.span, labels, IN_THE_FILE)
         if not isinstance(call, ast.Call):
             return decl
         others = (keyword for keyword in call.keywords if keyword.name != name)

@@ -22,6 +22,9 @@ Entry = ast.OptimizerFor | ast.Frozen
 WILD = "*?."
 """Characters that are removed from the ends of a pattern to find a misspelt name."""
 
+IN_THE_FILE = "change the entries of parameter groups in the file"
+MOST_LABELS = 4
+
 
 @attrs.frozen
 class Groups:
@@ -47,6 +50,12 @@ class Groups:
         return (
             (entry.optimizer, names) for entry, names in self.members if isinstance(entry, ast.OptimizerFor)
         )
+
+
+def optimizers_of(entries: Iterable[Entry]) -> list[Label]:
+    """Return labels at the first entries `optimizer for`."""
+    places = [_patterns(entry) for entry in entries if isinstance(entry, ast.OptimizerFor)]
+    return [Label(place, "this group has an optimizer of its own") for place in places[:MOST_LABELS]]
 
 
 def _patterns(entry: Entry) -> Span:

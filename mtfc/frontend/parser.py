@@ -17,8 +17,17 @@ from mtfc.frontend import ast, problems, tables
 from mtfc.frontend.brackets import NESTING_LIMIT, TOO_DEEP, Stream, arrange
 from mtfc.frontend.builder import TUPLES, Builder
 from mtfc.frontend.habits import unlike_here
+from mtfc.frontend.indexing import FARTHEST
 from mtfc.frontend.lexer import END, SEPARATOR, WORD, Token, lex
 from mtfc.frontend.tables import Rule
+
+PLAIN = frozenset(("assign", "return", "yield"))
+"""Rules of statements that are dropped if one of their brackets is never closed."""
+
+BORDERS = (SEPARATOR, "LBRACE", "RBRACE")
+"""Tokens that end a statement."""
+
+ELSE = ("else", "elif")
 
 
 def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.File:
@@ -48,6 +57,7 @@ class _Parser:
         self.file = builder.file
         self.diagnostics = diagnostics
         self.index = 0
+        self.with_if: set[int] = set()  # blocks in which an `if` was reported
         self.states = [0]
         self.begins: list[int] = []
         self.values: list[Any] = []
@@ -79,6 +89,8 @@ class _Parser:
         except CompileError as error:
             self._recover(error.diagnostics)
             return
+        if rule.make in PLAIN and self.stream.unclosed and self.stream.is_unclosed(begin, self.index):
+            value = self.makers["broken"](self._span(begin), tuple(self.tokens[begin : self.index]))
         if size:
             del self.states[-size:], self.begins[-size:], self.values[-size:]
         self._push(self.gotos[self.states[-1]][rule.origin], begin, value)
@@ -143,20 +155,55 @@ class _Parser:
         self.index = self.stream.after_brackets(self.index)
         while self.tokens[self.index].kind != END and not self._accepts(self.tokens[self.index].kind):
             self.index = self.stream.closer.get(self.index, self.index) + 1
+        self._skip_indented()
         self.values[-1] = tuple(self.tokens[begin : self.index])
-        if not self.stream.is_repaired(begin, self.index):
+        if not self.stream.is_repaired(begin, self.index) and not self._is_rest_of_if(begin):
             habit = None if stuck is None else self._habit(begin, stuck)
             self.diagnostics.extend((habit,) if habit else errors)
 
+    def _skip_indented(self) -> None:
+        """Go past the lines below a line that ends in `:`, as a block of Python, where they are indented further."""
+        tokens = self.tokens
+        if self.index == 0 or tokens[self.index - 1].kind != "COLON":
+            return
+        column = tokens[self._line(self.index - 1)].column
+        while tokens[self.index].kind == SEPARATOR:
+            at = self.index + 1
+            if tokens[at].column <= column or tokens[at].kind in (END, "RBRACE"):
+                return
+            while tokens[at].kind not in (SEPARATOR, END, "RBRACE"):
+                at = self.stream.closer.get(at, at) + 1
+            self.index = at
+
+    def _is_rest_of_if(self, begin: int) -> bool:
+        """True for an `else` in a block where an `if` was reported; the `if` is noted."""
+        word, block = self.tokens[self._line(begin)].text, self.stream.block(begin)
+        if word == "if":
+            self.with_if.add(block)
+        return word in ELSE and block in self.with_if
+
+    def _line(self, index: int) -> int:
+        """The first token of the statement with this token."""
+        while index and self.tokens[index - 1].kind not in BORDERS:
+            index -= 1
+        return index
+
     def _habit(self, begin: int, stuck: int) -> Diagnostic | None:
         """Return the error of a habit in the line with token `stuck`, in a statement from token `begin` on."""
-        ends = (SEPARATOR, "LBRACE", "RBRACE")
-        while begin and self.tokens[begin - 1].kind not in ends:
-            begin -= 1
+        begin = self._line(begin)
         end = begin
-        while self.tokens[end].kind not in (*ends, END):
+        while self.tokens[end].kind not in (*BORDERS, END):
             end += 1
-        return unlike_here(self.tokens[begin:end], stuck - begin, self.file) if begin < end else None
+        return (
+            unlike_here(
+                self.tokens[begin:end],
+                stuck - begin,
+                self.file,
+                self.tokens[max(begin - FARTHEST, 0) : begin],
+            )
+            if begin < end
+            else None
+        )
 
     def _rewind(self) -> int:
         """Drop symbols until ERROR may come, in the innermost block where it may; the first token dropped."""

@@ -45,6 +45,7 @@ LOOKALIKES = {
     "^": "`**`",
     "%": "`x - y * floor(x / y)`",
     "~": "`not`",
+    "?": "`where(condition, x, y)`",
 }
 
 OPERATORS = frozenset(("OPERATOR", "MINUS", "AND", "OR"))
@@ -130,6 +131,8 @@ def _one_of(names: list[str]) -> str:
 def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
     if token.text == "\n" and "NUMBER" in kinds and previous.text not in STATEMENTS:
         return "an expression goes on in the next line only inside parentheses"
+    if token.text == ":" and "LBRACE" in kinds:
+        return "a body stands in braces: `{ ... }`"
     if token.kind == "PATTERN" and "FOR" in kinds:
         return "write `optimizer for` before the pattern"
     if token.kind == "PATTERN" and "->" in token.text:
@@ -142,7 +145,7 @@ def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
         return None
     keywords = tables.load().keywords
     meant = nearest(token.text, [text for text, kind in keywords.items() if kind in kinds - OPERATORS])
-    if not meant and previous.kind == "NAME" and previous.text not in keywords:
+    if not meant and previous.kind == "NAME" and previous.text not in keywords and not OPERATORS & kinds:
         meant = nearest(previous.text, keywords)
     return f"did you mean `{meant}`?" if meant else None
 

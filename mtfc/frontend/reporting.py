@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -13,7 +13,8 @@ from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend import ast
 from mtfc.frontend.loss import not_returned
 from mtfc.frontend.models import Model
-from mtfc.frontend.optimizers import Optimizer
+from mtfc.frontend.optimizers import Optimizer, declaration_of, given_hypers
+from mtfc.frontend.parameter_groups import MOST_LABELS
 from mtfc.frontend.scope import Scope
 from mtfc.frontend.updates import elaborate_hyperparameter
 
@@ -27,9 +28,16 @@ class Reported:
 
 
 def reported(
-    model: Model, decl: ast.TrainDecl, optimizer: Optimizer | None, accumulate: int, scope: Scope
+    model: Model,
+    decl: ast.TrainDecl,
+    optimizers: Sequence[Optimizer | None],
+    accumulate: int,
+    scope: Scope,
 ) -> Reported:
-    """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches."""
+    """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches.
+
+    The learning rate is that of `optimizers`, where None stands for an optimizer with an error.
+    """
     outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
     places: dict[str, Span] = {}
     found: list[str] = []
@@ -45,8 +53,8 @@ def reported(
             _unknown(name, model, outputs, scope)
         elif name.text != LEARNING_RATE:
             found.append(name.text)
-        elif optimizer is not None:
-            rate = _learning_rate(name, optimizer, scope)
+        else:
+            rate = _learning_rate(name, optimizers, scope)
             found += [name.text] if rate else []
         places.setdefault(name.text, name.span)
     minimized = decl.minimize.text if decl.minimize else None
@@ -76,12 +84,48 @@ def _unknown(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], sc
     scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
 
 
-def _learning_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> Function | None:
+def _learning_rate(name: ast.Name, optimizers: Sequence[Optimizer | None], scope: Scope) -> Function | None:
+    """Return the function of the learning rate that all optimizers share; None, and an error, if there is none."""
+    right = [each for each in optimizers if each is not None]
+    if len(right) < len(optimizers) or not _have_rates(name, right, scope):
+        return None
+    given = [_given_rate(each, scope) for each in right]
+    if None in given:
+        return None
+    if all(rate == given[0] for rate in given) and given:
+        return elaborate_hyperparameter(right[0], LEARNING_RATE, scope)
+    if given:
+        message = f"the optimizers of this block have different learning rates: `{LEARNING_RATE}` could be any of them"
+        labels = [Label(each.call.span, "one of them is called here") for each in right[:MOST_LABELS]]
+        help = "give `optimizer = ...` some parameters, whose learning rate is then reported, or leave it out"
+        scope.error("E410", message, name.span, labels, help)
+    return None
+
+
+def _given_rate(optimizer: Optimizer, scope: Scope) -> tuple[Scope | None, ast.Argument] | None:
+    """Return the expression of the learning rate, and the file with the optimizer if the expression is a default."""
+    decl = declaration_of(optimizer, LEARNING_RATE)
+    given = given_hypers(optimizer, decl, scope)
+    if given is None:
+        return None
+    if LEARNING_RATE in given:
+        return None, given[LEARNING_RATE]
+    default = next(each.default for each in decl.hypers if each.name.text == LEARNING_RATE)
+    assert default is not None, "hyperparameters without a default are given"
+    return optimizer.scope, default
+
+
+def _have_rates(name: ast.Name, optimizers: Iterable[Optimizer], scope: Scope) -> bool:
+    return all(_has_rate(name, each, scope) for each in optimizers)
+
+
+def _has_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> bool:
+    """True if the optimizer has a learning rate; report an error otherwise."""
     hypers = dict.fromkeys(hyper.name.text for decl in optimizer.decls for hyper in decl.hypers)
     if LEARNING_RATE in hypers:
-        return elaborate_hyperparameter(optimizer, LEARNING_RATE, scope)
+        return True
     message = f"optimizer `{optimizer.name}` has no hyperparameter `{LEARNING_RATE}` to report"
     label = Label(optimizer.call.span, "it is called here")
     listed = ", ".join(f"`{hyper}`" for hyper in hypers)
     scope.error("E410", message, name.span, [label], f"it has {listed}" if hypers else None)
-    return None
+    return False

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend import ast
+from mtfc.frontend import ast, libraries
 from mtfc.frontend.expressions import Operand
 from mtfc.frontend.scope import ANY, Scope
 
@@ -187,3 +187,28 @@ def _as_dim(name: str, node: ast.Node, sizes: Mapping[int, str]) -> str:
     if isinstance(node, ast.DimName):
         return node.text
     return sizes.get(node.value, name) if isinstance(node, ast.Int) else "..."
+
+
+def keyword_help(decl: ast.FnDecl, node: ast.Call, keyword: ast.Keyword, scope: Scope) -> str | None:
+    """Return help for an unknown argument that chooses a dimension."""
+    generics = {name.text for name in decl.generics}
+    if keyword.name.text in generics:
+        return _as_binding(node, keyword, scope)
+    dims = [each.name.text for each in decl.args if not each.type and each.name.text in generics]
+    if keyword.name.text in libraries.DIMENSIONS and dims:
+        return f"a dimension is given by its name: `{node.function.text}(x, {dims[0]} = io)`"
+    return None
+
+
+def _as_binding(node: ast.Call, keyword: ast.Keyword, scope: Scope) -> str:
+    """Return help for a generic dimension given as an argument: `nn.dense[d_out = classes](h)`."""
+    name, value = keyword.name.text, keyword.value
+    sizes = {dim.size: known for known, dim in reversed(scope.dims.items()) if dim}
+    dim = _as_dim(name, value, sizes)
+    arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in node.arguments)
+    declared = (
+        f", with `dim {dim} = {value.value}` in the file"
+        if isinstance(value, ast.Int) and value.value not in sizes
+        else ""
+    )
+    return f"write `{node.function.text}[{name} = {dim}]({arguments})`{declared}"

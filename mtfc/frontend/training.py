@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -13,8 +13,9 @@ from mtfc.frontend import ast
 from mtfc.frontend.constants import number
 from mtfc.frontend.loss import minimized
 from mtfc.frontend.models import Model
+from mtfc.frontend.nodes import is_override
 from mtfc.frontend.optimizers import Optimizer, find_optimizer
-from mtfc.frontend.parameter_groups import Groups, groups_of
+from mtfc.frontend.parameter_groups import IN_THE_FILE, Groups, groups_of, optimizers_of
 from mtfc.frontend.reporting import reported
 from mtfc.frontend.scope import Scope
 from mtfc.frontend.updates import elaborate_updates
@@ -54,7 +55,8 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     }
     optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
     updates = _updates(decl, optimizer, groups, stored, scope, std)
-    report = reported(model, decl, optimizer, accumulate, scope)
+    entries = _entries(decl, groups, scope, std)
+    report = reported(model, decl, entries, accumulate, scope)
     if minimize is None or updates is None:
         return model
     training = Training(
@@ -85,14 +87,41 @@ def _updates(
     for each, names in optimizers:
         types = {name: stored[name] for name in names if name in stored}
         found.append(elaborate_updates(each, types, scope) if each else None)
+    if None not in found:
+        _check_override(decl, groups, scope)
     right = [updates for updates in found if updates is not None]
     return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
+
+
+def _check_override(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
+    """Report an option that changes `optimizer = ...` where every parameter has an entry of its own."""
+    call = decl.optimizer
+    if call is None or groups.rest or not groups.members:
+        return
+    nodes = (call, *(call.keywords if isinstance(call, ast.Call) else ()))
+    for node in filter(is_override, nodes):
+        message = (
+            f"no parameter of `{decl.model.text}` is left for `optimizer = ...`: the option changes nothing"
+        )
+        scope.error("E417", message, node.span, optimizers_of(decl.groups), IN_THE_FILE)
+        return
 
 
 def _report_missing(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
     what = f" for parameter `{groups.rest[0]}`" if decl.groups else ""
     help = "add `optimizer = sgd(learning_rate = 0.1)`"
     scope.error("E409", f"this `train` block has no optimizer{what}", decl.model.span, help=help)
+
+
+def _entries(decl: ast.TrainDecl, groups: Groups, scope: Scope, std: Scope) -> Sequence[Optimizer | None]:
+    """Return the optimizers whose learning rate `report` may mean: the one of `optimizer = ...`, or those of the groups.
+
+    Optimizers that update no parameter are left out, unless there is no other.
+    """
+    own = [decl.optimizer] if decl.optimizer is not None else []
+    of_groups = [node for node, names in groups.optimized if names]
+    nodes = own if own and (groups.rest or not of_groups) else of_groups
+    return [find_optimizer(node, scope, std) for node in nodes]
 
 
 def _clip(node: ast.Expr, scope: Scope) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.frontend import ast, habits
+from mtfc.frontend import ast, libraries
 from mtfc.frontend.binding import variables
 from mtfc.frontend.calls import BUILTINS
 from mtfc.frontend.functions import find
@@ -52,7 +52,7 @@ def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
     if isinstance(node, ast.Call) and not _exists(node.function, scope):
         unknown_function(scope, node.function, values, BUILTINS)
     if isinstance(node, ast.Binary) and node.op == "@":
-        scope.error("E004", habits.NO_PRODUCT, node.span, help=habits.EINSUM)
+        scope.error("E004", libraries.NO_PRODUCT, node.span, help=libraries.EINSUM)
     if isinstance(node, ast.Type | ast.DimList):
         for dim in node.dims:
             if not isinstance(dim, ast.Ellipsis):

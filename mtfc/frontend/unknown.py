@@ -7,7 +7,7 @@ from typing import Protocol
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
-from mtfc.frontend import ast, habits, library
+from mtfc.frontend import ast, habits, libraries, library
 from mtfc.frontend.scope import Scope
 
 
@@ -52,8 +52,11 @@ def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, 
 def product_help(node: ast.Binary, left: tuple[Dim, ...], right: tuple[Dim, ...]) -> str:
     """Return help that writes `x @ w` as an einsum: the result has the dimensions that only one operand has."""
     dims = ", ".join(dim.name for dim in (*left, *right) if (dim in left) != (dim in right))
-    names = [each.text if isinstance(each, ast.Name) else "..." for each in (node.left, node.right)]
-    return f"write `einsum({', '.join(names)} -> [{dims}])`, with the dimensions of the result"
+    pairs = ((node.left, "a"), (node.right, "b"))
+    names = [each.text if isinstance(each, ast.Name) else new for each, new in pairs]
+    call = f"write `einsum({', '.join(names)} -> [{dims}])`, with the dimensions of the result"
+    unnamed = " and ".join(f"`{new} = ...`" for each, new in pairs if not isinstance(each, ast.Name))
+    return f"give the operand a name first, {unnamed}, and {call}" if unnamed else call
 
 
 def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | None:
@@ -62,7 +65,7 @@ def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | N
         return f"write `{builtins[name].usage}`"
     if name in ITEM_BYTES:
         return f"write `cast(x, {name})`"
-    return _in_library(scope, name) or habits.function(name)
+    return _in_library(scope, name) or libraries.FUNCTIONS.get(name) or libraries.LAYERS.get(name)
 
 
 def _in_module(
@@ -84,12 +87,20 @@ def _in_module(
     elif (module := scope.modules[head]) is not None and module.doubtful.isdisjoint(rest):
         known = [f"{head}.{name}" for name in module.functions]
         message = f"module `{head}` has no function `{'.'.join(rest)}`"
-        scope.unknown("E104", message, function, known)
+        advice = libraries.LAYERS.get(rest[-1]) or (
+            f"write `{builtins[rest[-1]].usage}`" if rest[-1] in builtins else None
+        )
+        if advice:
+            scope.error("E104", message, function.span, help=advice)
+        else:
+            scope.unknown("E104", message, function, known)
 
 
 def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> str | None:
     """Return help for a module that is not imported."""
     head, *_, name = function.parts
+    if head == "self":
+        return f"there are no objects: declare `fn {name}(x: [...]) -> [...] {{ ... }}`, and call `{name}(x)`"
     if head in habits.MODULES:
         return _habit(scope, name, builtins) or "what Python imports is not known here"
     return f"add `import {head}`" if library.text(head) is not None else None

@@ -49,7 +49,7 @@ class Unused:
 
     def warnings(self) -> Iterator[Diagnostic]:
         for node, others in self.groups:
-            if not all(name.text.startswith(SILENT) for name in node.names):
+            if _wanted(node):
                 yield _warning(node, others)
 
 
@@ -187,15 +187,21 @@ def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[
 
 
 def _warning(node: _Node, others: tuple[_Node, ...]) -> Diagnostic:
-    names = " and ".join(f"`{name.text}`" for name in node.names)
-    verb = "is" if len(node.names) == 1 else "are"
-    place = node.names[0].span
+    wanted = _wanted(node)
+    names = " and ".join(f"`{name.text}`" for name in wanted)
+    verb = "is" if len(wanted) == 1 else "are"
+    place = wanted[0].span
     labels = [Label(each.names[0].span, "used for this alone") for each in others[:MOST_LABELS]]
     return Diagnostic(CODE, f"{names} {verb} never used", place, tuple(labels), _help(node))
 
 
+def _wanted(node: _Node) -> list[ast.Name]:
+    """Return the names that are not unused on purpose."""
+    return [name for name in node.names if not name.text.startswith(SILENT)]
+
+
 def _help(node: _Node) -> str:
-    name = node.names[0].text
+    name = _wanted(node)[0].text
     if isinstance(node.statement, ast.Param):
         return f"remove the line: until then `{name}` is a parameter, which is stored and saved"
     return f"remove the line, or return `{name}`; a name that begins with `_` is unused on purpose"

@@ -22,7 +22,7 @@ from mtfc.frontend.body import Body, Kind
 from mtfc.frontend.calls import elaborate_call
 from mtfc.frontend.expressions import Expressions, Operand, Result, Site
 from mtfc.frontend.functions import fitted
-from mtfc.frontend.optimizers import Optimizer, given_hypers, no_case
+from mtfc.frontend.optimizers import Optimizer, declaration_of, given_hypers, no_case
 from mtfc.frontend.scope import ANY, Scope
 from mtfc.frontend.signatures import Bindings, Given
 from mtfc.frontend.trace import Block, Trace
@@ -36,6 +36,8 @@ def elaborate_updates(
     optimizer: Optimizer, types: Mapping[str, TensorType], scope: Scope
 ) -> tuple[Update, ...] | None:
     """The updates of parameters of these types, by name, for a `train` block in the file `scope`; None where one is wrong."""
+    if not types and given_hypers(optimizer, optimizer.decls[0], scope) is None:
+        return None
     names: dict[TensorType, list[str]] = {}
     for name, type in types.items():
         names.setdefault(type, []).append(name)
@@ -59,7 +61,7 @@ def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> F
 
     The first declaration of the optimizer that has the hyperparameter counts. Returns None if the call is wrong.
     """
-    decl = next(each for each in optimizer.decls if name in (hyper.name.text for hyper in each.hypers))
+    decl = declaration_of(optimizer, name)
     given = given_hypers(optimizer, decl, scope)
     inside = _inside(optimizer, Bindings(set(), optimizer.scope))
     return (

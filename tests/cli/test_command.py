@@ -298,6 +298,8 @@ def test_set_is_an_option_of_every_command_that_compiles(mtfc: Mtfc, command: st
     assert outcome.status == 1
     assert "error[E012]: a train block has no entry `acumulate`" in outcome.err
     assert "1 | acumulate=4\n  | ^^^^^^^^^\n" in outcome.err
+    fixed = mtfc(command, "model.mtf", "--set", 'optimizer for "w"=sgd(0.1)', *more)
+    assert (fixed.status, "an option cannot change `optimizer for`" in fixed.err) == (1, True)
     wrong = mtfc(command, "model.mtf", "--set", "accumulate", *more)
     assert (wrong.status, "expected KEY=VALUE" in wrong.err) == (2, True)
 

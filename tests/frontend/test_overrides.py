@@ -54,6 +54,7 @@ SGD = ("minimize loss", "optimizer = sgd(0.1)")
     [
         (["accumulate=4"], (*SGD, "accumulate = 4")),
         (["clip = 1.0"], (*SGD, "clip = 1.0")),
+        (["report=loss2, grad_norm"], (*SGD, "report loss2, grad_norm")),
         (["clip=1.0", "clip=2.0"], (*SGD, "clip = 2.0")),
         (["precision.compute=bf16"], (*SGD, "precision = { compute: bf16 }")),
         (
@@ -116,6 +117,9 @@ def test_the_chosen_model_is_changed_alone() -> None:
         ("precision.compte=f16", "E410", (11, 17), "did you mean `compute`?"),
         ("precision.compute=f61", "E211", (19, 22), "did you mean `f64`?"),
         ("minimize=los", "E401", (10, 13), "did you mean `loss`?"),
+        ("report=loss2, los", "E401", (15, 18), "did you mean `loss`?"),
+        ('frozen="w"', "E012", (1, 7), "the keys are minimize"),
+        ('optimizer for "w"=sgd(0.1)', "E012", (1, 18), "the keys are minimize"),
     ],
 )
 def test_what_is_wrong_is_shown_in_the_option(
@@ -129,6 +133,35 @@ def test_what_is_wrong_is_shown_in_the_option(
     assert (span.file, span.line, span.end_line) == ("<--set>", 2, 2)
     assert (span.column, span.end_column) == columns
     assert help is None or (error.help or "").startswith(help)
+
+
+GROUPED = ("minimize loss", 'optimizer for "*" = sgd(0.1)')
+
+
+@pytest.mark.parametrize(
+    ("entries", "setting", "code"),
+    [
+        (GROUPED, "optimizer.learning_rate=5", "E417"),
+        (GROUPED, "optimizer.nope=5", "E417"),
+        (GROUPED, "optimizer=adam(0.5)", "E417"),
+        ((*GROUPED, "optimizer = adam(0.1)"), "optimizer.learning_rate=5", "E417"),
+        ((*GROUPED, "optimizer = adam(0.1)"), "optimizer=adam(0.5)", "E417"),
+        ((*GROUPED, "optimizer = adam(0.1)"), "optimizer.nope=5", "E405"),
+    ],
+)
+def test_an_optimizer_that_updates_no_parameter_is_not_changed_in_silence(
+    entries: tuple[str, ...], setting: str, code: str
+) -> None:
+    (error,) = elaborated(source(*entries), setting)[1]
+    assert (error.code, error.span.file) == (code, "<--set>")
+    shown = ["this group has an optimizer of its own"] if code == "E417" else []
+    assert [label.message for label in error.labels] == shown
+
+
+def test_the_hyperparameters_of_an_optimizer_that_updates_no_parameter_are_checked() -> None:
+    assert [each.code for each in elaborated(source(*GROUPED, "optimizer = adam(0.1, nope = 5)"))[1]] == [
+        "E405"
+    ]
 
 
 def test_a_model_that_is_not_trained_has_nothing_to_change() -> None:

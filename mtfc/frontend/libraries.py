@@ -1,0 +1,116 @@
+"""Names of functions, layers and optimizers in NumPy, PyTorch, Flax and Optax: help that gives the names here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+DENSE = "write `nn.dense[d_out = classes](x)`, with `import nn` and `dim classes = 10`"
+EMBEDDING = "write `nn.embedding[vocab = vocab, d_model = d_model](ids)`, with `import nn`"
+NORM = "write `nn.layer_norm(x, d)`, with `import nn` and the dimension `d`"
+BATCH_NORM = "write `nn.batch_norm(x)`, with `import nn`"
+CONVOLUTION = "the module `conv` has convolutions: add `import conv`"
+ORDER = "call functions one after the other: `h = relu(x)`, and then `y = nn.dense[d_out = classes](h)`"
+MAPPED = "a function is for all other dimensions already: `...` stands for them in its signature"
+COMPILED = "write the call alone: whole models are compiled"
+GRADIENT = (
+    "a `train` block derives gradients: `train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }`"
+)
+
+LAYERS: Mapping[str, str] = {
+    **dict.fromkeys(("Linear", "Dense", "LazyLinear"), DENSE),
+    **dict.fromkeys(("Embedding", "Embed"), EMBEDDING),
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d", "Conv", "Conv2D", "ConvTranspose2d"), CONVOLUTION),
+    **dict.fromkeys(("MaxPool2d", "AvgPool2d", "max_pool", "avg_pool"), CONVOLUTION),
+    **dict.fromkeys(("BatchNorm", "BatchNorm1d", "BatchNorm2d"), BATCH_NORM),
+    **dict.fromkeys(("Sequential", "ModuleList"), ORDER),
+    **dict.fromkeys(("vmap", "pmap", "vectorize"), MAPPED),
+    **dict.fromkeys(("jit", "checkpoint", "remat", "compile"), COMPILED),
+    **dict.fromkeys(("grad", "value_and_grad"), GRADIENT),
+    "LayerNorm": NORM,
+    "RMSNorm": NORM.replace("layer_norm", "rms_norm"),
+    "ReLU": "write `relu(x)`",
+    "Tanh": "write `tanh(x)`",
+    "Sigmoid": "write `sigmoid(x)`",
+    "GELU": "write `nn.gelu(x)`, with `import nn`",
+    "SiLU": "write `nn.silu(x)`, with `import nn`",
+    "Softplus": "write `nn.softplus(x)`, with `import nn`",
+    "LeakyReLU": "write `nn.leaky_relu(x)`, with `import nn`",
+    "ELU": "write `nn.elu(x)`, with `import nn`",
+    "Softmax": "write `nn.softmax(x, d)`, with `import nn` and the dimension `d`",
+    "LogSoftmax": "write `nn.log_softmax(x, d)`, with `import nn` and the dimension `d`",
+    "Dropout": "write `nn.dropout(x, rate = 0.1)`, with `import nn`",
+    "Flatten": "write `reshape(x -> [dims])`",
+    "CrossEntropyLoss": "write `mean(nn.cross_entropy[vocab = classes](logits, labels))`, with `import nn`",
+}
+"""Classes of layers, which are called twice in Python: `nn.Linear(16, 10)(h)`."""
+
+NO_PRODUCT = "there is no operator `@`"
+EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
+CAST = "write `cast(x, f32)`, with the dtype that is wanted"
+REORDER = "write `transpose(x -> [dims])`, with the dimensions in the wanted order"
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("matmul", "dot", "bmm", "mm", "tensordot", "inner", "outer"), EINSUM),
+    **dict.fromkeys(("int", "float", "astype", "to", "type", "asarray", "array", "tensor", "Tensor"), CAST),
+    **dict.fromkeys(("permute", "swapaxes", "moveaxis", "t", "T"), REORDER),
+    **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
+    **dict.fromkeys(
+        ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
+        "dimensions are matched by name: write `broadcast(x -> [dims])` where one has to be added",
+    ),
+    **dict.fromkeys(
+        ("cat", "concatenate", "stack", "hstack", "vstack"),
+        "write `concat(a, b, left -> both, right -> both)`",
+    ),
+    **dict.fromkeys(("arange", "linspace"), "write `range(d)` for the positions along a dimension"),
+    **dict.fromkeys(
+        ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
+    ),
+    **dict.fromkeys(
+        ("print", "item", "numpy", "tolist"), "return the value: the program that runs it has it"
+    ),
+    **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
+    **dict.fromkeys(
+        ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
+    ),
+    **dict.fromkeys(("pow", "power"), "write `x ** y`"),
+    **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
+    **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),
+    **dict.fromkeys(("reduce_mean", "average"), "write `mean(x, over = [dims])`"),
+    **dict.fromkeys(("randn", "normal", "randn_like"), "write `random.normal([dims])`"),
+    **dict.fromkeys(("rand", "uniform", "rand_like"), "write `random.uniform([dims])`"),
+    **dict.fromkeys(
+        ("bernoulli", "randint"), "write `random.bernoulli([dims], 0.5)`, or round `random.uniform([dims])`"
+    ),
+    "topk": "write `values, indices = top_k(x, d -> k)`",
+    "roll": "write `shift(x, d, by = 1, wrap = true)`",
+    "zeros_init": "write `zeros()`",
+    "amax": "write `max(x, over = [dims])`",
+    "amin": "write `min(x, over = [dims])`",
+    "fabs": "write `abs(x)`",
+}
+"""Functions and methods of NumPy, JAX and PyTorch with another name here; functions of the same name need no row."""
+
+HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("lr", "rate", "step_size", "alpha", "learningRate"), ("learning_rate",)),
+    **dict.fromkeys(("betas",), ("beta1", "beta2")),
+    **dict.fromkeys(("b1", "beta_1"), ("beta1",)),
+    **dict.fromkeys(("b2", "beta_2"), ("beta2",)),
+    **dict.fromkeys(("eps", "eps_root"), ("epsilon",)),
+    **dict.fromkeys(("wd", "decay", "weight_decay_rate"), ("weight_decay",)),
+}
+
+DIMENSIONS = frozenset(("dim", "axis", "axes", "dims"))
+"""Arguments that choose dimensions by number in Python."""
+
+
+def hyperparameter(name: str, known: Collection[str]) -> str | None:
+    """Return help for a hyperparameter with another name here."""
+    meant = HYPERPARAMETERS.get(name, ())
+    if not meant or not set(meant) <= set(known):
+        return None
+    return f"write {' and '.join(f'`{each} = ...`' for each in meant)}"
+
+
+def optimizer(name: str, known: Collection[str]) -> str | None:
+    """Return the optimizer that has this name in lower-case letters."""
+    return next((each for each in known if each == name.lower()), None)
