@@ -12,12 +12,12 @@ import attrs
 
 from mtfc.cli.compiling import compiling
 from mtfc.cli.errors import ERRORS, INTERRUPTED, OK, UsageError, say
-from mtfc.cli.files import check_writable, report_to, write_text
+from mtfc.cli.files import check_apart, check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
 from mtfc.cli.sources import Sources, known_as
-from mtfc.cli.target import target_of
+from mtfc.cli.target import file_of, target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
@@ -199,6 +199,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.output, options.export)
+    check_apart(
+        {"-o": options.output, "--export": options.export},
+        {"FILE": options.file, "--target": file_of(options.target)},
+    )
     try:
         found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     except KeyboardInterrupt:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import check_writable, report_to, write_text
+from mtfc.cli.files import check_apart, check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
-from mtfc.cli.target import check_room, target_of
+from mtfc.cli.target import check_room, file_of, target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.selection import Selection
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.trace)
+    check_apart({"--trace": options.trace}, {"FILE": options.file, "--target": file_of(options.target)})
     selection = select(options, sources, or_placement=True)
     if options.target == LIST:
         print(_machines(selection.hardware), end="")

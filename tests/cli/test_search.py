@@ -38,9 +38,10 @@ def test_the_file_it_writes_has_the_layout_as_its_first(mtfc: Mtfc, tmp_path: Pa
     assert (cost["layout"], cost["mesh"]) == ("found", found["mesh"])
     assert cost["memory_per_device"]["total"] == found["memory_per_device"]
     assert mtfc("compile", out).status == 0
-    again = mtfc("search", out, "--devices", "4", "-o", out, "--format", "json").json
+    other = str(tmp_path / "again.mtf")
+    again = mtfc("search", out, "--devices", "4", "-o", other, "--format", "json").json
     assert again["objective_seconds"] == found["objective_seconds"]
-    assert "found_2" in Path(out).read_text("utf-8")
+    assert "found_2" in Path(other).read_text("utf-8")
 
 
 def test_a_declared_mesh_is_not_declared_again(mtfc: Mtfc, tmp_path: Path) -> None:
@@ -266,8 +267,9 @@ def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
     assert 0 < found["lower_bound_seconds"] <= found["objective_seconds"] <= min(found["baselines"].values())
     assert found["layout"] in Path(out).read_text("utf-8")
     assert mtfc("verify", out, "--backend", "numpy").status == 0
-    again = mtfc("search", out, *PLACED, "-o", out)
-    assert "placement found_2" in Path(out).read_text("utf-8")
+    other = str(tmp_path / "again.mtf")
+    again = mtfc("search", out, *PLACED, "-o", other)
+    assert "placement found_2" in Path(other).read_text("utf-8")
     assert "  found " in again.out and "data_parallel" in again.out
 
 
