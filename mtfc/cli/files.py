@@ -80,7 +80,7 @@ def _place(path: str) -> Path:
 
 
 def _target(path: str) -> Path:
-    """Return the resolved path of a regular or new file, and the given path of any other: a pipe in /dev/fd resolves to nothing."""
+    """Return the resolved path of a regular or new file, else the given path: a pipe in /dev/fd resolves to nothing."""
     given = Path(path)
     return given if given.exists() and not given.is_file() else given.resolve()
 

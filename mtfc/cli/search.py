@@ -356,8 +356,7 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     if options.output is not None:
         text = resized(sources.texts[known_as(options.file)], options.dims)
         write_text(options.output, inserted(text, result))
-    until = monotonic() + options.budget
-    asked = forced(result.asked, result, until) if result.asked is not None else None
+    asked = forced(result.asked, result, options.budget) if result.asked is not None else None
     to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": why_not_json(asked, result)} if asked else {}
