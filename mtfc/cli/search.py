@@ -341,6 +341,7 @@ def _result(
         request.pricer,
         request.others,
         tuple(case.mesh for case in request.selection.cases),
+        request.meshes,
         options.objective,
         options.storage,
         monotonic() - started,
@@ -350,12 +351,11 @@ def _result(
 
 def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int:
     """Write and print what was found, and what was asked about it."""
-    from mtfc.cli.search_result import inserted, record, report, resized
+    from mtfc.cli.search_result import record, report
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
     if options.output is not None:
-        text = resized(sources.texts[known_as(options.file)], options.dims)
-        write_text(options.output, inserted(text, result))
+        write_text(options.output, _with_layout(options, result, sources))
     asked = forced(result.asked, result, options.budget) if result.asked is not None else None
     to = report_to(options.output, options.export)
     if options.format == "json":
@@ -366,6 +366,21 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     if asked:
         print(f"\n{why_not_report(asked, result, sources)}", end="", file=to)
     return OK
+
+
+def _with_layout(options: argparse.Namespace, result: Result, sources: Sources) -> str:
+    """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
+    from mtfc.cli.search_result import inserted, name_in, resized
+    from mtfc.compiler.placeable import placeable
+    from mtfc.frontend.allowed import OF_LAYOUTS
+    from mtfc.frontend.check import check
+
+    file = known_as(options.file)
+    text = resized(sources.texts[file], options.dims)
+    name, neighbour = name_in(text, result), sources.neighbour
+    found = check(inserted(text, result), file, None, options.model, name, None, neighbour, placeable)
+    warned = {each.code for each in found}
+    return inserted(text, result, [code for code in OF_LAYOUTS if code in warned])
 
 
 def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int:

@@ -204,4 +204,5 @@ class Search(TypedDict):
     memory_per_device: int
     baselines: dict[str, float | None]
     overlapping_seconds: NotRequired[float]
+    nothing_split: NotRequired[str | None]
     overlapping_baselines: NotRequired[dict[str, float]]
