@@ -37,7 +37,8 @@ MOST_LISTED = 8
 class Result:
     """The result of a search, the layouts to compare with, the meshes of the file, and the seconds of the search.
 
-    searched: the candidate meshes. storage: True if the search also chose how parameters and state are stored. asked: the rules of `--why-not`.
+    searched: the candidate meshes. storage: True if the search also chose how parameters and state are stored. asked: the rules
+    of `--why-not`.
     """
 
     space: str

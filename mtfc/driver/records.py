@@ -127,6 +127,7 @@ class Case(TypedDict):
     wrong: list[str]
     in_f64: float | None
     noise: float | None
+    not_finite: list[str]
     outputs: dict[str, float | None]
     gradients: dict[str, float | None]
     parameters: dict[str, float | None]
