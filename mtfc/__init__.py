@@ -72,7 +72,7 @@ def check(
     """
     from mtfc.api import Checked, checked, options_of, read
 
-    options = options_of(str(path), model, layout, mesh, dims, set)
+    options = options_of(path, model, layout, mesh, dims, set)
     try:
         text = read(path)
     except CompileError as error:  # the file is not text
@@ -110,7 +110,8 @@ def compile(
     """Compile a .mtf file for one layout, by default its first."""
     from mtfc.api import compile_case, options_of, read
 
-    return compile_case(read(path), options_of(str(path), model, layout, mesh, dims, set))
+    options = options_of(path, model, layout, mesh, dims, set)
+    return compile_case(read(path), options)
 
 
 @public
@@ -155,9 +156,8 @@ def verify(
     """
     from mtfc.api import options_of, verified
 
-    files = {name: None if file is None else str(file) for name, file in (("data", data), ("params", params))}
-    given = {"backend": backend, "dtype": dtype, "seed": seed, "params_partial": params_partial, **files}
-    return verified(options_of(str(path), model, layout, mesh, dims, set, **given))
+    options = options_of(path, model, layout, mesh, dims, set, data=data, params=params)
+    return verified(options, backend=backend, dtype=dtype, seed=seed, params_partial=params_partial)
 
 
 @public
@@ -174,7 +174,7 @@ def explain(
     from mtfc.api import options_of, recorded
     from mtfc.cli.explain import record
 
-    return cast("Explanation", recorded(record, options_of(str(path), model, layout, mesh, dims, set)))
+    return cast("Explanation", recorded(record, options_of(path, model, layout, mesh, dims, set)))
 
 
 @public
@@ -195,8 +195,7 @@ def diff(
     """
     from mtfc.api import compared
 
-    machine = None if target is None else str(target)
-    return compared(str(path), a, b, machine, model=model, mesh=mesh, dims=dims, set=set)
+    return compared(path, a, b, target, model=model, mesh=mesh, dims=dims, set=set)
 
 
 @public
@@ -218,7 +217,7 @@ def cost(
     from mtfc.api import options_of, recorded
     from mtfc.cli.cost import record
 
-    options = options_of(str(path), model, layout, mesh, dims, set, symbolic=symbolic)
+    options = options_of(path, model, layout, mesh, dims, set, symbolic=symbolic)
     return cast("Costs", recorded(record, options))
 
 
@@ -248,11 +247,16 @@ def search(
     return cast(
         "Search",
         found(
-            str(path), target=str(target), devices=devices, mesh=mesh, model=model, dims=dims, set=set,
-            axes_names=None if axes_names is None else list(axes_names),
+            path, target=target, devices=devices, mesh=mesh, model=model, dims=dims, set=set,
+            axes_names=axes_names,
             space=space, objective=objective, budget=budget, exhaustive=exhaustive,
         ),
     )  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """List the public names, with those that are imported on demand."""
+    return sorted(__all__)
 
 
 if not TYPE_CHECKING:  # type checkers accept any name of a module with `__getattr__`

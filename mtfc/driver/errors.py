@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from mtfc.compiler.diagnostics import CompileError
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,10 +48,44 @@ def _shown(error: Exception) -> Exception | None:
     if isinstance(error, UsageError):
         unread = error.__context__
         return unread if isinstance(unread, OSError) else ValueError(in_python(str(error)))
-    is_expected = isinstance(error, (CompileError, Unavailable, NothingFits, OSError))
+    if isinstance(error, CompileError):
+        return helps_in_python(error)
+    is_expected = isinstance(error, (Unavailable, NothingFits, OSError))
     return error if is_expected else None
 
 
 def in_python(message: str) -> str:
-    """Write options in a message as arguments of a Python call: `--why-not` becomes `why_not`."""
-    return re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", message)
+    """Write options in a message as arguments of a Python call: `--why-not` becomes `why_not`.
+
+    A command in backticks stays as it is.
+    """
+    return OPTION.sub(_argument, message)
+
+
+OPTION = re.compile(
+    r"`mtfc [^`]*`|`--([a-z][a-z-]*)(?: ([^`]+))?`|--([a-z][a-z-]*)(?: NAME=SIZE| KEY=VALUE)?"
+)
+"""A command in backticks, an option in backticks that may have a value, or an option."""
+
+ARGUMENTS = {"dim": "dims"}
+"""The arguments that have other names than the options."""
+
+
+def _argument(match: re.Match[str]) -> str:
+    option = match[1] or match[3]
+    if option is None:
+        return match[0]
+    name = ARGUMENTS.get(option, option.replace("-", "_"))
+    value = (match[2] or "").strip('"')
+    return f"`{name}`" if match[2] is None else f"`{name}={value!r}`"
+
+
+def helps_in_python(error: CompileError) -> CompileError:
+    """Return the error with the options in its messages and helps as arguments of a Python call."""
+    return CompileError(map(diagnostic_in_python, error.diagnostics))
+
+
+def diagnostic_in_python(each: Diagnostic) -> Diagnostic:
+    """Return a diagnostic with the options in its message and help as arguments of a Python call."""
+    help = None if each.help is None else in_python(each.help)
+    return attrs.evolve(each, message=in_python(each.message), help=help)
