@@ -20,18 +20,19 @@ Design after Mesh-TensorFlow (Shazeer et al., 2018).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.driver.errors import public
-from mtfc.driver.values import LayoutOption, MeshOption
 
 if TYPE_CHECKING:
     from mtfc.api import Checked, Compiled
     from mtfc.backends.devices import Unavailable
+    from mtfc.compiler.diagnostics import CompileError, Diagnostic
     from mtfc.compiler.search.found import NothingFits
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
+    from mtfc.driver.values import LayoutOption, MeshOption
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,14 @@ __all__ = [
 
 _Path = str | PathLike[str]
 
+_MODULES = {
+    "CompileError": "mtfc.compiler.diagnostics",
+    "Diagnostic": "mtfc.compiler.diagnostics",
+    "NothingFits": "mtfc.compiler.search.found",
+    "Unavailable": "mtfc.backends.devices",
+}
+"""Classes that are imported on demand: only some programs need them, and the command is to start before they are imported."""
+
 
 @public
 def check(
@@ -71,6 +80,7 @@ def check(
     is the text that `mtfc check` shows.
     """
     from mtfc.api import Checked, checked, options_of, read
+    from mtfc.compiler.diagnostics import CompileError
 
     options = options_of(path, model, layout, mesh, dims, set)
     try:
@@ -262,13 +272,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # type checkers accept any name of a module with `__getattr__`
 
     def __getattr__(name: str) -> Any:
-        """Import exceptions on demand: only some programs need their modules."""
-        if name == "Unavailable":
-            from mtfc.backends.devices import Unavailable
-
-            return Unavailable
-        if name == "NothingFits":
-            from mtfc.compiler.search.found import NothingFits
-
-            return NothingFits
+        """Import a class on demand."""
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
         raise AttributeError(f"module `mtfc` has no attribute `{name}`")

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import attrs
-
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
+if TYPE_CHECKING:
+    from mtfc.compiler.diagnostics import CompileError, Diagnostic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +42,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 def _shown(error: Exception) -> Exception | None:
     """Return the error as users of the API get it; None for an internal error."""
     from mtfc.backends.devices import Unavailable
+    from mtfc.compiler.diagnostics import CompileError
     from mtfc.compiler.search.found import NothingFits
 
     if isinstance(error, UsageError):
@@ -82,10 +82,14 @@ def _argument(match: re.Match[str]) -> str:
 
 def helps_in_python(error: CompileError) -> CompileError:
     """Return the error with the options in its messages and helps as arguments of a Python call."""
+    from mtfc.compiler.diagnostics import CompileError
+
     return CompileError(map(diagnostic_in_python, error.diagnostics))
 
 
 def diagnostic_in_python(each: Diagnostic) -> Diagnostic:
     """Return a diagnostic with the options in its message and help as arguments of a Python call."""
+    import attrs
+
     help = None if each.help is None else in_python(each.help)
     return attrs.evolve(each, message=in_python(each.message), help=help)
