@@ -384,3 +384,24 @@ def test_an_interrupt_of_an_import_ends_quietly(folder: Path, module: str) -> No
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.endswith("mtfc: interrupted\n") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("run", "model.mtf", "--save"),
+        ("run", "model.mtf", "--data"),
+        ("run", "model.mtf", "--mesh"),
+        ("check", "model.mtf", "--model"),
+        ("compile", "model.mtf", "-o"),
+        ("simulate", "model.mtf", "--target"),
+    ],
+)
+def test_an_empty_value_is_wrong_usage(mtfc: Mtfc, options: tuple[str, ...]) -> None:
+    outcome = mtfc(*options, "")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert options[-1] in outcome.err and "expected a value, and not an empty text" in outcome.err
+
+
+def test_a_layout_may_be_empty(mtfc: Mtfc) -> None:
+    assert mtfc("compile", "model.mtf", "--layout", "", "--mesh", "rows:2").status == 0

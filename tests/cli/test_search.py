@@ -245,8 +245,9 @@ def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", ""), "cannot write"),
-        (("--space", "tiling", "--export", ""), "cannot write"),
+        (("-o", ""), "argument -o/--output: expected a value, and not an empty text"),
+        (("--why-not", ""), "argument --why-not: expected a value, and not an empty text"),
+        (("--space", "tiling", "--export", ""), "argument --export: expected a value"),
         (("--space", "tiling", "--storage"), "--storage takes --space rules"),
         (("--space", "soap", "--storage"), "--storage takes --space rules"),
     ],
