@@ -20,18 +20,19 @@ Design after Mesh-TensorFlow (Shazeer et al., 2018).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.driver.errors import public
-from mtfc.driver.values import LayoutOption, MeshOption
 
 if TYPE_CHECKING:
     from mtfc.api import Checked, Compiled
     from mtfc.backends.devices import Unavailable
+    from mtfc.compiler.diagnostics import CompileError, Diagnostic
     from mtfc.compiler.search.found import NothingFits
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
+    from mtfc.driver.values import LayoutOption, MeshOption
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,14 @@ __all__ = [
 
 _Path = str | PathLike[str]
 
+_MODULES = {
+    "CompileError": "mtfc.compiler.diagnostics",
+    "Diagnostic": "mtfc.compiler.diagnostics",
+    "NothingFits": "mtfc.compiler.search.found",
+    "Unavailable": "mtfc.backends.devices",
+}
+"""Classes that are imported on demand: only some programs need them, and the command is to start before they are imported."""
+
 
 @public
 def check(
@@ -71,8 +80,9 @@ def check(
     is the text that `mtfc check` shows.
     """
     from mtfc.api import Checked, checked, options_of, read
+    from mtfc.compiler.diagnostics import CompileError
 
-    options = options_of(str(path), model, layout, mesh, dims, set)
+    options = options_of(path, model, layout, mesh, dims, set)
     try:
         text = read(path)
     except CompileError as error:  # the file is not text
@@ -110,7 +120,8 @@ def compile(
     """Compile a .mtf file for one layout, by default its first."""
     from mtfc.api import compile_case, options_of, read
 
-    return compile_case(read(path), options_of(str(path), model, layout, mesh, dims, set))
+    options = options_of(path, model, layout, mesh, dims, set)
+    return compile_case(read(path), options)
 
 
 @public
@@ -155,9 +166,8 @@ def verify(
     """
     from mtfc.api import options_of, verified
 
-    files = {name: None if file is None else str(file) for name, file in (("data", data), ("params", params))}
-    given = {"backend": backend, "dtype": dtype, "seed": seed, "params_partial": params_partial, **files}
-    return verified(options_of(str(path), model, layout, mesh, dims, set, **given))
+    options = options_of(path, model, layout, mesh, dims, set, data=data, params=params)
+    return verified(options, backend=backend, dtype=dtype, seed=seed, params_partial=params_partial)
 
 
 @public
@@ -174,7 +184,7 @@ def explain(
     from mtfc.api import options_of, recorded
     from mtfc.cli.explain import record
 
-    return cast("Explanation", recorded(record, options_of(str(path), model, layout, mesh, dims, set)))
+    return cast("Explanation", recorded(record, options_of(path, model, layout, mesh, dims, set)))
 
 
 @public
@@ -195,8 +205,7 @@ def diff(
     """
     from mtfc.api import compared
 
-    machine = None if target is None else str(target)
-    return compared(str(path), a, b, machine, model=model, mesh=mesh, dims=dims, set=set)
+    return compared(path, a, b, target, model=model, mesh=mesh, dims=dims, set=set)
 
 
 @public
@@ -218,7 +227,7 @@ def cost(
     from mtfc.api import options_of, recorded
     from mtfc.cli.cost import record
 
-    options = options_of(str(path), model, layout, mesh, dims, set, symbolic=symbolic)
+    options = options_of(path, model, layout, mesh, dims, set, symbolic=symbolic)
     return cast("Costs", recorded(record, options))
 
 
@@ -248,23 +257,22 @@ def search(
     return cast(
         "Search",
         found(
-            str(path), target=str(target), devices=devices, mesh=mesh, model=model, dims=dims, set=set,
-            axes_names=None if axes_names is None else list(axes_names),
+            path, target=target, devices=devices, mesh=mesh, model=model, dims=dims, set=set,
+            axes_names=axes_names,
             space=space, objective=objective, budget=budget, exhaustive=exhaustive,
         ),
     )  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    """List the public names, with those that are imported on demand."""
+    return sorted(__all__)
+
+
 if not TYPE_CHECKING:  # type checkers accept any name of a module with `__getattr__`
 
     def __getattr__(name: str) -> Any:
-        """Import exceptions on demand: only some programs need their modules."""
-        if name == "Unavailable":
-            from mtfc.backends.devices import Unavailable
-
-            return Unavailable
-        if name == "NothingFits":
-            from mtfc.compiler.search.found import NothingFits
-
-            return NothingFits
+        """Import a class on demand."""
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
         raise AttributeError(f"module `mtfc` has no attribute `{name}`")

@@ -24,17 +24,25 @@ from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.pipelines import lower
-from mtfc.driver.errors import UsageError, public
+from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.values import (
     LayoutOption,
     MeshOption,
+    PathOption,
+    file_option,
     layout_option,
     mesh_option,
+    names_option,
     number_option,
     one_of,
+    path_option,
+    program_text,
     seconds_option,
+    settings_option,
     sizes_option,
+    target_option,
+    text_option,
 )
 from mtfc.frontend.source import decode
 
@@ -55,9 +63,12 @@ __all__ = [
 ]
 
 
-@attrs.frozen(repr=False)
+@attrs.frozen(repr=False, eq=False)
 class Compiled:
-    """A model compiled for one layout: the program of one processor, in every form. `machines` are those of its file."""
+    """A model compiled for one layout: the program of one processor, in every form. `machines` are those of its file.
+
+    Two compiled models are equal only if they are the same object.
+    """
 
     program: Program
     machines: Mapping[str, Hardware]
@@ -120,7 +131,7 @@ class Compiled:
         from mtfc.compiler.analysis.step_json import step_json
         from mtfc.compiler.analysis.step_time import step_time
 
-        target, sources, mesh = str(target), Sources(), self.program.placed_on
+        target, sources, mesh = target_option(target), Sources(), self.program.placed_on
         sources.add_options(Namespace(target=target))
         with _showing(sources):
             hardware = target_of(target, self.machines, sources)
@@ -178,8 +189,12 @@ def read(path: str | PathLike[str]) -> str:
         return decode(Path(path).read_bytes(), str(path))
 
 
+PATHS = ("data", "params", "target")
+"""The options that name files."""
+
+
 def options_of(
-    file: str,
+    file: PathOption,
     model: str | None = None,
     layout: LayoutOption | None = None,
     mesh: MeshOption | None = None,
@@ -189,21 +204,21 @@ def options_of(
 ) -> Namespace:
     """Return the command's options for a call of the API. Raises `UsageError` for an illegal value."""
     return Namespace(
-        file=file,
-        model=model,
+        file=file_option(file),
+        model=text_option("model", model),
         layout=layout_option(layout),
         mesh=mesh_option(mesh),
         dims=sizes_option(dims),
-        settings=settings_of(set or {}),
+        settings=settings_of(settings_option(set)),
         format="json",
-        **others,
+        **{name: path_option(name, other) if name in PATHS else other for name, other in others.items()},
     )
 
 
 def compile_case(text: str, options: Namespace) -> Compiled:
     """Compile a file's text for the first layout that is chosen. Raises `CompileError`."""
     sources = _sources(options)
-    sources.texts[options.file] = text
+    sources.texts[options.file] = program_text(text)
     choice = Choice(options.model, options.layout, options.mesh, options.dims, options.settings)
     with _showing(sources):
         selection = choose(text, options.file, choice, neighbour=sources.neighbour)
@@ -216,8 +231,9 @@ def checked(text: str, options: Namespace) -> Checked:
     from mtfc.cli.check import found_in
 
     sources = _sources(options)
-    sources.texts[options.file] = text
-    return Checked(options.file, tuple(sources.shown(found_in(options.file, options, sources))))
+    sources.texts[options.file] = program_text(text)
+    found = sources.shown(found_in(options.file, options, sources))
+    return Checked(options.file, tuple(map(diagnostic_in_python, found)))
 
 
 def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Namespace) -> dict[str, Any]:
@@ -227,10 +243,11 @@ def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Na
         return record(options, sources)
 
 
-def verified(options: Namespace) -> Verification:
+def verified(options: Namespace, **given: Any) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.cli.verify import record
 
+    options = Namespace(**{**vars(options), **given})
     one_of("backend", options.backend or "numpy", execution.BACKENDS)
     one_of("dtype", options.dtype or "f32", ("f32", "f64"))
     number_option("seed", options.seed, 0, 2**32 - 1)
@@ -239,7 +256,11 @@ def verified(options: Namespace) -> Verification:
 
 
 def compared(
-    file: str, a: LayoutOption | None, b: LayoutOption | None, target: str | None, **selected: Any
+    file: PathOption,
+    a: LayoutOption | None,
+    b: LayoutOption | None,
+    target: PathOption | None,
+    **selected: Any,
 ) -> Difference:
     """Return the record of `mtfc diff`. Raises `CompileError` and `UsageError`."""
     from mtfc.cli.diff import record
@@ -254,7 +275,7 @@ def compared(
 
 
 def found(
-    file: str,
+    file: PathOption,
     *,
     mesh: MeshOption | None,
     dims: Mapping[str, int] | None,
@@ -270,16 +291,21 @@ def found(
 
     one_of("space", space, (*search.SPACES, "soap"))
     one_of("objective", objective, VALUES)
+    text_option("model", others["model"])
     number_option("devices", others["devices"], 1, MOST_DEVICES)
     seconds_option("budget", others["budget"])
     given = SearchOptions(
-        file,
+        file_option(file),
         mesh=mesh_option(mesh),
         dims=sizes_option(dims),
-        settings=settings_of(set or {}),
+        settings=settings_of(settings_option(set)),
         space=space,
         objective=objective,
-        **others,
+        **{
+            **others,
+            "target": target_option(others["target"]),
+            "axes_names": names_option("axes_names", others["axes_names"]),
+        },
     )
     options = Namespace(**attrs.asdict(given))
     sources = _sources(options)

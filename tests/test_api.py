@@ -24,6 +24,7 @@ from mtfc.backends import jax_backend
 from mtfc.cli import search as search_command
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.reader import read_program
+from mtfc.driver.errors import in_python
 from mtfc.driver.options import SearchOptions
 from tests.cli.model import MODEL
 
@@ -106,6 +107,13 @@ def test_a_mapping_is_a_layout(layout: dict[str, Any], text: str) -> None:
         ({"mesh": {"rows": 2.0}}, "axis 'rows' of the mesh is 2.0, which is no whole number"),
         ({"dims": {"batch": "8"}}, r"dims\['batch'\] is '8', which is no whole number"),
         ({"dims": [("batch", 8)]}, "is no mapping such as"),
+        ({"dims": {"batch": True}}, r"dims\['batch'\] is True, which is no whole number"),
+        ({"mesh": {"rows": True}}, "axis 'rows' of the mesh is True, which is no whole number"),
+        ({"model": 3}, "model=3 is no text"),
+        ({"set": "accumulate=4"}, "set='accumulate=4': entries of a train block are a mapping"),
+        ({"set": {1: 2}}, "set has the key 1: entries of a train block are a mapping"),
+        ({"set": {"precision": {"compute = f32": "bf16"}}}, "set has the key 'compute = f32'"),
+        ({"file": 3}, "3 is no path of a .mtf file: expected text or a pathlib.Path"),
     ],
 )
 @pytest.mark.parametrize("function", [mtfc.compile_text, mtfc.check_text])
@@ -142,6 +150,23 @@ error[E303]: unknown dimension `oi`
         (lambda path: mtfc.search(path, target="h100", devices=0), "devices=0 is not from 1 to 1,000,000"),
         (lambda path: mtfc.search(path, target="h100", devices="2"), "devices is '2', which is no whole"),
         (lambda path: mtfc.search(path, target="h100", devices=2, budget=0), "budget=0 is no number of sec"),
+        (lambda path: mtfc.compile(None), "None is no path of a .mtf file"),
+        (lambda path: mtfc.compile(3), "3 is no path of a .mtf file"),
+        (lambda path: mtfc.check(b"a.mtf"), "b'a.mtf' is no path of a .mtf file"),
+        (lambda path: mtfc.compile_text(None), "text=None is not the text of a .mtf file"),
+        (lambda path: mtfc.check_text(b"dim a = 1"), "is not the text of a .mtf file"),
+        (lambda path: mtfc.diff(path, target=3), "target=3 is no path"),
+        (lambda path: mtfc.search(path, target=None), "target=None is no machine"),
+        (lambda path: mtfc.compile(path).simulate(3), "target=3 is no path"),
+        (lambda path: mtfc.search(path, target="h100", axes_names=[1]), r"axes_names=\[1\] is no sequence"),
+        (lambda path: mtfc.search(path, target="h100", axes_names="a,b"), "axes_names='a,b' is no sequence"),
+        (lambda path: mtfc.search(path, target="h100", devices=True), "devices is True, which is no whole"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, budget=True), "budget=True is no number"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, space=["rules"]), "is none of"),
+        (lambda path: mtfc.search(path, target="h100", devices=2, model=1), "model=1 is no text"),
+        (lambda path: mtfc.verify(path, data={"x": 1}), "data={'x': 1} is no path"),
+        (lambda path: mtfc.verify(path, params=3), "params=3 is no path"),
+        (lambda path: mtfc.verify(path, seed=True), "seed is True, which is no whole number"),
         (lambda path: mtfc.verify(path, seed=-1), "seed=-1 is not from 0 to 4,294,967,295"),
         (lambda path: mtfc.verify(path, backend="torch"), "backend='torch' is none of: numpy, jax"),
         (lambda path: mtfc.verify(path, dtype="f16"), "dtype='f16' is none of: f32, f64"),
@@ -182,6 +207,63 @@ def test_entries_of_the_train_block_are_changed() -> None:
     assert reporting.program.training.report == ("learning_rate", "grad_norm")
     with pytest.raises(CompileError, match=r"E012.*\n --> <--set>:1:1\n"):
         mtfc.compile_text(MODEL, set={"acumulate": 2})
+
+
+def test_parts_of_an_entry_may_be_a_mapping() -> None:
+    nested = mtfc.compile_text(
+        MODEL, set={"precision": {"compute": "bf16"}, "optimizer": {"learning_rate": 1}}
+    )
+    dotted = mtfc.compile_text(MODEL, set={"precision.compute": "bf16", "optimizer.learning_rate": 1})
+    assert "bf16" in nested.ir() and nested.ir() == dotted.ir()
+
+
+@pytest.mark.parametrize("allow", ["W601", ("W601", "W602")])
+def test_a_mapping_allows_warnings(allow: str | tuple[str, ...]) -> None:
+    mesh = {"rows": 2, "cols": 3}
+    assert [each.code for each in mtfc.check_text(MODEL, layout={"batch": "rows"}, mesh=mesh)] == ["W601"]
+    assert not mtfc.check_text(MODEL, layout={"batch": "rows", "allow": allow}, mesh=mesh)
+
+
+def test_a_dimension_may_be_called_allow() -> None:
+    text = MODEL.replace("batch", "allow_").replace("allow_", "allow")
+    same = mtfc.compile_text(text, layout={"allow": "rows"}, mesh={"rows": 2})
+    assert same.ir() == mtfc.compile_text(text, layout="allow: rows", mesh="rows:2").ir()
+
+
+def test_compiled_models_are_told_apart_by_identity() -> None:
+    one, other = mtfc.compile_text(MODEL), mtfc.compile_text(MODEL)
+    assert len({one, other, one}) == 2 and one == one and one != other
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert dir(mtfc) == sorted(mtfc.__all__)
+    assert {"Unavailable", "NothingFits", "compile"} <= {*dir(mtfc)}
+
+
+def test_helps_name_arguments(model: Path) -> None:
+    """And not the options of the command."""
+    np.savez(model.parent / "some.npz", w=np.zeros((6, 3), np.float32))
+    with pytest.raises(CompileError) as error:
+        mtfc.verify(model, params=model.parent / "some.npz", backend="numpy")
+    assert "help: `params_partial` draws what the file lacks from `seed`" in str(error.value)
+    with pytest.raises(CompileError) as error:
+        mtfc.compile_text(
+            MODEL.replace("mesh ", "# mesh ").replace("layout ", "# layout "), layout="batch: all"
+        )
+    assert "`mesh='rows:2;cols:4'`" in str(error.value) and "--mesh" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("smaller dimensions with --dim NAME=SIZE", "smaller dimensions with `dims`"),
+        ("`mtfc compile --emit ir` shows it", "`mtfc compile --emit ir` shows it"),
+        ("give one with `--layout`, or --why-not", "give one with `layout`, or `why_not`"),
+        ("choose `--model big`", "choose `model='big'`"),
+    ],
+)
+def test_options_as_arguments(message: str, shown: str) -> None:
+    assert in_python(message) == shown
 
 
 def test_one_device() -> None:

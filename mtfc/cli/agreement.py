@@ -9,7 +9,7 @@ import attrs
 
 from mtfc.cli.npz import Arrays
 from mtfc.cli.selection import Case
-from mtfc.cli.summary import magnitude
+from mtfc.cli.summary import is_finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Result:
 
     largest: the largest relative difference. largest_wide: the same over arrays in f64. is_doubtful: True if the wrong results
     may be rounding. in_f64: the largest difference in f64, if f64 showed that the differences are rounding. noise: the gradient
-    noise that moves undistributed training as far, if noise explains the differences.
+    noise that moves undistributed training as far, if noise explains the differences. not_finite: the results that have a NaN or
+    an infinity in the undistributed program; agreement says little about them.
     """
 
     case: Case
@@ -60,6 +61,7 @@ class Result:
     is_doubtful: bool = False
     in_f64: float | None = None
     noise: float | None = None
+    not_finite: tuple[str, ...] = ()
 
     @property
     def is_training_alone(self) -> bool:
@@ -85,6 +87,9 @@ def judged(
         wrong=tuple(f"{NOUNS[part]} {name}" for part, name in wrong),
         largest=max(relative.values(), default=0.0),
         largest_wide=max(wide, default=0.0),
+        not_finite=tuple(
+            f"{NOUNS[part]} {name}" for part, name in relative if not is_finite(expected[part][name])
+        ),
         is_doubtful=bool(wrong) and all(part != "parameters" for part, _ in wrong),
     )
 

@@ -52,14 +52,26 @@ def _subcommand(name: str) -> Subcommand:
     return cast(Subcommand, import_module(f"mtfc.cli.{name}"))
 
 
+MAY_BE_EMPTY = ("layout", "passes")
+"""Options for which an empty text has a meaning: a layout without rules, and no passes."""
+
+
 class _Strict(argparse.ArgumentParser):
-    """What it does not know is an error of its own, with its usage, and not the whole command's."""
+    """Reports unknown arguments and empty values itself, with its own usage, and not with the whole command's."""
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         options, unknown = super().parse_known_args(*arguments, **named)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        for action in self._actions:
+            value = getattr(options, action.dest, None)
+            if action.option_strings and isinstance(value, str) and action.dest not in MAY_BE_EMPTY:
+                self._check_text(value, action.option_strings)
         return options, unknown
+
+    def _check_text(self, value: str, names: Sequence[str]) -> None:
+        if not value.strip():
+            self.error(f"argument {'/'.join(names)}: expected a value, and not an empty text")
 
 
 class _Version(argparse.Action):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from mtfc.cli import execution
 from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import STANDARD, check_writable, write_text
+from mtfc.cli.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.cli.options import add_format, add_selection, add_source
 from mtfc.cli.selection import Case, select
 from mtfc.cli.sources import Sources
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.output)
+    check_apart({"-o": options.output}, {"FILE": options.file})
     if options.emit == "ast":
         return _emit_ast(options, sources)
     selection = select(options, sources)

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+from mtfc.cli import INTERRUPTED as INTERRUPTED
 from mtfc.driver.errors import UsageError as UsageError
 
-OK, ERRORS, USAGE, ENVIRONMENT, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
+OK, ERRORS, USAGE, ENVIRONMENT, BUG = 0, 1, 2, 3, 70
 
 BROKEN_PIPE = 141
 """What a shell reports for a process that SIGPIPE ended."""

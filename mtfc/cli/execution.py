@@ -61,7 +61,7 @@ class Session:
         module = self.module if smaller is None else self.smaller[smaller]
         params = _moved(self.params, self.module, module, "PARAMETERS")
         placed = module.shard(dict(inputs), module.INPUTS)
-        with _without_warnings():
+        with without_warnings():
             outputs = getattr(module, function)(params, placed)
         return dict(module.unshard(outputs, module.OUTPUTS[function]))
 
@@ -71,7 +71,7 @@ class Session:
         placed = module.shard(dict(inputs), getattr(module, "BATCHES", module.INPUTS))
         params = _moved(self.params, self.module, module, "PARAMETERS")
         state = _moved(self.state, self.module, module, "STATE")
-        with _without_warnings():
+        with without_warnings():
             outputs, params, state = module.train_step(params, state, placed, step)
         self.params = _moved(params, module, self.module, "PARAMETERS")
         self.state = _moved(state, module, self.module, "STATE")
@@ -95,7 +95,7 @@ def _moved(arrays: Mapping[str, Any], source: Any, target: Any, table: str) -> M
     return arrays if before == after else target.shard(source.unshard(arrays, before), after)
 
 
-def _without_warnings() -> AbstractContextManager[object]:
+def without_warnings() -> AbstractContextManager[object]:
     """NumPy warns of numbers that are not finite, which the results show."""
     import numpy as np
 

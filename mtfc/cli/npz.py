@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 from zipfile import is_zipfile
 
-from mtfc.cli.files import STANDARD, write_atomically
+from mtfc.cli.files import OUTPUTS, write_atomically
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span, nearest
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
@@ -59,7 +59,7 @@ def write_npz(path: str, arrays: Arrays) -> None:
     import numpy as np
 
     plain = {name: storable(array) for name, array in arrays.items()}
-    if path == STANDARD:
+    if path in OUTPUTS:
         np.savez(written := BytesIO(), **plain)
         sys.stdout.buffer.write(written.getvalue())
         return

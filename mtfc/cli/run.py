@@ -13,7 +13,7 @@ import attrs
 from mtfc.backends import allocator
 from mtfc.cli.errors import OK, UsageError, say
 from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.files import check_writable, report_to
+from mtfc.cli.files import check_apart, check_writable, report_to
 from mtfc.cli.inputs import Batches, add_parameters, draw_batch, given_parameters, read_batches
 from mtfc.cli.npz import Arrays, write_npz
 from mtfc.cli.options import add_format, add_selection, add_source, count, seed
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    check_writable(options.save)
+    _check_files(options)
     selection = select(options, sources)
     program, case = selection.program, selection.cases[0]
     if options.train and program.training is None:
@@ -83,6 +83,15 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         write_npz(options.save, results.joined())
     _report(options, case, steps, results)
     return status
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise `UsageError` if the result cannot be written, or would replace an input; training may replace its `--params`."""
+    inputs = {"FILE": options.file, "--data": options.data, "--eval": options.eval}
+    if not options.train:
+        inputs["--params"] = options.params
+    check_writable(options.save)
+    check_apart({"--save": options.save}, inputs)
 
 
 def _lowered(case: Case, program: Program, options: argparse.Namespace) -> Program:

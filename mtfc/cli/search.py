@@ -12,12 +12,12 @@ import attrs
 
 from mtfc.cli.compiling import compiling
 from mtfc.cli.errors import ERRORS, INTERRUPTED, OK, UsageError, say
-from mtfc.cli.files import check_writable, report_to, write_text
+from mtfc.cli.files import check_apart, check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.selection import Choice, Selection, choose
 from mtfc.cli.sources import Sources, known_as
-from mtfc.cli.target import target_of
+from mtfc.cli.target import file_of, target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
@@ -199,6 +199,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def _searched(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.output, options.export)
+    check_apart(
+        {"-o": options.output, "--export": options.export},
+        {"FILE": options.file, "--target": file_of(options.target)},
+    )
     try:
         found = find(options, sources, reporter(".4g", monotonic() + options.budget))
     except KeyboardInterrupt:
@@ -337,6 +341,7 @@ def _result(
         request.pricer,
         request.others,
         tuple(case.mesh for case in request.selection.cases),
+        request.meshes,
         options.objective,
         options.storage,
         monotonic() - started,
@@ -346,14 +351,12 @@ def _result(
 
 def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int:
     """Write and print what was found, and what was asked about it."""
-    from mtfc.cli.search_result import inserted, record, report, resized
+    from mtfc.cli.search_result import record, report
     from mtfc.cli.why_not import forced, why_not_json, why_not_report
 
     if options.output is not None:
-        text = resized(sources.texts[known_as(options.file)], options.dims)
-        write_text(options.output, inserted(text, result))
-    until = monotonic() + options.budget
-    asked = forced(result.asked, result, until) if result.asked is not None else None
+        write_text(options.output, _with_layout(options, result, sources))
+    asked = forced(result.asked, result, options.budget) if result.asked is not None else None
     to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": why_not_json(asked, result)} if asked else {}
@@ -363,6 +366,21 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
     if asked:
         print(f"\n{why_not_report(asked, result, sources)}", end="", file=to)
     return OK
+
+
+def _with_layout(options: argparse.Namespace, result: Result, sources: Sources) -> str:
+    """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
+    from mtfc.cli.search_result import inserted, name_in, resized
+    from mtfc.compiler.placeable import placeable
+    from mtfc.frontend.allowed import OF_LAYOUTS
+    from mtfc.frontend.check import check
+
+    file = known_as(options.file)
+    text = resized(sources.texts[file], options.dims)
+    name, neighbour = name_in(text, result), sources.neighbour
+    found = check(inserted(text, result), file, None, options.model, name, None, neighbour, placeable)
+    warned = {each.code for each in found}
+    return inserted(text, result, [code for code in OF_LAYOUTS if code in warned])
 
 
 def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
+from mtfc.compiler.search.rules.space import space_of
 from mtfc.frontend import ast
 from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
 from mtfc.frontend.parser import parse
@@ -28,12 +29,16 @@ if TYPE_CHECKING:
 MOST_SHOWN = 30
 """Equations of a tiling; all of them are written to a file."""
 
+MOST_LISTED = 8
+"""Dimensions that a reason lists."""
+
 
 @attrs.frozen(slots=False)
 class Result:
     """The result of a search, the layouts to compare with, the meshes of the file, and the seconds of the search.
 
-    storage: True if the search also chose how parameters and state are stored. asked: the rules of `--why-not`.
+    searched: the candidate meshes. storage: True if the search also chose how parameters and state are stored. asked: the rules
+    of `--why-not`.
     """
 
     space: str
@@ -42,6 +47,7 @@ class Result:
     pricer: Pricer
     others: Mapping[str, tuple[Mesh, Layout]]
     meshes: tuple[Mesh, ...]
+    searched: tuple[Mesh, ...]
     objective: Objective
     storage: bool
     seconds: float
@@ -90,6 +96,7 @@ def record(result: Result) -> dict[str, Any]:
         "memory_per_device": price.memory,
         "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
         "overlapping_seconds": price.overlapping,
+        "nothing_split": why_whole(result),
         "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
     }
 
@@ -126,26 +133,63 @@ communication overlaps with what does not need it."""
             *aligned(rows, right=range(2, 8)),
             "",
             *wrapped(note.split(), 2),
-            *_why_whole(result),
+            *_whole_note(result),
             *hardware.caveat,
         ]
     )
 
 
-def _why_whole(result: Result) -> list[str]:
-    """If nothing is split, return a line about the best split layout: the computation that it saves, and its communication."""
-    layout, compute = result.found.layout, result.price.compute
+def _whole_note(result: Result) -> list[str]:
+    reason = why_whole(result)
+    return [] if reason is None else wrapped(f"note: nothing is split: {reason}".split(), 2)
+
+
+def why_whole(result: Result) -> str | None:
+    """Return the reason why several devices split nothing, or None if something is split."""
+    if result.found.mesh.devices == 1 or not is_whole(result.found.layout):
+        return None
+    return _indivisible(result) or _communicates(result) or _no_better(result)
+
+
+def is_whole(layout: Layout) -> bool:
+    """True if a layout splits nothing."""
     sections = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
+    return not any(axes for rules in sections for _, axes in rules.axes)
+
+
+def _indivisible(result: Result) -> str | None:
+    """Return that no axis of any mesh divides a dimension, if so."""
+    dims = [column.dim for column in space_of(result.program.function("forward")).columns]
+    sizes = sorted({size for mesh in result.searched for _, size in mesh.axes if size > 1})
+    if any(dim.size % size == 0 for dim in dims for size in sizes):
+        return None
+    *most, last = map(str, sizes)
+    number = f"{', '.join(most)} or {last}" if most else last
+    listed = ", ".join(f"{dim.name}: {dim.size}" for dim in dims[:MOST_LISTED])
+    rest = ", ..." if len(dims) > MOST_LISTED else ""
+    return f"the size of no dimension that can be split is a multiple of {number} ({listed}{rest})"
+
+
+def _no_better(result: Result) -> str:
+    less = "needs less memory" if result.objective == "memory" else "takes less time"
+    if result.found.is_optimal:
+        return f"no layout that splits something {less}"
+    return f"no layout that splits something and {less} was found"
+
+
+def _communicates(result: Result) -> str | None:
+    """Return what the best split layout saves in computation, and its communication, where a faster one computes less."""
+    compute = result.price.compute
     split = [
         (name, each)
         for name, each in result.compared.items()
         if each.communication and each.compute < compute
     ]
-    if result.objective == "memory" or any(rules.axes for rules in sections) or not split:
-        return []
+    if result.objective == "memory" or not split:
+        return None
     name, other = min(split, key=lambda each: value_of(each[1], result.objective))
     saved, sent = seconds_text(compute - other.compute), seconds_text(other.communication)
-    return [f"  note: nothing is split: {name} computes for {saved} less, and communicates for {sent}"]
+    return f"{name} computes for {saved} less, and communicates for {sent}"
 
 
 def devices_of(hardware: Hardware, number: int) -> str:
@@ -224,11 +268,22 @@ def resized(text: str, sizes: Mapping[str, int]) -> str:
     return "".join(lines)
 
 
-def inserted(text: str, result: Result) -> str:
-    """The file's text with the mesh and the layout that were found before its first layout, under names that are free."""
+def name_in(text: str, result: Result) -> str:
+    """Return the name of the found layout in the file: one that is free."""
+    return free_name(result.found.layout.name, _named(parse(text, "", Diagnostics())))
+
+
+def _named(file: ast.File) -> set[str]:
+    return {each.name.text for each in file.declarations if isinstance(each, (ast.MeshDecl, ast.LayoutDecl))}
+
+
+def inserted(text: str, result: Result, allowed: Sequence[str] = ()) -> str:
+    """Return the file's text with the found mesh and layout before its first layout, under names that are free.
+
+    allowed: the codes of warnings that the layout is to allow.
+    """
     file = parse(text, "", Diagnostics())
-    named = {each.name.text for each in file.declarations if isinstance(each, (ast.MeshDecl, ast.LayoutDecl))}
-    found = result.found
+    named, found = _named(file), result.found
     meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
     is_declared = found.mesh in result.meshes and found.mesh.name in meshes
     mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=free_name(found.mesh.name, named))
@@ -240,7 +295,7 @@ def inserted(text: str, result: Result) -> str:
     at = layouts[0].span.line - 1 if layouts else len(lines)
     before = "".join(lines[:at])
     before += "" if before.endswith("\n") or not before else "\n"
-    written = layout_text(layout, mesh) if is_declared else _declarations(mesh, layout)
+    written = ("" if is_declared else mesh_text(mesh)) + layout_text(layout, mesh, allowed)
     return f"{before}{written}{''.join(lines[at:])}"
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import check_writable, report_to, write_text
-from mtfc.cli.options import add_format, add_selection, add_source
+from mtfc.cli.files import check_apart, check_writable, report_to, write_text
+from mtfc.cli.options import add_format, add_selection
 from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
-from mtfc.cli.target import check_room, target_of
+from mtfc.cli.target import check_room, file_of, target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.selection import Selection
@@ -25,14 +25,16 @@ examples:
   mtfc simulate model.mtf --target tpu_v4 --layout hybrid --trace step.json
   mtfc simulate found.mtf --target p100_cluster --layout found          a placement, as mtfc search --space soap writes it
   mtfc simulate model.mtf --target mine.mtf             a machine of one's own, for example as mtfc calibrate wrote it
-  mtfc simulate model.mtf --target list                 the machines that there are
+  mtfc simulate --target list                           the machines that there are
 """
 
 LIST = "list"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="a .mtf file; - is standard input; needless for --target list"
+    )
     parser.add_argument(
         "--target",
         metavar="HW",
@@ -51,10 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.trace)
-    selection = select(options, sources, or_placement=True)
+    check_apart({"--trace": options.trace}, {"FILE": options.file, "--target": file_of(options.target)})
+    if options.file is None and options.target != LIST:
+        raise UsageError("simulate takes a FILE; only --target list goes without one")
     if options.target == LIST:
-        print(_machines(selection.hardware), end="")
+        declared = {} if options.file is None else select(options, sources, or_placement=True).hardware
+        _show_machines(declared, options.format)
         return OK
+    selection = select(options, sources, or_placement=True)
     hardware = target_of(options.target, selection.hardware, sources)
     (_layout if selection.cases else _placement)(options, selection, hardware, sources)
     return OK
@@ -117,15 +123,37 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
     return axes
 
 
-def _machines(declared: Mapping[str, Hardware]) -> str:
-    """What `--target` can name, one a line."""
-    from mtfc.compiler.analysis.table import aligned, count_text
-    from mtfc.compiler.ir.printer import bytes_text
+def _show_machines(declared: Mapping[str, Hardware], format: str) -> None:
+    """Print what `--target` can name: the machines of the file, and those of the library."""
     from mtfc.frontend.targets import library, named
 
+    names = dict.fromkeys((*declared, *library()))
+    machines = {name: named(name, declared) for name in names}
+    if format == "json":
+        print(json.dumps([_machine_json(name, each) for name, each in machines.items()], indent=2))
+    else:
+        print(_machines(machines), end="")
+
+
+def _machine_json(name: str, hardware: Hardware) -> dict[str, Any]:
+    device = hardware.device
+    return {
+        "target": name,
+        "devices": hardware.devices,
+        "flops": {dtype: rate.peak for dtype, rate in device.flops.items()},
+        "memory": int(device.memory),
+        "links": [link.name for link in hardware.links],
+        "peak_figures": hardware.has_peak_figures,
+    }
+
+
+def _machines(machines: Mapping[str, Hardware]) -> str:
+    """Return a table with a line for each machine."""
+    from mtfc.compiler.analysis.table import aligned, count_text
+    from mtfc.compiler.ir.printer import bytes_text
+
     rows = [["target", "devices", "FLOP/s", "memory", "links"]]
-    for name in (*declared, *(each for each in library() if each not in declared)):
-        hardware = named(name, declared)
+    for name, hardware in machines.items():
         fastest, rate = max(hardware.device.flops.items(), key=lambda item: item[1].peak)
         devices = "any number" if hardware.devices is None else str(hardware.devices)
         links = " in ".join(link.name for link in hardware.links)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mtfc.cli.compiling import compiling
 from mtfc.cli.errors import ERRORS, OK, say
-from mtfc.cli.files import STANDARD, check_writable, read_bytes, write_text
+from mtfc.cli.files import STANDARD, check_apart, check_writable, read_bytes, write_text
 from mtfc.cli.options import seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.cli.sources import Sources, known_as
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     deadline = monotonic() + options.time_limit - STARTED
     check_writable(options.output)
+    check_apart({"-o": options.output}, {"FILE": options.file})
     content = read_bytes(options.file)
     from mtfc.compiler.search.solver.contest_format import Malformed, read
     from mtfc.compiler.search.solver.network import Infeasible

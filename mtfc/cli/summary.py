@@ -52,6 +52,13 @@ def difference(actual: Array, expected: Array) -> float:
     return float(np.where(np.isnan(apart), math.inf, apart).max(initial=0.0))
 
 
+def is_finite(array: Array) -> bool:
+    """True if an array holds neither NaN nor infinities."""
+    import numpy as np
+
+    return bool(np.isfinite(np.asarray(array).astype(np.float64)).all())
+
+
 def magnitude(array: Array) -> float:
     """The largest finite absolute value, and at least 1: what an error is relative to."""
     import numpy as np

@@ -25,6 +25,13 @@ def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -
     return in_file(sources.texts[file], file)
 
 
+def file_of(target: str | None) -> str | None:
+    """Return the file that a target names, or None for a machine's name."""
+    from mtfc.frontend.targets import is_path
+
+    return target if target is not None and is_path(target) else None
+
+
 def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
     """Raise `CompileError` (E316) unless the hardware has a device for each processor, and each link room for its part of the
     mesh: 5 x 3 processors do not lie on 4 nodes of 4 devices.

@@ -22,13 +22,15 @@ from typing import Any, get_args
 
 from mtfc.cli.agreement import Part, Result, largest
 from mtfc.cli.errors import ERRORS, OK, UsageError
-from mtfc.cli.execution import BACKENDS
+from mtfc.cli.execution import BACKENDS, without_warnings
 from mtfc.cli.inputs import add_parameters, given_parameters
+from mtfc.cli.npz import Arrays, listed
 from mtfc.cli.options import add_format, add_selection, add_source, seed
 from mtfc.cli.reference import MOST_VIRTUAL_DEVICES, Exact, Reference
 from mtfc.cli.selection import Case, Selection, select
 from mtfc.cli.sources import Sources
 from mtfc.cli.summary import finite
+from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.mixed_precision import everything_in
 
 EXAMPLES = """\
@@ -82,6 +84,19 @@ def verified(
         _start_jax(selection.cases)
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
     given = given_parameters(options, program)
+    with without_warnings():
+        results, tolerance = _compared(program, selection, backends, given, options, show)
+    return results, tolerance
+
+
+def _compared(
+    program: Program,
+    selection: Selection,
+    backends: Sequence[str],
+    given: Arrays,
+    options: argparse.Namespace,
+    show: Callable[[Result], None],
+) -> tuple[list[Result], float]:
     reference = Reference.of(program, given, options)
     exact = Exact(selection.program, given, options, reference)
     results = []
@@ -140,7 +155,12 @@ def _verdict(results: Sequence[Result]) -> str:
     ran = [result for result in results if result.skipped is None]
     wrong = sum(bool(result.wrong) for result in ran)
     skipped = f", {len(results) - len(ran)} skipped" if len(ran) < len(results) else ""
-    return f"{len(ran) - wrong} of {len(ran)} cases agree with the undistributed program{skipped}"
+    agree = f"{len(ran) - wrong} of {len(ran)} cases agree with the undistributed program{skipped}"
+    names = dict.fromkeys(name for result in results for name in result.not_finite)
+    if not names:
+        return agree
+    plural = "results are" if len(names) > 1 else "result is"
+    return f"{agree}; {len(names)} {plural} not finite there: {listed(names)}"
 
 
 def _json(results: Sequence[Result], ok: bool, tolerance: float) -> dict[str, Any]:
@@ -161,5 +181,6 @@ def _case_json(result: Result) -> dict[str, Any]:
         "wrong": list(result.wrong),
         "in_f64": result.in_f64,
         "noise": result.noise,
+        "not_finite": list(result.not_finite),
         **errors,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import attrs
@@ -13,13 +14,14 @@ from mtfc.cli.selection import Choice
 from mtfc.cli.sources import Sources
 from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
 from mtfc.compiler.analysis.step_report import seconds_text
+from mtfc.compiler.analysis.table import wrapped
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.pipelines import lower
 from mtfc.compiler.placeable import placeable, prepared
-from mtfc.compiler.search.found import Found, value_of
+from mtfc.compiler.search.found import Found, NothingFits, value_of
 from mtfc.frontend import library
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.facts import Tensor
@@ -122,10 +124,13 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "rules": Kind(lambda layout: layout == Layout("", layout.rules), "rules for dimensions: `batch: rows`"),
+    "rules": Kind(
+        lambda layout: layout == Layout("", layout.rules),
+        "rules for dimensions, such as `batch: rows`, without sections such as `params`",
+    ),
     "tiling": Kind(
         lambda layout: layout == Layout("", values=layout.values),
-        "rules for single equations: `value forward.h: { batch: rows }`",
+        "rules for single equations, such as `value forward.h: { batch: rows }`",
     ),
 }
 
@@ -138,16 +143,58 @@ class Forced:
     found: Found
 
 
-def forced(asked: Asked, best: Result, until: float) -> Forced:
-    """Search for the best layout with the rules. Raises `NothingFits`."""
-    meshes = [best.found.mesh]
+@attrs.frozen
+class Unfit:
+    """The rules of `--why-not`, and the reason why no layout with them can be compared.
+
+    least: bytes of memory of the layout with the rules that needs the least, where that is known.
+    """
+
+    rules: Layout
+    reason: str
+    least: int | None = None
+
+
+def forced(asked: Asked, best: Result, seconds: float) -> Forced | Unfit:
+    """Search for the best layout with the rules for so many seconds, and as long again where none fits on the found mesh."""
+    meshes = sorted(asked.possible(), key=lambda mesh: len(mesh.axes))
+    own = [mesh for mesh in meshes if mesh == best.found.mesh]
+    layout = asked.on((own or meshes)[0])
     try:
-        layout = asked.on(meshes[0])
-    except CompileError:
-        meshes = sorted(asked.possible(), key=lambda mesh: len(mesh.axes))
-        layout = asked.on(meshes[0])
-    found = WITH_RULES[best.space](layout, best, meshes, until)
-    return Forced(layout, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+        return _best_of(layout, best, own or meshes, meshes, seconds)
+    except KeyboardInterrupt:
+        return Unfit(layout, "the search was interrupted before a layout with it was found.")
+
+
+def _best_of(
+    rules: Layout, best: Result, own: Sequence[Mesh], meshes: Sequence[Mesh], seconds: float
+) -> Forced | Unfit:
+    """Search on the meshes `own`; if nothing fits, on all meshes for the least memory, and from there for the best."""
+    try:
+        found = WITH_RULES[best.space](rules, best, own, monotonic() + seconds)
+    except NothingFits as error:
+        if best.space != "rules":
+            return Unfit(rules, f"{error}.")
+        least = attrs.evolve(best, objective="memory")
+        found = _with_rules(rules, least, meshes, monotonic() + seconds / 2)
+        price = best.pricer.with_overlap(found.mesh, found.layout)
+        room = best.pricer.hardware.device.memory
+        if price.tiled > room:
+            return Unfit(rules, _too_much(found, price.tiled, int(room)), price.tiled)
+        known = ((found.mesh, found.layout),)
+        found = _with_rules(rules, best, meshes, monotonic() + seconds / 2, known)
+    return Forced(rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+
+
+def _too_much(found: Found, needed: int, room: int) -> str:
+    """Say how much memory a layout needs that needs the least of all with the rules."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in found.mesh.axes)
+    which = "the layout with it that needs the least"
+    which += "" if found.is_optimal else " of those that were tried"
+    return (
+        f"it does not fit. A device has {bytes_text(room)}, and {which}, "
+        f"{{ {rules_text(found.layout)} }} on mesh [{axes}], takes {bytes_text(needed)}."
+    )
 
 
 def _asked(error: Diagnostic) -> Diagnostic:
@@ -160,7 +207,13 @@ def _in_option(span: Span) -> Span:
     return attrs.evolve(span, file=ASKED) if span.file == "<--layout>" else span
 
 
-def _with_rules(asked: Layout, best: Result, meshes: Sequence[Mesh], until: float) -> Found:
+def _with_rules(
+    asked: Layout,
+    best: Result,
+    meshes: Sequence[Mesh],
+    until: float,
+    known: Sequence[tuple[Mesh, Layout]] = (),
+) -> Found:
     from mtfc.compiler.search.rules.search import search
 
     pricer, program = best.pricer, best.program
@@ -172,6 +225,7 @@ def _with_rules(asked: Layout, best: Result, meshes: Sequence[Mesh], until: floa
         best.pricing,
         until,
         best.objective,
+        known,
         fixed=asked.rules,
         storage=best.storage,
     )
@@ -200,8 +254,10 @@ WITH_RULES: Mapping[str, Callable[[Layout, Result, Sequence[Mesh], float], Found
 """By space, how the best layout with some rules is found."""
 
 
-def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
+def why_not_report(each: Forced | Unfit, best: Result, sources: Sources) -> str:
     """What the rules cost, and the lines that cost more or less with them than under the best layout."""
+    if isinstance(each, Unfit):
+        return "\n".join(wrapped(f"Why not {{ {rules_text(each.rules)} }}: {each.reason}".split(), 2)) + "\n"
     price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
     more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
     known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
@@ -215,8 +271,12 @@ def why_not_report(each: Forced, best: Result, sources: Sources) -> str:
     return "\n".join(lines) + difference_report(one, other, sources.texts | library.texts(places))
 
 
-def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
-    """The price of the best layout with the rules, and the difference as `mtfc diff` has it."""
+def why_not_json(each: Forced | Unfit, best: Result) -> dict[str, Any]:
+    """The price of the best layout with the rules, and the difference as `mtfc diff` has it; or the reason why there is none."""
+    if isinstance(each, Unfit):
+        nothing = dict.fromkeys(("mesh", "layout", "optimal", "objective_seconds"))
+        memory = {"memory_per_device": each.least, "difference": None}
+        return {"rules": rules_text(each.rules), **nothing, **memory, "reason": each.reason}
     price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
     return {
         "rules": rules_text(each.rules),
@@ -226,6 +286,7 @@ def why_not_json(each: Forced, best: Result) -> dict[str, Any]:
         "objective_seconds": best.seconds_of(price),
         "memory_per_device": price.memory,
         "difference": difference_json(*_priced(each, best)),
+        "reason": None,
     }
 
 

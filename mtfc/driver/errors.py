@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from mtfc.compiler.diagnostics import CompileError
+if TYPE_CHECKING:
+    from mtfc.compiler.diagnostics import CompileError, Diagnostic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,15 +42,54 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 def _shown(error: Exception) -> Exception | None:
     """Return the error as users of the API get it; None for an internal error."""
     from mtfc.backends.devices import Unavailable
+    from mtfc.compiler.diagnostics import CompileError
     from mtfc.compiler.search.found import NothingFits
 
     if isinstance(error, UsageError):
         unread = error.__context__
         return unread if isinstance(unread, OSError) else ValueError(in_python(str(error)))
-    is_expected = isinstance(error, (CompileError, Unavailable, NothingFits, OSError))
+    if isinstance(error, CompileError):
+        return helps_in_python(error)
+    is_expected = isinstance(error, (Unavailable, NothingFits, OSError))
     return error if is_expected else None
 
 
 def in_python(message: str) -> str:
-    """Write options in a message as arguments of a Python call: `--why-not` becomes `why_not`."""
-    return re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", message)
+    """Write options in a message as arguments of a Python call: `--why-not` becomes `why_not`.
+
+    A command in backticks stays as it is.
+    """
+    return OPTION.sub(_argument, message)
+
+
+OPTION = re.compile(
+    r"`mtfc [^`]*`|`--([a-z][a-z-]*)(?: ([^`]+))?`|--([a-z][a-z-]*)(?: NAME=SIZE| KEY=VALUE)?"
+)
+"""A command in backticks, an option in backticks that may have a value, or an option."""
+
+ARGUMENTS = {"dim": "dims"}
+"""The arguments that have other names than the options."""
+
+
+def _argument(match: re.Match[str]) -> str:
+    option = match[1] or match[3]
+    if option is None:
+        return match[0]
+    name = ARGUMENTS.get(option, option.replace("-", "_"))
+    value = (match[2] or "").strip('"')
+    return f"`{name}`" if match[2] is None else f"`{name}={value!r}`"
+
+
+def helps_in_python(error: CompileError) -> CompileError:
+    """Return the error with the options in its messages and helps as arguments of a Python call."""
+    from mtfc.compiler.diagnostics import CompileError
+
+    return CompileError(map(diagnostic_in_python, error.diagnostics))
+
+
+def diagnostic_in_python(each: Diagnostic) -> Diagnostic:
+    """Return a diagnostic with the options in its message and help as arguments of a Python call."""
+    import attrs
+
+    help = None if each.help is None else in_python(each.help)
+    return attrs.evolve(each, message=in_python(each.message), help=help)

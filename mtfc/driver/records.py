@@ -127,6 +127,7 @@ class Case(TypedDict):
     wrong: list[str]
     in_f64: float | None
     noise: float | None
+    not_finite: list[str]
     outputs: dict[str, float | None]
     gradients: dict[str, float | None]
     parameters: dict[str, float | None]
@@ -204,4 +205,5 @@ class Search(TypedDict):
     memory_per_device: int
     baselines: dict[str, float | None]
     overlapping_seconds: NotRequired[float]
+    nothing_split: NotRequired[str | None]
     overlapping_baselines: NotRequired[dict[str, float]]

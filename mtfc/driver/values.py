@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
+from os import PathLike, fspath
 
 from mtfc.driver.errors import UsageError
+
+PathOption = str | PathLike[str]
 
 Axes = str | Sequence[str]
 """A mesh axis, or several with the most major one first."""
@@ -27,6 +30,12 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 KEY = re.compile(r"(value\s+)?[A-Za-z_]\w*(\.\w+)*|\*")
 
 RULE = "a rule is a dimension and its axes, such as {'batch': 'rows'} or {'batch': ('rows', 'cols')}"
+CODE = re.compile(r"[A-Z]\d{3}")
+ENTRY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+
+SETTINGS = (
+    "entries of a train block are a mapping, such as {'accumulate': 4} or {'optimizer.learning_rate': 1e-3}"
+)
 SECTION = "only params, optimizer and value have rules of their own, such as {'params': {'hidden': 'rows'}}"
 
 
@@ -60,6 +69,74 @@ def sizes_option(dims: Mapping[str, int] | None) -> dict[str, int]:
     return {str(name): _size(size, f"dims[{name!r}]") for name, size in (dims or {}).items()}
 
 
+def file_option(file: PathOption) -> str:
+    """Return the text of the path of a .mtf file. Raises `UsageError` for any other value."""
+    text = fspath(file) if isinstance(file, PathLike) else file
+    if not isinstance(text, str):
+        raise UsageError(f"{file!r} is no path of a .mtf file: expected text or a pathlib.Path")
+    return text
+
+
+def path_option(option: str, path: PathOption | None) -> str | None:
+    """Return the text of a path, or None where it is left out. Raises `UsageError` for any other value."""
+    text = fspath(path) if isinstance(path, PathLike) else path
+    if not isinstance(text, str | None):
+        raise UsageError(f"{option}={path!r} is no path: expected text or a pathlib.Path")
+    return text
+
+
+def target_option(target: PathOption) -> str:
+    """Return the name of a machine, or the text of the path of a file. Raises `UsageError` for any other value."""
+    text = path_option("target", target)
+    if text is None:
+        raise UsageError("target=None is no machine: expected its name, or a .mtf file that declares one")
+    return text
+
+
+def text_option(option: str, text: str | None) -> str | None:
+    """Return a text, or None where it is left out. Raises `UsageError` for any other value."""
+    if not isinstance(text, str | None):
+        raise UsageError(f"{option}={text!r} is no text")
+    return text
+
+
+def program_text(text: str) -> str:
+    """Return the text of a .mtf file. Raises `UsageError` for any other value."""
+    if not isinstance(text, str):
+        raise UsageError(f"text={text!r} is not the text of a .mtf file")
+    return text
+
+
+def names_option(option: str, names: Sequence[str] | None) -> list[str] | None:
+    """Return names as a list. Raises `UsageError` for anything but a sequence of texts."""
+    if names is None:
+        return None
+    is_list = isinstance(names, Iterable) and not isinstance(names, str | bytes | Mapping)
+    found = list(names) if is_list else []
+    if not is_list or not all(isinstance(name, str) for name in found):
+        raise UsageError(f"{option}={names!r} is no sequence of names, such as ['data', 'model']")
+    return found
+
+
+def settings_option(settings: Mapping[str, object] | None) -> dict[str, object]:
+    """Return entries of a `train` block by dotted key. Raises `UsageError` for what is no mapping of such entries.
+
+    The parts of an entry may be a mapping: `{"precision": {"compute": "bf16"}}` is `{"precision.compute": "bf16"}`.
+    """
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(f"set={settings!r}: {SETTINGS}")
+    found: dict[str, object] = {}
+    for key, value in (settings or {}).items():
+        if not isinstance(key, str) or not ENTRY.fullmatch(key.strip()):
+            raise UsageError(f"set has the key {key!r}: {SETTINGS}")
+        if isinstance(value, Mapping):
+            parts = settings_option(value)
+            found |= {f"{key.strip()}.{part}": each for part, each in parts.items()}
+        else:
+            found[key.strip()] = value
+    return found
+
+
 def number_option(option: str, value: int | None, least: int, most: int) -> None:
     """Raise `UsageError` unless an option that is given is a whole number from `least` to `most`."""
     if value is not None and not least <= _size(value, option) <= most:
@@ -68,14 +145,15 @@ def number_option(option: str, value: int | None, least: int, most: int) -> None
 
 def seconds_option(option: str, value: float) -> None:
     """Raise `UsageError` unless an option is a number of seconds above 0."""
-    if not isinstance(value, Real) or not 0 < value < inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < inf:
         raise UsageError(f"{option}={value!r} is no number of seconds above 0")
 
 
 def one_of(option: str, value: str, known: Iterable[str]) -> None:
     """Raise `UsageError` for an unknown word of an option, which the command's parser reports itself."""
-    if value not in known:
-        raise UsageError(f"{option}={value!r} is none of: {', '.join(known)}")
+    words = list(known)
+    if value not in words:
+        raise UsageError(f"{option}={value!r} is none of: {', '.join(words)}")
 
 
 def _rules(rules: Mapping[str, Axes | Mapping[str, Axes]], has_sections: bool) -> str:
@@ -85,6 +163,8 @@ def _rules(rules: Mapping[str, Axes | Mapping[str, Axes]], has_sections: bool) -
 def _entry(key: object, value: object, has_sections: bool) -> str:
     if not isinstance(key, str) or not KEY.fullmatch(key.strip()):
         raise UsageError(f"layout has the key {key!r}, which is no name: {RULE}")
+    if key.strip() == "allow" and has_sections and (codes := _codes(value)):
+        return ", ".join(f"allow {code}" for code in codes)
     if isinstance(value, Mapping):
         if not has_sections:
             raise UsageError(f"layout has rules within rules for {key!r}: {SECTION}")
@@ -96,6 +176,12 @@ def _entry(key: object, value: object, has_sections: bool) -> str:
     return f"{key.strip()}: ({', '.join(_name(axis, 'layout') for axis in value)})"
 
 
+def _codes(value: object) -> list[str]:
+    """Return the codes of warnings, one or several; nothing if these are the axes of a dimension called `allow`."""
+    codes = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else []
+    return codes if all(isinstance(code, str) and CODE.fullmatch(code) for code in codes) else []
+
+
 def _name(axis: object, option: str) -> str:
     if not isinstance(axis, str) or not NAME.fullmatch(axis):
         raise UsageError(f"{option} has {axis!r} where the name of a mesh axis is expected")
@@ -103,6 +189,8 @@ def _name(axis: object, option: str) -> str:
 
 
 def _size(size: object, what: str) -> int:
+    if isinstance(size, bool):
+        raise UsageError(f"{what} is {size!r}, which is no whole number")
     try:
         return operator.index(size)  # type: ignore[arg-type]
     except TypeError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
 from mtfc.frontend.format import format_source
@@ -13,9 +13,10 @@ def mesh_text(mesh: Mesh) -> str:
     return f"mesh {mesh.name} = [{', '.join(f'{axis}: {size}' for axis, size in mesh.axes)}]\n"
 
 
-def layout_text(layout: Layout, mesh: Mesh) -> str:
-    """A layout's declaration, in canonical form."""
-    return format_source(f"layout {layout.name} on {mesh.name} = {{ {', '.join(_entries(layout))} }}\n")
+def layout_text(layout: Layout, mesh: Mesh, allowed: Sequence[str] = ()) -> str:
+    """Return a layout's declaration, with the warnings that it allows, in canonical form."""
+    entries = ", ".join([*_entries(layout), *(f"allow {code}" for code in allowed)])
+    return format_source(f"layout {layout.name} on {mesh.name} = {{ {entries} }}\n")
 
 
 def rules_text(layout: Layout) -> str:

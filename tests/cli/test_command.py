@@ -361,3 +361,49 @@ def test_a_declared_mesh_called_one_comes_first(mtfc: Mtfc, folder: Path) -> Non
     found = mtfc("cost", "model.mtf", "--mesh", "one", "--format", "json").json["layouts"]
     assert [each["layout"] for each in found] == ["replicated", "data"]
     assert mtfc("cost", "model.mtf", "--mesh", "one", "--layout", "data").status == 0
+
+
+IMPORTING = """\
+import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from mtfc.cli import main
+sys.exit(main(["run", "model.mtf"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["attr", "argparse", "mtfc.cli.command", "mtfc.frontend.parser", "numpy"])
+def test_an_interrupt_of_an_import_ends_quietly(folder: Path, module: str) -> None:
+    command = [sys.executable, "-c", IMPORTING, module]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.endswith("mtfc: interrupted\n") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("run", "model.mtf", "--save"),
+        ("run", "model.mtf", "--data"),
+        ("run", "model.mtf", "--mesh"),
+        ("check", "model.mtf", "--model"),
+        ("compile", "model.mtf", "-o"),
+        ("simulate", "model.mtf", "--target"),
+    ],
+)
+def test_an_empty_value_is_wrong_usage(mtfc: Mtfc, options: tuple[str, ...]) -> None:
+    outcome = mtfc(*options, "")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert options[-1] in outcome.err and "expected a value, and not an empty text" in outcome.err
+
+
+def test_a_layout_may_be_empty(mtfc: Mtfc) -> None:
+    assert mtfc("compile", "model.mtf", "--layout", "", "--mesh", "rows:2").status == 0

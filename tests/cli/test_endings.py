@@ -80,7 +80,69 @@ def test_two_outputs_with_one_path(mtfc: Mtfc, paths: tuple[str, str]) -> None:
     assert (outcome.status, outcome.err) == (2, f"mtfc: {message}\n")
 
 
-def test_arrays_to_standard_output(files: Path) -> None:
+OVERWRITING = {
+    "--data": ["run", "model.mtf", "--train", "--data", "data.npz", "--save", "data.npz"],
+    "--eval": ["run", "model.mtf", "--train", "--eval", "data.npz", "--save", "link.npz"],
+    "--params": ["run", "model.mtf", "--params", "data.npz", "--save", "data.npz"],
+    "FILE": ["run", "model.mtf", "--save", "model.mtf"],
+    "FILE of compile": ["compile", "model.mtf", "-o", "here/../model.mtf"],
+    "FILE of simulate": ["simulate", "model.mtf", "--target", "h100", "--trace", "model.mtf"],
+    "--target of simulate": ["simulate", "model.mtf", "--target", "hw.mtf", "--trace", "hw.mtf"],
+    "FILE of search": ["search", "model.mtf", "-o", "model.mtf"],
+    "--target": ["search", "model.mtf", "--target", "hw.mtf", "-o", "./hw.mtf"],
+    "FILE exported": ["search", "model.mtf", "--space", "tiling", "--export", "model.mtf"],
+    "FILE of solve": ["solve", "model.mtf", "-o", "model.mtf"],
+}
+
+
+@pytest.mark.parametrize("inputs", OVERWRITING)
+def test_outputs_do_not_replace_inputs(
+    mtfc: Mtfc, files: Path, monkeypatch: pytest.MonkeyPatch, inputs: str
+) -> None:
+    monkeypatch.setattr("mtfc.cli.sources.read_bytes", lambda path: pytest.fail("work has begun"))
+    (files / "here").mkdir()
+    (files / "hw.mtf").write_text("a machine")
+    (files / "link.npz").symlink_to("data.npz")
+    arguments = OVERWRITING[inputs]
+    before = {each: each.read_bytes() for each in files.iterdir() if each.is_file()}
+    outcome = mtfc(*arguments)
+    assert outcome.status == 2
+    named = f"{arguments[-2]} {arguments[-1]} would overwrite the file that {inputs.split()[0]} names"
+    assert named in outcome.err
+    assert before == {each: each.read_bytes() for each in files.iterdir() if each.is_file()}
+
+
+def test_training_goes_on_in_its_own_file(mtfc: Mtfc, files: Path) -> None:
+    trained = ("run", "model.mtf", "--train", "--data", "data.npz", "--save", "params.npz")
+    assert mtfc(*trained).status == 0
+    first = (files / "params.npz").read_bytes()
+    assert mtfc(*trained, "--params", "params.npz").status == 0
+    assert (files / "params.npz").read_bytes() != first
+
+
+def test_arrays_to_files_that_are_not_regular(mtfc: Mtfc, files: Path) -> None:
+    """A pipe cannot seek, and `/dev/null` says that it is at 0 wherever the writer is."""
+    saving = ("run", "model.mtf", "--train", "--data", "data.npz", "--save")
+    assert mtfc(*saving, "expected.npz").status == 0
+    assert mtfc(*saving, "/dev/null").status == 0
+    reader, writer = os.pipe()
+    done = mtfc(*saving, f"/dev/fd/{writer}")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert (done.status, pipe.read()) == (0, (files / "expected.npz").read_bytes())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_device_that_is_full(mtfc: Mtfc, files: Path) -> None:
+    outcome = mtfc("run", "model.mtf", "--save", "/dev/full")
+    assert (outcome.status, outcome.err.splitlines()[-1]) == (
+        2,
+        "mtfc: cannot write /dev/full: no space left on device",
+    )
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_arrays_to_standard_output(files: Path, name: str) -> None:
     """Standard output is for the arrays alone: the report goes to standard error."""
     for training in ([], ["--train"]):
         command = [
@@ -93,7 +155,7 @@ def test_arrays_to_standard_output(files: Path) -> None:
             "data.npz",
             *training,
             "--save",
-            "-",
+            name,
         ]
         done = subprocess.run(command, capture_output=True, check=True)
         with np.load(BytesIO(done.stdout)) as saved:

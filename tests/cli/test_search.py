@@ -38,9 +38,10 @@ def test_the_file_it_writes_has_the_layout_as_its_first(mtfc: Mtfc, tmp_path: Pa
     assert (cost["layout"], cost["mesh"]) == ("found", found["mesh"])
     assert cost["memory_per_device"]["total"] == found["memory_per_device"]
     assert mtfc("compile", out).status == 0
-    again = mtfc("search", out, "--devices", "4", "-o", out, "--format", "json").json
+    other = str(tmp_path / "again.mtf")
+    again = mtfc("search", out, "--devices", "4", "-o", other, "--format", "json").json
     assert again["objective_seconds"] == found["objective_seconds"]
-    assert "found_2" in Path(out).read_text("utf-8")
+    assert "found_2" in Path(other).read_text("utf-8")
 
 
 def test_a_declared_mesh_is_not_declared_again(mtfc: Mtfc, tmp_path: Path) -> None:
@@ -244,8 +245,9 @@ def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", ""), "cannot write"),
-        (("--space", "tiling", "--export", ""), "cannot write"),
+        (("-o", ""), "argument -o/--output: expected a value, and not an empty text"),
+        (("--why-not", ""), "argument --why-not: expected a value, and not an empty text"),
+        (("--space", "tiling", "--export", ""), "argument --export: expected a value"),
         (("--space", "tiling", "--storage"), "--storage takes --space rules"),
         (("--space", "soap", "--storage"), "--storage takes --space rules"),
     ],
@@ -266,8 +268,9 @@ def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
     assert 0 < found["lower_bound_seconds"] <= found["objective_seconds"] <= min(found["baselines"].values())
     assert found["layout"] in Path(out).read_text("utf-8")
     assert mtfc("verify", out, "--backend", "numpy").status == 0
-    again = mtfc("search", out, *PLACED, "-o", out)
-    assert "placement found_2" in Path(out).read_text("utf-8")
+    other = str(tmp_path / "again.mtf")
+    again = mtfc("search", out, *PLACED, "-o", other)
+    assert "placement found_2" in Path(other).read_text("utf-8")
     assert "  found " in again.out and "data_parallel" in again.out
 
 
@@ -548,3 +551,37 @@ def test_an_interrupted_search_for_tilings_says_so(mtfc: Mtfc, monkeypatch: pyte
     monkeypatch.setattr(tiling_search, "timed_network", interrupted)
     out = mtfc(*TILING).out
     assert "Interrupted. No layout in the space `tiling` is below" in out and "--budget" not in out
+
+
+SEVEN = ("search", "model.mtf", "--devices", "7", "--target", "h100")
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling"])
+def test_why_nothing_is_split(mtfc: Mtfc, space: str) -> None:
+    asked = (*SEVEN, "--space", space)
+    reason = "the size of no dimension that can be split is a multiple of 7 (batch: 4, classes: 3, io: 6)"
+    assert mtfc(*asked, "--format", "json").json["nothing_split"] == reason
+    assert f"note: nothing is split: {reason}" in " ".join(mtfc(*asked).out.split())
+
+
+def test_why_nothing_is_split_where_it_could_be(mtfc: Mtfc) -> None:
+    """The small model takes less time whole than with any communication."""
+    asked = ("search", "model.mtf", "--devices", "3", "--target", "h100")
+    found = mtfc(*asked, "--format", "json").json
+    assert found["layout"] == "" and found["nothing_split"]
+    assert f"note: nothing is split: {found['nothing_split']}" in " ".join(mtfc(*asked).out.split())
+    split = mtfc(*asked, "--objective", "memory", "--format", "json").json
+    assert split["layout"] and split["nothing_split"] is None
+    one = mtfc("search", "model.mtf", "--mesh", "one", "--format", "json").json
+    assert one["nothing_split"] is None
+
+
+@pytest.mark.parametrize("space", ["rules", "tiling"])
+def test_what_is_written_causes_no_warning(mtfc: Mtfc, space: str) -> None:
+    assert mtfc(*SEVEN, "--space", space, "-o", "out.mtf").status == 0
+    checked = mtfc("check", "out.mtf", "--layout", "found")
+    assert (checked.status, checked.err) == (0, "")
+    assert ("allow W601" in Path("out.mtf").read_text("utf-8")) is (space == "rules")
+    split = ("search", "model.mtf", "--devices", "3", "--target", "h100", "--objective", "memory")
+    assert mtfc(*split, "-o", "split.mtf").status == 0
+    assert "allow" not in Path("split.mtf").read_text("utf-8")

@@ -134,3 +134,24 @@ def test_no_target(mtfc: Mtfc) -> None:
 def test_a_timeline_on_standard_output_stands_there_alone(mtfc: Mtfc) -> None:
     run = mtfc("simulate", "model.mtf", "--target", "p100_cluster", "--layout", "data", "--trace", "-")
     assert run.json["traceEvents"] and "computation" in run.err
+
+
+def test_machines_are_listed_without_a_file(mtfc: Mtfc, folder: Path) -> None:
+    table = mtfc("simulate", "--target", "list")
+    assert table.status == 0 and table.out.startswith("target ")
+    found = mtfc("simulate", "--target", "list", "--format", "json").json
+    assert [each["target"] for each in found] == [line.split()[0] for line in table.out.splitlines()[1:]]
+    h100 = next(each for each in found if each["target"] == "h100")
+    assert (h100["devices"], h100["memory"]) == (None, 80 * 2**30) and h100["flops"]["bf16"] > 1e14
+    (folder / "own.mtf").write_text((folder / "model.mtf").read_text() + BOX)
+    own = mtfc("simulate", "own.mtf", "--target", "list", "--format", "json").json
+    assert own[0] == {
+        "target": "box", "devices": 4, "flops": {"f32": 1e12}, "memory": 100, "links": ["wire"], "peak_figures": False,
+    }  # fmt: skip
+    assert own[1:] == found
+
+
+def test_all_else_takes_a_file(mtfc: Mtfc) -> None:
+    outcome = mtfc("simulate", "--target", "h100")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == "mtfc: simulate takes a FILE; only --target list goes without one\n"

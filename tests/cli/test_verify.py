@@ -371,3 +371,28 @@ def test_a_model_that_drops_in_training_is_compared_in_both_faces(
     monkeypatch.setattr(numpy_backend, "generate", wrong_in_forward)
     outcome = mtfc("verify", "faces.mtf", "--backend", "numpy", "--layout", "data", "--format", "json")
     assert outcome.json["cases"][0]["wrong"] == ["output loss in evaluation"]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_results_that_are_not_finite_are_named(
+    mtfc: Mtfc, folder: Path, recwarn: pytest.WarningsRecorder, backend: str, number: float
+) -> None:
+    """Agreement of NaN with NaN says little."""
+    np.savez(folder / "bad.npz", w=np.full((6, 3), number, np.float32), bias=np.zeros(3, np.float32))
+    asked = ("verify", "model.mtf", "--backend", backend, "--params", "bad.npz")
+    outcome = mtfc(*asked)
+    assert outcome.status == 0
+    verdict = outcome.out.splitlines()[-1]
+    assert "3 of 3 cases agree" in verdict and "results are not finite there: " in verdict
+    assert "`output loss`" in verdict and "`gradient w`" in verdict
+    for case in mtfc(*asked, "--format", "json").json["cases"]:
+        assert {"output y", "output loss", "gradient w", "parameter w"} <= set(case["not_finite"])
+    assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]
+
+
+def test_finite_results_are_not_named(mtfc: Mtfc) -> None:
+    outcome = mtfc("verify", "model.mtf", "--backend", "numpy")
+    assert outcome.out.splitlines()[-1] == "3 of 3 cases agree with the undistributed program"
+    case = mtfc("verify", "model.mtf", "--backend", "numpy", "--format", "json").json["cases"][0]
+    assert case["not_finite"] == []
