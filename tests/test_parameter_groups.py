@@ -99,7 +99,8 @@ def trained(module: Any, accumulate: int) -> list[Arrays]:
     params, state = module.init(seed=1), module.init_state() if module.STATE else {}
     found = [dict(module.unshard(params, module.PARAMETERS))]
     for step in range(STEPS):
-        inputs = module.shard({"tokens": tokens(step, accumulate)}, module.INPUTS)
+        batches = module.BATCHES if accumulate > 1 else module.INPUTS
+        inputs = module.shard({"tokens": tokens(step, accumulate)}, batches)
         _, params, state = module.train_step(params, state, inputs, step)
         found.append({name: np.array(x) for name, x in module.unshard(params, module.PARAMETERS).items()})
     return found
