@@ -34,8 +34,8 @@ def dense(inputs: int, outputs: int) -> int:
 class Example:
     """A file, how many parameters its model has at the sizes in the file, and how it is verified.
 
-    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. is_deep: whether XLA
-    takes long to compile it, so that JAX runs the first layout only.
+    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. is_deep: True if
+    XLA takes long to compile the example, so that JAX runs the first layout only.
     """
 
     file: str
