@@ -8,7 +8,7 @@ MTFC := $(BIN)/mtfc
 SOURCES := mtfc tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format tables docs bench fuzz clean
+.PHONY: help setup demo test lint format tables docs bench fuzz examples clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: setup  ## measure speed against the figures to reach
 
 fuzz: setup  ## a longer campaign of random programs (FUZZ_MINUTES=10)
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -m pytest tests/fuzz
+
+examples: setup  ## verify every layout of the examples on both backends
+	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py --numprocesses 2 --dist worksteal
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
