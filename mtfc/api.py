@@ -245,13 +245,15 @@ def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Na
 
 def verified(options: Namespace, **given: Any) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    from mtfc.backends.devices import setting_kept
     from mtfc.cli.verify import record
 
     options = Namespace(**{**vars(options), **given})
     one_of("backend", options.backend or "numpy", execution.BACKENDS)
     one_of("dtype", options.dtype or "f32", ("f32", "f64"))
     number_option("seed", options.seed, 0, 2**32 - 1)
-    with nullcontext() if options.backend == "numpy" else _precision_kept():
+    # `verify` raises the precision of JAX's dots for the whole process
+    with nullcontext() if options.backend == "numpy" else setting_kept("jax_default_matmul_precision"):
         return cast("Verification", recorded(record, options))
 
 
@@ -318,19 +320,6 @@ def _sources(options: Namespace) -> Sources:
     sources = Sources()
     sources.add_options(options)
     return sources
-
-
-@contextmanager
-def _precision_kept() -> Iterator[None]:
-    """Restore JAX's precision of dots, which `verify` raises for its process. Raises `Unavailable`."""
-    from mtfc.backends.devices import import_jax
-
-    config = import_jax().config
-    before = config.jax_default_matmul_precision
-    try:
-        yield
-    finally:
-        config.update("jax_default_matmul_precision", before)
 
 
 @contextmanager

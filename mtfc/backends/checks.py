@@ -49,20 +49,24 @@ def check_whole(given, layouts):
             problems.append(f'no layout is given for "{name}", but for {", ".join(layouts) or "nothing"}')
         wanted = [TYPES[kind][name] for kind in kinds if name in TYPES[kind]]
         found = [mismatch(f'"{name}"', (narrowed(x, type[0]), np.shape(x)), type) for type in wanted]
-        problems += found[:1] if all(found) else []
+        problems += found[:1] if all(found) else [overflow(f'"{name}"', x, wanted[0][0])]
     raise_if(problems)
 
 
 def narrowed(x, wanted):
-    """Return the dtype of an array once it is placed: 64-bit numbers become 32-bit ones if they fit."""
+    """Return the dtype of an array once it is placed: 64-bit numbers become 32-bit numbers."""
     dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
     narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(dtype.name)
-    if narrow != wanted:
-        return dtype.name
-    if dtype.kind == "f" or not isinstance(x, np.ndarray) or not x.size:
-        return wanted
+    return wanted if narrow == wanted else dtype.name
+
+
+def overflow(label, x, wanted):
+    """Return a text if the array holds integers that do not fit in the wanted dtype; empty text otherwise."""
+    if not isinstance(x, np.ndarray) or x.dtype.name == wanted or x.dtype.kind not in "iu" or not x.size:
+        return ""
     limits = np.iinfo(wanted)
-    return wanted if limits.min <= x.min() and x.max() <= limits.max else f"{dtype.name}, too large"
+    fits = limits.min <= x.min() and x.max() <= limits.max
+    return "" if fits else f"{label} is {wanted}, and the given array has numbers that do not fit in it"
 
 
 def raise_if(problems):

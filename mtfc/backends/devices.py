@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 MOST_VIRTUAL = 2048
@@ -31,6 +32,17 @@ def import_jax() -> Any:
             f"the JAX backend needs the package jax, which cannot be imported ({error}): pip install jax"
         ) from error
     return jax
+
+
+@contextmanager
+def setting_kept(name: str) -> Iterator[None]:
+    """Restore a setting of JAX that the block may change for the whole process. Raises `Unavailable`."""
+    config = import_jax().config
+    before = getattr(config, name)
+    try:
+        yield
+    finally:
+        config.update(name, before)
 
 
 def reserve(count: int) -> None:

@@ -8,18 +8,17 @@ elements. And `jnp.abs` has the slope 1 at 0, where the language says 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 
-from mtfc.compiler.ir.core import Equation, Function, Value
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text, no_gradient
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.ops.reductions import over
+from mtfc.compiler.ir.printer import MOVES
 from mtfc.compiler.ir.types import FLOATS
-
-MOVES = frozenset({*KIND_OF, "local_slice", "unreduce"})
-"""Ops that pass a gradient although they have no gradient rule: they are inserted after differentiation."""
 
 EXTREMA = {"max": "largest", "min": "smallest"}
 """Reductions, and the functions of the prelude that replace them."""
@@ -28,7 +27,7 @@ EXTREMA = {"max": "largest", "min": "smallest"}
 def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value, Text]:
     """Return the text of each equation that must differ from the text of its op, by the first result."""
     found: dict[Value, Text] = {}
-    for eqn in _equations(function):
+    for eqn in walk(function.body):
         if not eqn.operands or eqn.operands[0].type.dtype not in FLOATS:
             continue
         passes = not differentiated.isdisjoint(eqn.results)
@@ -49,9 +48,7 @@ def _first_of_equals(code: Code) -> str:
 
 def _constant(code: Code) -> str:
     """`lax.pmax(lax.stop_gradient(x), "cols")`"""
-    call = str(_all_reduce(code))
-    operands = code.args[0] if len(code.args) == 1 else f"({', '.join(code.args)})"
-    return call.replace(f"({operands}, ", f"(lax.stop_gradient({operands}), ", 1)
+    return _all_reduce(attrs.evolve(code, args=tuple(f"lax.stop_gradient({arg})" for arg in code.args)))
 
 
 def _by_prelude(code: Code) -> str:
@@ -65,13 +62,6 @@ def _all_reduce(code: Code) -> str:
     return text(code)
 
 
-def _equations(function: Function) -> Iterator[Equation]:
-    for eqn in function.body:
-        yield eqn
-        for region in eqn.regions:
-            yield from _equations(region)
-
-
 def differentiated(function: Function) -> frozenset[Value]:
     """Return the float values through which a gradient of the outputs passes, inside loops too."""
     found = {output.value for output in function.outputs}
@@ -80,7 +70,10 @@ def differentiated(function: Function) -> frozenset[Value]:
 
 
 def _reach(function: Function, found: set[Value]) -> None:
-    """Add to `found` the values that the gradient reaches from there."""
+    """Add to `found` the values that the gradient reaches from there.
+
+    Collectives have no gradient rule, as they are inserted after differentiation; JAX differentiates them all the same.
+    """
     for eqn in reversed(function.body):
         if not found.intersection(eqn.results):
             continue

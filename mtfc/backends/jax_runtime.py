@@ -11,7 +11,7 @@ from typing import Any
 from mtfc.backends.devices import devices, import_jax
 from mtfc.backends.forms import FORMS, NAMES
 from mtfc.backends.jax_backend import generate
-from mtfc.backends.module import DTYPES
+from mtfc.backends.module import DTYPES, kinds_of
 from mtfc.compiler.ir.core import Program
 
 
@@ -43,10 +43,12 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
     """
     module, mesh = _execute(generate(program), on)
     name = function or program.functions[-1].name
-    form = FORMS[name]
+    form, kinds = FORMS[name], kinds_of(program, program.function(name))
     jax = import_jax()
     with jax.set_mesh(mesh):
-        structs = [_structs(module, program, role, name) for role in form.takes]
+        structs = [
+            _structs(module, program, role, name, kind) for role, kind in zip(form.takes, kinds, strict=True)
+        ]
         if form.counts:
             structs.append(_struct("i32", (), jax.sharding.PartitionSpec()))
         return getattr(module, NAMES[name]).lower(*structs)
@@ -104,13 +106,13 @@ def _set(mesh: Any) -> Any:
         return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-def _structs(module: ModuleType, program: Program, role: str, function: str) -> dict[str, Any]:
+def _structs(module: ModuleType, program: Program, role: str, function: str, kind: str) -> dict[str, Any]:
+    """The arguments of one role, without data; `kind` names the table of their placements."""
     types = {a.value.name: a.value.type for a in program.function(function).arguments if a.role == role}
-    stacked = function in ("step", "step_gradients")
-    inputs = getattr(module, "BATCHES", module.INPUTS) if stacked else module.INPUTS
-    specs = {"parameter": module.PARAMETERS, "state": module.STATE, "input": inputs}[role]
     shapes = {name: tuple(dim.size for dim in type.dims) for name, type in types.items()}
-    return {name: _struct(type.dtype, shapes[name], specs[name]) for name, type in types.items()}
+    return {
+        name: _struct(type.dtype, shapes[name], module.LAYOUTS[kind][name]) for name, type in types.items()
+    }
 
 
 def _struct(dtype: str, shape: tuple[int, ...], spec: Any) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.backends.devices import setting_kept
 from mtfc.cli.agreement import Part, Result, is_rounding, judged, largest, tolerance_of
 from mtfc.cli.execution import Session, load
 from mtfc.cli.inputs import Batches, draw_batch, read_batches
@@ -230,24 +231,9 @@ class Exact:
         return attrs.evolve(result, wrong=(), noise=noise)
 
     def _again(self, result: Result) -> Result:
-        with _width_kept(result.backend):
+        # a module in f64 turns on 64-bit numbers for the whole process
+        with setting_kept("jax_enable_x64") if result.backend == "jax" else nullcontext():
             if result.placement:
                 return self.reference.placed(result.placement)
             (again,) = self.reference.compared(result.case, (result.backend,))
             return again
-
-
-@contextmanager
-def _width_kept(backend: str) -> Iterator[None]:
-    """Restore JAX's setting of 64-bit numbers: a module in f64 turns them on for the whole process."""
-    if backend != "jax":
-        yield
-        return
-    from mtfc.backends.devices import import_jax
-
-    config = import_jax().config
-    before = config.jax_enable_x64
-    try:
-        yield
-    finally:
-        config.update("jax_enable_x64", before)

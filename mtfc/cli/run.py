@@ -22,7 +22,7 @@ from mtfc.cli.selection import Case, select
 from mtfc.cli.sources import Sources
 from mtfc.cli.steps import Results, Step, evaluate, finite_step, step_of
 from mtfc.cli.summary import finite, summary, summary_text
-from mtfc.cli.training import Data, Training
+from mtfc.cli.training import Data, TrainingRun
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
-        training = Training.start(session, program, data, options)
+        training = TrainingRun.start(session, program, data, options)
         status, steps, results = training.run(), training.steps, training.results
     else:
         status = OK

@@ -48,7 +48,7 @@ class Data:
 
 
 @attrs.define
-class Training:
+class TrainingRun:
     """A training run under way: the finished steps, and the last outputs."""
 
     session: Session
@@ -60,7 +60,9 @@ class Training:
     results: Results = attrs.field(factory=lambda: Results(({},)))
 
     @classmethod
-    def start(cls, session: Session, program: Program, data: Data, options: argparse.Namespace) -> Training:
+    def start(
+        cls, session: Session, program: Program, data: Data, options: argparse.Namespace
+    ) -> TrainingRun:
         def again(number: int) -> float:
             return float(step_of(number, 0.0, data.train(session, number), program)["loss"])
 
@@ -88,7 +90,7 @@ class Training:
 
     def _step(self, i: int) -> None:
         """Run step `i`; if the run saves its results, Ctrl-C waits for the end of the step."""
-        message = f"interrupted: step {i + 1} ends, then what there is is saved; Ctrl-C again ends at once"
+        message = f"interrupted: results are saved after step {i + 1}; Ctrl-C again ends at once"
         with held(message) if self.rewind else nullcontext():
             start = time.perf_counter()
             if self.rewind:

@@ -44,12 +44,11 @@ class Span:
         return line if own is self else f"{self.file.rpartition('/')[2]}:{self.line} in {line}"
 
 
-@attrs.frozen
-class Label:
-    """A second place that matters to a diagnostic, with what there is to say about it."""
+class Located:
+    """Something with a span, whose place a program reads as file, line and column."""
 
+    __slots__ = ()
     span: Span
-    message: str
 
     @property
     def file(self) -> str:
@@ -65,7 +64,15 @@ class Label:
 
 
 @attrs.frozen
-class Diagnostic:
+class Label(Located):
+    """A second place that matters to a diagnostic, with what there is to say about it."""
+
+    span: Span
+    message: str
+
+
+@attrs.frozen
+class Diagnostic(Located):
     """One problem: a stable code, the place, the finding, the expectation, and a remedy.
 
     sources: the texts of the files that the diagnostic points into, set when it is handed out; `str` shows their lines.
@@ -81,18 +88,6 @@ class Diagnostic:
     @property
     def severity(self) -> Severity:
         return "warning" if self.code.startswith("W") else "error"
-
-    @property
-    def file(self) -> str:
-        return self.span.file
-
-    @property
-    def line(self) -> int:
-        return self.span.line
-
-    @property
-    def column(self) -> int:
-        return self.span.column
 
     def __str__(self) -> str:
         """Return the paragraph that the command shows; inside of the compiler, without texts, return a line."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -39,26 +39,31 @@ def reported(
     The learning rate is that of `optimizers`, where None stands for an optimizer with an error.
     """
     outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
+    found: dict[str, ast.Name] = {}
+    for name in _once(decl.report or (), scope):
+        if name.text in outputs:
+            is_right = accumulate == 1 or _has_mean(name, outputs[name.text], accumulate, scope)
+        else:
+            is_right = _is_built_in(name, model, outputs, scope)
+        found |= {name.text: name} if is_right else {}
+    rate = None
+    if LEARNING_RATE in found and LEARNING_RATE not in outputs:
+        rate = _learning_rate(found[LEARNING_RATE], optimizers, scope)
+        found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
+    minimized = decl.minimize.text if decl.minimize else None
+    return Reported(tuple(text for text in found if text != minimized), rate)
+
+
+def _once(names: Iterable[ast.Name], scope: Scope) -> Iterator[ast.Name]:
+    """Yield the names, and report an error for a repeated one."""
     places: dict[str, Span] = {}
-    found: list[str] = []
-    rate: Function | None = None
-    for name in decl.report or ():
+    for name in names:
         if name.text in places:
             label = Label(places[name.text], "first named here")
             scope.error("E410", f"`{name.text}` is reported twice", name.span, [label])
-        elif name.text in outputs:
-            if accumulate == 1 or _has_mean(name, outputs[name.text], accumulate, scope):
-                found.append(name.text)
-        elif name.text not in BUILT_IN:
-            _unknown(name, model, outputs, scope)
-        elif name.text != LEARNING_RATE:
-            found.append(name.text)
         else:
-            rate = _learning_rate(name, optimizers, scope)
-            found += [name.text] if rate else []
-        places.setdefault(name.text, name.span)
-    minimized = decl.minimize.text if decl.minimize else None
-    return Reported(tuple(name for name in found if name != minimized), rate)
+            places[name.text] = name.span
+            yield name
 
 
 def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -> bool:
@@ -69,6 +74,13 @@ def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -
     help = f"return it as a floating-point value: `cast({name.text}, f32)`"
     scope.error("E410", message, name.span, help=help)
     return False
+
+
+def _is_built_in(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> bool:
+    """True for a report that every step can make; report an error for an unknown name."""
+    if name.text not in BUILT_IN:
+        _unknown(name, model, outputs, scope)
+    return name.text in BUILT_IN
 
 
 def _unknown(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> None:

@@ -75,25 +75,29 @@ def _in_module(
     if head == "random" and head not in scope.modules:
         known = [name for name in builtins if name.startswith("random.")]
         scope.unknown("E104", f"unknown function `{function.text}`", function, known)
-    elif head not in scope.modules and head in values:
-        help = _habit(scope, rest[-1], builtins) or f"what is done to a value is a function: `f({head})`"
-        scope.error(
-            "E104", f"`{head}` is a value, and has no function `{'.'.join(rest)}`", function.span, help=help
-        )
-    elif head not in scope.modules:
-        scope.error(
-            "E113", f"no module `{head}` is imported", function.span, help=_import(scope, function, builtins)
-        )
-    elif (module := scope.modules[head]) is not None and module.doubtful.isdisjoint(rest):
-        known = [f"{head}.{name}" for name in module.functions]
-        message = f"module `{head}` has no function `{'.'.join(rest)}`"
-        advice = libraries.LAYERS.get(rest[-1]) or (
-            f"write `{builtins[rest[-1]].usage}`" if rest[-1] in builtins else None
-        )
-        if advice:
-            scope.error("E104", message, function.span, help=advice)
-        else:
-            scope.unknown("E104", message, function, known)
+    elif head in scope.modules:
+        _missing(scope, function, builtins)
+    elif head in values:
+        help = _habit(scope, rest[-1], builtins) or f"functions take the value: `f({head})`"
+        message = f"`{head}` is a value, and has no function `{'.'.join(rest)}`"
+        scope.error("E104", message, function.span, help=help)
+    else:
+        message = f"no module `{head}` is imported"
+        scope.error("E113", message, function.span, help=_import(scope, function, builtins))
+
+
+def _missing(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> None:
+    """Report a function that an imported module lacks, unless an error in the module may be the reason."""
+    head, *rest = function.parts
+    module, last = scope.modules[head], rest[-1]
+    if module is None or not module.doubtful.isdisjoint(rest):
+        return
+    message = f"module `{head}` has no function `{'.'.join(rest)}`"
+    usage = f"write `{builtins[last].usage}`" if last in builtins else None
+    if advice := libraries.LAYERS.get(last) or usage:
+        scope.error("E104", message, function.span, help=advice)
+    else:
+        scope.unknown("E104", message, function, [f"{head}.{name}" for name in module.functions])
 
 
 def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) -> str | None:

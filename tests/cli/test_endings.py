@@ -288,7 +288,7 @@ def test_an_interrupt_saves_what_there_is(
     outcome = mtfc("run", "model.mtf", *DIVERGING, "--steps", "100", *options, "--format", format)
     assert outcome.status == 130
     first, second = outcome.err.splitlines()
-    assert first == "mtfc: interrupted: step 5 ends, then what there is is saved; Ctrl-C again ends at once"
+    assert first == "mtfc: interrupted: results are saved after step 5; Ctrl-C again ends at once"
     assert second == "mtfc: interrupted: out.npz has the parameters after step 5"
     assert same(load("out.npz"), expected)
     if format == "json":
@@ -351,7 +351,7 @@ def test_a_second_interrupt_ends_at_once(files: Path) -> None:
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("mtfc: interrupted: step 2 ends, ")
+    assert process.stderr.readline().startswith("mtfc: interrupted: results are saved after step 2; ")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert time.monotonic() - begun < 30

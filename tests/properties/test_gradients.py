@@ -13,6 +13,7 @@ from mtfc.compiler.ir.types import FLOATS
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import FINE, Arrays, HasSource, differentiated, exact_data, generic_data, load
+from tests.jax_gradients import minimized
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 DOUBLE_PRECISION = Options(reals=("f64",), layouts=1)
@@ -54,13 +55,6 @@ def jax_results(program: Program, arrays: Arrays) -> Arrays:
 
 def differentiable(forward: Function) -> list[str]:
     return [a.value.name for a in forward.arguments if a.value.type.dtype in FLOATS]
-
-
-def minimized(program: Program) -> list[str]:
-    """The outputs whose sum is differentiated: the loss, or without training all that are floating-point."""
-    if program.training is not None:
-        return [program.training.minimize]
-    return [o.name for o in program.function("forward").outputs if o.value.type.dtype in FLOATS]
 
 
 @holds_for(programs(attrs.evolve(DOUBLE_PRECISION, slopes=True)))
