@@ -40,7 +40,7 @@ format: setup  ## rewrite the Python files and examples in canonical form
 	$(MTFC) fmt examples/*.mtf
 
 tables: setup  ## remake the parser's tables after a change to the grammar
-	$(BIN)/python -m mtfc.frontend.tables
+	$(BIN)/python -m mtfc.frontend.syntax.tables
 
 docs: setup  ## rewrite what is generated in docs/: the library reference, tables, what commands print
 	$(BIN)/python -m pytest --quiet --update-golden tests/test_docs.py tests/test_readme.py

@@ -36,21 +36,25 @@ from benchmarks.steps import (
     THEN_LOOKED_AT,
     Case,
 )
-from mtfc.backends import calibration, hlo, jax_backend, jax_runtime, tpu
-from mtfc.backends.allocator import keep_memory
-from mtfc.backends.devices import Unavailable
+from mtfc.backends import hlo
+from mtfc.backends.calibrate import calibration
+from mtfc.backends.common.allocator import keep_memory
+from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.jax import tpu_compiler
 from mtfc.cli.inputs import draw_batch
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.kernels import Memory
-from mtfc.compiler.analysis.memory import memory_on
-from mtfc.compiler.analysis.roofline import work
-from mtfc.compiler.analysis.sizes import Numbers, whole
-from mtfc.compiler.analysis.step_time import StepTime, step_time
-from mtfc.compiler.hardware import Device, Hardware
+from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.memory import memory_on
+from mtfc.compiler.cost.roofline import work
+from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.step_time import StepTime, step_time
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.targets import named
+from mtfc.frontend.hardware.targets import named
 
 DEVICES = 8
 RUNS = 5
@@ -147,7 +151,7 @@ def order(found: Sequence[tuple[float, float]]) -> tuple[int, int]:
 
 def _compiled() -> Iterator[Figure]:
     try:
-        tpu.topology(COMPILED[0][0])
+        tpu_compiler.topology(COMPILED[0][0])
     except Unavailable as error:
         print(f"  left out: {error}")
         return
@@ -184,9 +188,9 @@ def _beside_compiled(
 ) -> Generator[Figure, None, float]:
     """The relative error of the predicted computation. In place of some reduce-scatters XLA sends an all-reduce."""
     program, generation = case.lowered(), topology.split(":")[0]
-    step = tpu.compiled(program, topology, "step")
+    step = tpu_compiler.compiled(program, topology, "step")
     cycles = hlo.cycles(step.as_text())
-    compiled, hardware = cycles / tpu.CLOCKS[generation], named(f"tpu_{generation}", {})
+    compiled, hardware = cycles / tpu_compiler.CLOCKS[generation], named(f"tpu_{generation}", {})
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of
     yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")

@@ -13,10 +13,10 @@ from typing import Any
 from benchmarks.accuracy import allocated, measured, memory, predicted, unpredicted
 from benchmarks.figures import Figure
 from benchmarks.steps import Case
-from mtfc.backends import calibration
-from mtfc.backends.devices import import_jax
-from mtfc.backends.jax_runtime import lowered
-from mtfc.frontend.targets import named
+from mtfc.backends.calibrate import calibration
+from mtfc.backends.common.devices import import_jax
+from mtfc.backends.jax.runtime import lowered
+from mtfc.frontend.hardware.targets import named
 
 AT_ONCE = 8
 """Steps that are started before the first has ended, as in training."""

@@ -19,11 +19,14 @@ import attrs
 
 from benchmarks.figures import Figure
 from benchmarks.steps import Case
-from mtfc.backends import jax_backend, jax_runtime, module, tpu
-from mtfc.backends.devices import Unavailable, devices, import_jax
-from mtfc.backends.emitter import Emitter
+from mtfc.backends.common import module
+from mtfc.backends.common.devices import Unavailable, devices, import_jax
+from mtfc.backends.common.emitter import Emitter
 from mtfc.backends.hlo import collectives
-from mtfc.backends.windowed import fused
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.jax import tpu_compiler
+from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.compiler.ir.core import Program, Value
 
 SMALL_LLAMA = (("layers", 4), ("length", 1024), ("batch", 16))
@@ -65,7 +68,7 @@ def _compared(topology: str, case: Case) -> list[Figure]:
     count = program.placed_on.devices
     places = {f"{count} virtual CPU devices": devices(count)}
     with suppress(Unavailable):
-        places[f"TPU {topology}"] = tpu.topology(topology)
+        places[f"TPU {topology}"] = tpu_compiler.topology(topology)
     return [figure for place, on in places.items() for figure in _on(place, on, case, program, whole)]
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.figures import Figure, median_ratio
 from benchmarks.simulation import two_layer
-from mtfc.compiler import pipelines
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes import pipelines
 
 DIMS = {"batch": 1024, "io": 512, "hidden": 2048}
 RUNS = 15
@@ -35,7 +35,8 @@ def sent_bytes(hlo_text: str) -> int:
 
 def generated(sizes: dict[str, int], rules: dict[str, str], arrays: dict[str, Any]) -> tuple[Any, int]:
     """A function that runs one step of the generated module, and the bytes in its HLO."""
-    from mtfc.backends import jax_backend, jax_runtime
+    from mtfc.backends.jax import backend as jax_backend
+    from mtfc.backends.jax import runtime as jax_runtime
 
     mesh = Mesh("mesh", tuple(sizes.items()))
     layout = Layout("layout", Rules(tuple((dim, (axis,)) for dim, axis in rules.items())))

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure, median_ratio
-from mtfc.backends import numpy_backend
-from mtfc.compiler import pipelines
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes import pipelines
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
 
 DIMS = {"batch": 4096, "io": 1024, "hidden": 4096}
 RUNS = 5

@@ -24,17 +24,17 @@ from typing import TypeVar
 import attrs
 
 from benchmarks.figures import Figure
-from mtfc.backends.allocator import keep_memory
+from mtfc.backends.common.allocator import keep_memory
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.operators.strategy import Configuration
-from mtfc.compiler.pipelines import run, simplification
-from mtfc.compiler.search.soap.evaluation import Evaluated, Evaluator
-from mtfc.compiler.search.soap.exhaustive import best_strategy
-from mtfc.compiler.search.soap.known import random_strategy
-from mtfc.compiler.search.soap.mcmc import Budget, Search
-from mtfc.compiler.search.soap.search import SoapResult, SoapSpace, soap_search, soap_space
-from mtfc.frontend.targets import named
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.baseline_strategies import random_strategy
+from mtfc.compiler.search.placement.exhaustive import best_strategy
+from mtfc.compiler.search.placement.mcmc import Budget, Search
+from mtfc.compiler.search.placement.operators.strategy import Configuration
+from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpace, soap_search, soap_space
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
+from mtfc.frontend.hardware.targets import named
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0

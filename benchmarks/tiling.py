@@ -11,22 +11,22 @@ from time import monotonic
 import attrs
 
 from benchmarks.figures import Figure
-from mtfc.compiler.analysis.price import seconds_of
-from mtfc.compiler.analysis.step_time import step_time
-from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
-from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import prepared
-from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found
-from mtfc.compiler.search.tiling.best import Tiling, best_tiling, timed_network
-from mtfc.compiler.search.tiling.search import search
+from mtfc.compiler.search.per_equation.best_layouts import Tiling, best_tiling, timed_network
+from mtfc.compiler.search.per_equation.per_equation_search import search
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.driver.layout_targets import prepared
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
-from mtfc.frontend.targets import named
+from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.syntax.parser import parse
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

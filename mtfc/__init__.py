@@ -28,7 +28,7 @@ from mtfc.driver.errors import public
 
 if TYPE_CHECKING:
     from mtfc.api import Checked, Compiled
-    from mtfc.backends.devices import Unavailable
+    from mtfc.backends.common.devices import Unavailable
     from mtfc.compiler.diagnostics import CompileError, Diagnostic
     from mtfc.compiler.search.found import NothingFits
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
@@ -59,7 +59,7 @@ _MODULES = {
     "CompileError": "mtfc.compiler.diagnostics",
     "Diagnostic": "mtfc.compiler.diagnostics",
     "NothingFits": "mtfc.compiler.search.found",
-    "Unavailable": "mtfc.backends.devices",
+    "Unavailable": "mtfc.backends.common.devices",
 }
 """Classes that are imported on demand: only some programs need them, and the command is to start before they are imported."""
 

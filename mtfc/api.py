@@ -19,11 +19,11 @@ import attrs
 from mtfc.cli import execution
 from mtfc.cli.selection import Choice, choose, settings_of
 from mtfc.cli.sources import Sources
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.values import (
@@ -44,7 +44,7 @@ from mtfc.driver.values import (
     target_option,
     text_option,
 )
-from mtfc.frontend.source import decode
+from mtfc.frontend.syntax.source import decode
 
 if TYPE_CHECKING:
     from mtfc.driver.records import Difference, LayoutCost, Step, Verification
@@ -103,7 +103,7 @@ class Compiled:
 
     @public
     def load(self, backend: str = "numpy") -> ModuleType:
-        """Load the module of a backend, `"numpy"` or `"jax"`, ready to run; `mtfc.backends.emitter` lists its contents.
+        """Load the module of a backend, `"numpy"` or `"jax"`, ready to run; `mtfc.backends.common.emitter` lists its contents.
 
         Raises `Unavailable` where JAX is missing or has too few devices.
         """
@@ -112,8 +112,8 @@ class Compiled:
 
     def cost(self) -> LayoutCost:
         """What one device computes, sends and stores, as in the output of `mtfc cost --format json`."""
-        from mtfc.compiler.analysis.cost import layout_cost
-        from mtfc.compiler.analysis.cost_json import costs_json
+        from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.reports.cost_json import costs_json
 
         (entry,) = costs_json([layout_cost(self.program)])["layouts"]
         return cast("LayoutCost", entry)
@@ -127,9 +127,9 @@ class Compiled:
         is none, or it has too few devices.
         """
         from mtfc.cli.target import check_room, target_of
-        from mtfc.compiler.analysis.cost import layout_cost
-        from mtfc.compiler.analysis.step_json import step_json
-        from mtfc.compiler.analysis.step_time import step_time
+        from mtfc.compiler.cost.step_time import step_time
+        from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.reports.step_json import step_json
 
         target, sources, mesh = target_option(target), Sources(), self.program.placed_on
         sources.add_options(Namespace(target=target))
@@ -245,7 +245,7 @@ def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Na
 
 def verified(options: Namespace, **given: Any) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
-    from mtfc.backends.devices import setting_kept
+    from mtfc.backends.common.devices import setting_kept
     from mtfc.cli.verify import record
 
     options = Namespace(**{**vars(options), **given})

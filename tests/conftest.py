@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from hypothesis import Phase, settings
 
-from mtfc.backends import allocator
+from mtfc.backends.common import allocator
 from tests import xla
 
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *xla.FLAGS])

@@ -10,20 +10,22 @@ from unittest.mock import patch
 import attrs
 import numpy as np
 
-from mtfc.backends import jax_backend, jax_runtime, numpy_backend
 from mtfc.backends.interpreter import interpret
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.pipelines import differentiation, lower, run
-from mtfc.compiler.placeable import placeable
+from mtfc.compiler.ir.verifier import verify
+from mtfc.compiler.passes.pipelines import differentiation, lower, run
+from mtfc.driver.layout_targets import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.parser import parse
-from mtfc.frontend.rules import DeclaredLayout
-from mtfc.frontend.unused import NOTHING
+from mtfc.frontend.layouts.rules import DeclaredLayout
+from mtfc.frontend.semantics.unused import NOTHING
+from mtfc.frontend.syntax.parser import parse
 
 Arrays = dict[str, Any]
 
@@ -35,7 +37,7 @@ STEP = 5
 
 def with_unused_values() -> AbstractContextManager[object]:
     """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
-    return patch("mtfc.frontend.scope.unused", lambda decl: NOTHING)
+    return patch("mtfc.frontend.semantics.scope.unused", lambda decl: NOTHING)
 
 
 def diagnose(source: str) -> list[Diagnostic]:

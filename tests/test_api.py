@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import mtfc
-from mtfc.backends import jax_backend
+from mtfc.backends.jax import backend as jax_backend
 from mtfc.cli import search as search_command
 from mtfc.compiler.diagnostics import CompileError
-from mtfc.compiler.ir.reader import read_program
+from mtfc.compiler.ir.parser import read_program
 from mtfc.driver.errors import in_python
 from mtfc.driver.options import SearchOptions
 from tests.cli.model import MODEL

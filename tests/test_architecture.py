@@ -6,7 +6,7 @@ import ast
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -14,35 +14,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "mtfc").rglob("*.py"))
 
-FLOORS = [
-    ("mtfc.compiler.diagnostics", 1),
-    ("mtfc.compiler.render", 1),
-    ("mtfc.compiler.hardware", 2),
-    ("mtfc.compiler.ir.types", 2),
-    ("mtfc.compiler.ir.core", 2),
-    ("mtfc.compiler.ir.opdef", 2),
-    ("mtfc.compiler.ir", 3),
-    ("mtfc.compiler.operators", 3),
-    ("mtfc.compiler.passes", 4),
-    ("mtfc.compiler.analysis", 4),
-    ("mtfc.compiler.search", 4),
-    ("mtfc.frontend", 4),
-    ("mtfc.backends", 4),
-    ("mtfc.compiler.pipelines", 5),
-    ("mtfc.compiler.placeable", 5),
-    ("mtfc.driver", 6),
-    ("mtfc.cli", 7),
-    ("mtfc", 7),
+ORDER = [
+    "mtfc.compiler.diagnostics",
+    "mtfc.compiler.ir",
+    "mtfc.compiler.analysis",
+    "mtfc.compiler.cost",
+    "mtfc.compiler.passes",
+    "mtfc.compiler.search",
+    "mtfc.frontend",
+    "mtfc.backends",
+    "mtfc.reports",
+    "mtfc.driver",
+    "mtfc.cli",
+    "mtfc",
 ]
-"""Package -> floor; the first that fits counts. A module imports from its own floor and those below."""
+"""Packages from the lowest to the highest: a module imports from its own package and from lower ones, types included."""
 
-ON_ONE_FLOOR = {
-    ("mtfc.compiler.passes", "mtfc.compiler.analysis"),
-    ("mtfc.compiler.search", "mtfc.compiler.analysis"),
+APART = {
+    ("mtfc.frontend", "mtfc.compiler.passes"),
+    ("mtfc.frontend", "mtfc.compiler.analysis"),
+    ("mtfc.reports", "mtfc.backends"),
 }
-"""Who may import whom among the packages of floor 4, besides themselves."""
-
-PACKAGES_OF_FLOOR_4 = [package for package, floor in FLOORS if floor == 4]
+"""(importer, imported): packages that do not use the lower one."""
 
 HEAVY = {"numpy", "jax", "scipy", "ml_dtypes", "sympy", "rich", "numba"}
 
@@ -56,23 +49,14 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def floor(module: str) -> int:
-    return next(floor for package, floor in FLOORS if within(module, package))
-
-
-def package_of_floor_4(module: str) -> str | None:
-    return next((package for package in PACKAGES_OF_FLOOR_4 if within(module, package)), None)
-
-
-def is_for_types_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+def package(module: str) -> str:
+    """Return the package of `ORDER` that a module belongs to: the longest name that fits."""
+    return max((name for name in ORDER if within(module, name)), key=len, default="mtfc")
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported when the code runs, in functions too."""
+    """Yield every imported module, in functions and for types too."""
     for node in ast.iter_child_nodes(tree):
-        if is_for_types_only(node):
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -97,25 +81,59 @@ def imports_of(path: Path) -> set[str]:
     return {name for name in found if not any(other.startswith(name + ".") for other in found)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_go_downward(path: Path) -> None:
-    module = module_name(path)
-    upward = {name for name in imports_of(path) if floor(name) > floor(module)}
-    assert not upward, f"{module} (floor {floor(module)}) imports from above"
+IMPORTS = {module_name(path): imports_of(path) for path in MODULES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_packages_of_one_floor_do_not_import_each_other(path: Path) -> None:
-    own = package_of_floor_4(module_name(path))
-    for name in imports_of(path) if own else ():
-        other = package_of_floor_4(name)
-        assert other in (None, own) or (own, other) in ON_ONE_FLOOR, f"{own} imports {name}"
+@pytest.mark.parametrize("module", IMPORTS)
+def test_imports_go_downward(module: str) -> None:
+    own = ORDER.index(package(module))
+    upward = {name for name in IMPORTS[module] if ORDER.index(package(name)) > own}
+    assert not upward, f"{module} imports from above"
+    apart = {name for name in IMPORTS[module] if (package(module), package(name)) in APART}
+    assert not apart
+
+
+def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other, by removing modules that import nothing of the rest."""
+    left = {name: set(found) & graph.keys() for name, found in graph.items()}
+    while free := {name for name, found in left.items() if not found & left.keys()}:
+        left = {name: found for name, found in left.items() if name not in free}
+    while free := left.keys() - set().union(*left.values()):
+        left = {name: found for name, found in left.items() if name not in free}
+    return [sorted(left)] if left else []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert circles({name: found - {name} for name, found in IMPORTS.items()}) == []
+
+
+def test_no_two_files_of_the_compiler_share_a_name() -> None:
+    paths = [path for path in MODULES if "compiler" in path.parts and path.name != "__init__.py"]
+    assert shared((path.name, str(path)) for path in paths) == {}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in MODULES}
+    names = [
+        (node.name, module_name(path))
+        for path, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert shared(names) == {}
+
+
+def shared(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the names that belong to more than one thing."""
+    found: dict[str, list[str]] = {}
+    for name, thing in pairs:
+        found.setdefault(name, []).append(thing)
+    return {name: things for name, things in found.items() if len(things) > 1}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
-    folder = path.parent
-    with_numpy = folder.name in ("backends", "operators") or folder.parent.name == "search"
+    with_numpy = not {"backends", "search"}.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     top = ast.parse(path.read_text("utf-8")).body
     modules = {name.partition(".")[0] for node in top for name in imported_by(node)}

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.compiler.placeable import placeable
-from mtfc.compiler.predict import predictor
-from mtfc.compiler.render import render
-from mtfc.frontend import library, problems
+from mtfc.driver.layout_advice import predictor
+from mtfc.driver.layout_targets import placeable
 from mtfc.frontend.check import check
+from mtfc.frontend.semantics import library
+from mtfc.frontend.syntax import problems
+from mtfc.reports.diagnostic_text import render
 
 CASES = sorted((Path(__file__).parent / "diagnostics").glob("*.test"))
 

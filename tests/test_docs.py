@@ -12,14 +12,15 @@ import pytest
 from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
-from mtfc.compiler.pipelines import PASSES, default_pipeline
-from mtfc.compiler.predict import predictor
-from mtfc.compiler.render import render
-from mtfc.frontend import codes, problems
-from mtfc.frontend.calls import BUILTINS
+from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
+from mtfc.driver.layout_advice import predictor
+from mtfc.frontend import codes
 from mtfc.frontend.check import check
-from mtfc.frontend.expressions import OPERATORS, SIGNS
-from mtfc.frontend.lexer import RESERVED
+from mtfc.frontend.semantics.calls.calls import BUILTINS
+from mtfc.frontend.semantics.calls.expressions import OPERATORS, SIGNS
+from mtfc.frontend.syntax import problems
+from mtfc.frontend.syntax.lexer import RESERVED
+from mtfc.reports.diagnostic_text import render
 from tests import collectives
 from tests.documents import (
     DOCUMENTS,
@@ -136,7 +137,7 @@ def passes_table() -> str:
     """Every pass in the order in which it first runs, in the words of its own file."""
     rows = ["| pass | what it does | after it |", "| --- | --- | --- |"]
     for name in dict.fromkeys(each.name for each in default_pipeline()):
-        path = ROOT / f"mtfc/compiler/passes/{name.replace('-', '_')}.py"
+        (path,) = (ROOT / "mtfc/compiler/passes").rglob(f"{name.replace('-', '_')}.py")
         text = " ".join(_docstring(path).split())
         summary = re.match(r"[\w-]+: (.*?\.)(?: |$)", text)
         after = re.search(r"After this pass (.*?\.)(?: |$)", text)

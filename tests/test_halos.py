@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from mtfc.backends import hlo, jax_runtime
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.backends import hlo
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
 from tests.harness import agree, call, communication, exact_data, lowered, numpy_module
 
 DIMS = """

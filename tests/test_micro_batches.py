@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtfc.backends import jax_runtime
 from mtfc.backends.hlo import collectives
+from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.cli.selection import Choice, choose
-from mtfc.compiler.analysis.memory import Memory, memory_of
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of
 from tests.harness import SINGLE, Arrays, call, communication, jax_module, lowered, reference, simulate

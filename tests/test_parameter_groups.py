@@ -13,15 +13,15 @@ import pytest
 
 from mtfc.cli.sources import Sources
 from mtfc.cli.target import target_of
-from mtfc.compiler.analysis.cost import layout_cost
+from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.reader import read_program, same_program
 from mtfc.compiler.ir.updates import updated
-from mtfc.compiler.ir.verify import VerifyError, verify
-from mtfc.compiler.pipelines import run, simplification
-from mtfc.compiler.search.soap.evaluation import Evaluated
-from mtfc.compiler.search.soap.search import soap_space
+from mtfc.compiler.ir.verifier import VerifyError, verify
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.placement_search import soap_space
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
 from tests.harness import (
     Arrays,
     communication,

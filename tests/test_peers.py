@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.ops.collectives import KINDS
 from tests.harness import agree, communication, diagnose, load, lowered, reference, simulate

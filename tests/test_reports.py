@@ -14,9 +14,9 @@ import pytest
 
 from mtfc.cli import main
 from mtfc.compiler.ir.core import walk
+from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.reader import read_program, same_program
-from mtfc.compiler.ir.verify import VerifyError, verify
+from mtfc.compiler.ir.verifier import VerifyError, verify
 from tests.harness import (
     STEP,
     agree,

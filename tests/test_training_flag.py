@@ -11,10 +11,10 @@ import pytest
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.ir.verify import VerifyError, verify
-from mtfc.compiler.passes.assign_layouts import AssignLayouts
-from mtfc.compiler.passes.differentiate import Differentiate
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.ir.verifier import VerifyError, verify
+from mtfc.compiler.passes.autodiff.differentiate import Differentiate
+from mtfc.compiler.passes.partition.assign_layouts import AssignLayouts
+from mtfc.compiler.passes.pipelines import lower
 from tests.harness import (
     SINGLE,
     agree,

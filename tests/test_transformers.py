@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.backends import jax_backend, numpy_backend
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.cli import main
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, walk

@@ -15,13 +15,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.backends import random
+from mtfc.backends.common import random_numbers
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, collectives
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
-from mtfc.compiler.ir.place import type_with
+from mtfc.compiler.ir.sharding_rules import type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 Array = Any
@@ -133,7 +133,7 @@ def _communicates(eqn: Equation) -> bool:
 
 def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
     whole = [assemble(known[value]) for value in eqn.operands]
-    found = OPS[eqn.op].evaluate(Shard(np, random, eqn, whole[0].shape, lambda dim: 0), *whole)
+    found = OPS[eqn.op].evaluate(Shard(np, random_numbers, eqn, whole[0].shape, lambda dim: 0), *whole)
     pairs = zip(found if len(whole) > 1 else (found,), eqn.results, strict=True)
     return tuple(distribute(array, value.type, mesh) for array, value in pairs)
 
@@ -195,7 +195,7 @@ def _evaluate(eqn: Equation, place: Coordinates, operands: list[Array], mesh: Me
         size = type.local_shape(mesh)[type.names.index(dim)]
         return _position(type.axes_of(dim), place, mesh) * size
 
-    found = OPS[eqn.op].evaluate(Shard(np, random, eqn, shape, offset), *operands)
+    found = OPS[eqn.op].evaluate(Shard(np, random_numbers, eqn, shape, offset), *operands)
     results = tuple(map(np.asarray, found if len(eqn.results) > 1 else (found,)))
     for result, value in zip(results, eqn.results, strict=True):
         wanted = value.type

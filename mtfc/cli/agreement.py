@@ -13,7 +13,7 @@ from mtfc.cli.summary import is_finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
 
 if TYPE_CHECKING:
-    from mtfc.frontend.placements import DeclaredPlacement
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
 """The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""

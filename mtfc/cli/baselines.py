@@ -9,8 +9,8 @@ import attrs
 from mtfc.cli.selection import Selection
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
-from mtfc.compiler.pricing import Pricer
-from mtfc.compiler.search.rules.search import search
+from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.pricer import Pricer
 
 Baselines = dict[str, tuple[Mesh, Layout]]
 

@@ -12,7 +12,7 @@ from mtfc.cli.options import count
 from mtfc.cli.sources import Sources
 
 if TYPE_CHECKING:
-    from mtfc.compiler.hardware import Hardware
+    from mtfc.compiler.cost.hardware import Hardware
 
 EXAMPLES = """\
 examples:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.hardware_text import hardware_text
+    from mtfc.frontend.hardware.hardware_text import hardware_text
 
     if options.backend == "numpy" and options.devices is not None:
         raise UsageError("--devices is for JAX; NumPy computes on one device")
@@ -50,8 +50,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def _measured(options: argparse.Namespace) -> tuple[Hardware, str]:
     """The machine, and a comment that says what was measured."""
-    from mtfc.backends import allocator
-    from mtfc.backends.calibration import QUICK, Effort, with_jax, with_numpy
+    from mtfc.backends.calibrate.calibration import QUICK, Effort, with_jax, with_numpy
+    from mtfc.backends.common import allocator
 
     allocator.keep_memory()
     effort = QUICK if options.quick else Effort()

@@ -15,8 +15,8 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
-    from mtfc.frontend.advice import Faster
-    from mtfc.frontend.facts import Tensor
+    from mtfc.frontend.layouts.advice import Faster
+    from mtfc.frontend.layouts.facts import Tensor
 
 EXAMPLES = """\
 examples:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     diagnostics = found(options, sources)
     if options.format == "json":
-        from mtfc.compiler.render import to_json
+        from mtfc.reports.diagnostic_text import to_json
 
         print(json.dumps(to_json(diagnostics), indent=2))
     else:
@@ -64,14 +64,14 @@ def found_in(file: str, options: argparse.Namespace, sources: Sources) -> list[D
 
 def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
     """The passes are needed only where a layout names what no line of the file does."""
-    from mtfc.compiler.placeable import placeable
+    from mtfc.driver.layout_targets import placeable
 
     return placeable(program, mesh, layout)
 
 
 def _predictor() -> Faster:
     """Import the simulator late: only a wasteful layout needs predictions."""
-    from mtfc.compiler.predict import predictor
+    from mtfc.driver.layout_advice import predictor
 
     return predictor()
 

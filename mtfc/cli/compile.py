@@ -16,9 +16,9 @@ from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.transform import Pass, PipelineError
-from mtfc.compiler.pipelines import PASSES, Observer, default_pipeline, differentiation, parse_pipeline
-from mtfc.compiler.pipelines import run as run_passes
+from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.passes.pipelines import PASSES, Observer, default_pipeline, differentiation, parse_pipeline
+from mtfc.compiler.passes.pipelines import run as run_passes
 
 EXAMPLES = """\
 examples:
@@ -101,8 +101,8 @@ def _json(kind: str, model: str, case: Case, text: str) -> str:
 
 
 def _emit_ast(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.dump import to_json, to_text
-    from mtfc.frontend.parser import parse
+    from mtfc.frontend.syntax.dump import to_json, to_text
+    from mtfc.frontend.syntax.parser import parse
 
     diagnostics = Diagnostics()
     file = sources.read(options.file)
@@ -168,13 +168,13 @@ PIPELINES = {
 
 
 def _stablehlo(program: Program) -> str:
-    from mtfc.backends.jax_runtime import stablehlo
+    from mtfc.backends.jax.runtime import stablehlo
 
     return stablehlo(program)
 
 
 def _hlo(program: Program) -> str:
-    from mtfc.backends.jax_runtime import hlo
+    from mtfc.backends.jax.runtime import hlo
 
     return hlo(program)
 

@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.analysis.cost import layout_cost
-    from mtfc.compiler.analysis.formula_report import formula_report, formulas
-    from mtfc.compiler.analysis.report import comparison, layout_report
-    from mtfc.frontend import library
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.frontend.semantics import library
+    from mtfc.reports.cost_report import comparison, layout_report
+    from mtfc.reports.formula_report import formula_report, formulas
 
     if options.format == "json":
         print(json.dumps(record(options, sources), indent=2))
@@ -53,9 +53,9 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
     """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.compiler.analysis.cost import layout_cost
-    from mtfc.compiler.analysis.cost_json import costs_json
-    from mtfc.compiler.analysis.formula_report import formulas
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.reports.cost_json import costs_json
+    from mtfc.reports.formula_report import formulas
 
     programs = _programs(options, sources)
     symbolic = [formulas(program) for program in programs] if options.symbolic else []

@@ -16,8 +16,8 @@ from mtfc.cli.sources import Sources
 from mtfc.cli.target import check_room, target_of
 
 if TYPE_CHECKING:
-    from mtfc.compiler.analysis.difference import Priced
     from mtfc.compiler.ir.types import Layout
+    from mtfc.reports.difference import Priced
 
 EXAMPLES = """\
 examples:
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.analysis.difference import difference_report
-    from mtfc.frontend import library
+    from mtfc.frontend.semantics import library
+    from mtfc.reports.difference import difference_report
 
     if options.format == "json":
         print(json.dumps(record(options, sources), indent=2))
@@ -58,14 +58,14 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
     """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.compiler.analysis.difference import difference_json
+    from mtfc.reports.difference import difference_json
 
     return difference_json(*_priced(options, sources))
 
 
 def _priced(options: argparse.Namespace, sources: Sources) -> list[Priced]:
     """The model under both layouts."""
-    from mtfc.compiler.analysis.difference import Priced
+    from mtfc.reports.difference import Priced
 
     if len(options.layout) not in (0, 2):
         raise UsageError("diff compares two layouts: --layout A --layout B")

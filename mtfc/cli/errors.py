@@ -65,7 +65,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 def _lacking(error: Exception) -> str | None:
     """What the environment lacks, if that is what an error says."""
-    from mtfc.backends.devices import Unavailable
+    from mtfc.backends.common.devices import Unavailable
 
     if isinstance(error, Unavailable):
         return str(error)

@@ -18,10 +18,10 @@ BACKENDS = ("numpy", "jax")
 def source(program: Program, backend: str) -> str:
     """The text of the program that a backend generates."""
     if backend == "numpy":
-        from mtfc.backends.numpy_backend import generate as generate_numpy
+        from mtfc.backends.numpy.backend import generate as generate_numpy
 
         return generate_numpy(program)
-    from mtfc.backends.jax_backend import generate as generate_jax
+    from mtfc.backends.jax.backend import generate as generate_jax
 
     return generate_jax(program)
 
@@ -29,10 +29,10 @@ def source(program: Program, backend: str) -> str:
 def load(program: Program, backend: str) -> Any:
     """The module that a backend generates, ready to run. Raises `Unavailable`."""
     if backend == "numpy":
-        from mtfc.backends.numpy_backend import load as load_numpy
+        from mtfc.backends.numpy.backend import load as load_numpy
 
         return load_numpy(source(program, backend))
-    from mtfc.backends.jax_runtime import load as load_jax
+    from mtfc.backends.jax.runtime import load as load_jax
 
     return load_jax(source(program, backend))
 

@@ -12,8 +12,8 @@ from mtfc.cli.selection import select
 from mtfc.cli.sources import Sources
 
 if TYPE_CHECKING:
-    from mtfc.compiler.analysis.causes import Sending
-    from mtfc.compiler.analysis.cost import LayoutCost
+    from mtfc.compiler.analysis.provenance import Sending
+    from mtfc.compiler.cost.volumes import LayoutCost
 
 EXAMPLES = """\
 examples:
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.compiler.analysis.causes_report import causes_report
-    from mtfc.compiler.analysis.report import heading
-    from mtfc.frontend import library
+    from mtfc.frontend.semantics import library
+    from mtfc.reports.cost_report import heading
+    from mtfc.reports.provenance_report import causes_report
 
     if options.format == "json":
         print(json.dumps(record(options, sources), indent=2))
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
     """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.compiler.analysis.causes_report import causes_json
+    from mtfc.reports.provenance_report import causes_json
 
     cost, found = _explained(options, sources)
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
@@ -55,10 +55,10 @@ def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
 
 def _explained(options: argparse.Namespace, sources: Sources) -> tuple[LayoutCost, list[Sending]]:
     """The cost of a step, or of a forward pass, and each array that it sends."""
-    from mtfc.compiler.analysis.causes import sendings
-    from mtfc.compiler.analysis.cost import layout_cost
     from mtfc.compiler.analysis.equation_names import names_by_place
-    from mtfc.compiler.placeable import prepared
+    from mtfc.compiler.analysis.provenance import sendings
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.driver.layout_targets import prepared
 
     selection = select(options, sources)
     (case,) = selection.cases

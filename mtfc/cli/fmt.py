@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 def _format(path: str, check: bool, sources: Sources) -> bool:
     """Rewrite one file unless it is only checked; whether that changes it. Raises `CompileError`."""
-    from mtfc.frontend.format import format_source
+    from mtfc.frontend.syntax.format import format_source
 
     file = sources.read(path)
     text = sources.texts[file]

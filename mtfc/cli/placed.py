@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mtfc.backends.placed import execute
+from mtfc.backends.numpy.placement_runner import execute
 from mtfc.cli.npz import Arrays
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.operators.gradients import flow
-from mtfc.compiler.pipelines import run, simplification
-from mtfc.compiler.search.soap.search import operators_of
-from mtfc.frontend.placements import DeclaredPlacement, strategy
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.operators.cotangent_flow import flow
+from mtfc.compiler.search.placement.placement_search import operators_of
+from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
 
 
 def run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:

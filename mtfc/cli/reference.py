@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.backends.devices import setting_kept
+from mtfc.backends.common.devices import setting_kept
 from mtfc.cli.agreement import Part, Result, is_rounding, judged, largest, tolerance_of
 from mtfc.cli.execution import Session, load
 from mtfc.cli.inputs import Batches, draw_batch, read_batches
@@ -25,13 +25,13 @@ from mtfc.cli.summary import difference, magnitude
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import asks_for_training
 from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
-from mtfc.compiler.passes.differentiate import Differentiate
 from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
-from mtfc.compiler.pipelines import run as run_passes
+from mtfc.compiler.passes.pipelines import run as run_passes
 
 if TYPE_CHECKING:
-    from mtfc.frontend.placements import DeclaredPlacement
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
 
 MOST_VIRTUAL_DEVICES = 64
 """JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""

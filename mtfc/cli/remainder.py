@@ -19,9 +19,9 @@ from mtfc.cli.sources import Sources, known_as
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
-from mtfc.frontend import ast
-from mtfc.frontend.modules import all_of
-from mtfc.frontend.parser import parse
+from mtfc.frontend.semantics.modules import all_of
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
 
 
 @attrs.frozen(slots=False)

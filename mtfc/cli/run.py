@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends import allocator
+from mtfc.backends.common import allocator
 from mtfc.cli.errors import OK, UsageError, say
 from mtfc.cli.execution import BACKENDS, Session, load
 from mtfc.cli.files import check_apart, check_writable, report_to

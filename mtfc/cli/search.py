@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from mtfc.cli.search_result import Result
     from mtfc.cli.search_soap import Placed
     from mtfc.cli.why_not import Asked
-    from mtfc.compiler.hardware import Hardware
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Layout, Mesh
-    from mtfc.compiler.pricing import Pricer
     from mtfc.compiler.search.found import Found, Objective, Progress
+    from mtfc.compiler.search.pricer import Pricer
 
 EXAMPLES = """\
 examples:
@@ -134,7 +134,7 @@ class Space:
 
 
 def _rules(request: Request) -> Found:
-    from mtfc.compiler.search.rules.search import search
+    from mtfc.compiler.search.global_layouts.global_search import search
 
     return search(
         request.pricer.undistributed(),
@@ -151,8 +151,8 @@ def _rules(request: Request) -> Found:
 
 
 def _tiling(request: Request) -> Found:
-    from mtfc.compiler.placeable import prepared
-    from mtfc.compiler.search.tiling.search import search
+    from mtfc.compiler.search.per_equation.per_equation_search import search
+    from mtfc.driver.layout_targets import prepared
 
     if request.objective == "memory":
         raise UsageError("the space `tiling` has the least time for its objective")
@@ -176,9 +176,9 @@ SPACES: Mapping[str, Space] = {
 
 
 def _export(path: str, request: Request, mesh: Mesh) -> None:
-    from mtfc.compiler.placeable import prepared
+    from mtfc.compiler.search.per_equation.per_equation_search import exported
     from mtfc.compiler.search.solver.contest_format import write
-    from mtfc.compiler.search.tiling.search import exported
+    from mtfc.driver.layout_targets import prepared
 
     program = request.selection.program
     problem = exported(prepared(program), set(program.dims), mesh, request.hardware)
@@ -236,7 +236,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     asked = _asked(options, selection, sources, meshes)
     until = started + options.budget
     if options.space == "tiling":
-        from mtfc.compiler.search.solver.ready import compile_loops
+        from mtfc.compiler.search.solver.warm_up import compile_loops
 
         until += compiling(compile_loops, "--budget")[1]
     if options.space == "soap":
@@ -299,7 +299,7 @@ def _request(
     """With the others priced already: what that takes for one of them is left for what will be found."""
     from mtfc.cli.baselines import baselines
     from mtfc.cli.search_meshes import under_names
-    from mtfc.compiler.pricing import Pricer
+    from mtfc.compiler.search.pricer import Pricer
 
     pricer = Pricer.of(selection.program, hardware)
     given = meshes[0] if options.mesh is not None else None
@@ -371,9 +371,9 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
 def _with_layout(options: argparse.Namespace, result: Result, sources: Sources) -> str:
     """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
     from mtfc.cli.search_result import inserted, name_in, resized
-    from mtfc.compiler.placeable import placeable
-    from mtfc.frontend.allowed import OF_LAYOUTS
+    from mtfc.driver.layout_targets import placeable
     from mtfc.frontend.check import check
+    from mtfc.frontend.layouts.allowed import OF_LAYOUTS
 
     file = known_as(options.file)
     text = resized(sources.texts[file], options.dims)

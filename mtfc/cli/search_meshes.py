@@ -11,11 +11,11 @@ import attrs
 from mtfc.cli.errors import UsageError
 from mtfc.cli.selection import Selection
 from mtfc.cli.target import check_room
-from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
-from mtfc.compiler.search.rules.space import AXES, meshes
-from mtfc.frontend.lexer import RESERVED
+from mtfc.compiler.search.global_layouts.layout_space import AXES, meshes
+from mtfc.frontend.syntax.lexer import RESERVED
 
 MOST_DEVICES = 1_000_000
 
@@ -81,7 +81,7 @@ def possible_meshes(
     options: argparse.Namespace, selection: Selection, meshes: Sequence[Mesh]
 ) -> tuple[Mesh, ...]:
     """Return the meshes that the result may be on: searched meshes, and, without `--axes-names`, meshes of the file's layouts."""
-    from mtfc.compiler.search.tiling.search import of_few_axes
+    from mtfc.compiler.search.per_equation.per_equation_search import of_few_axes
 
     searched = of_few_axes(meshes) if options.space == "tiling" else meshes
     declared = (case.mesh for case in selection.cases if case.mesh.devices == meshes[0].devices)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.analysis.table import aligned, wrapped
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
-from mtfc.compiler.search.rules.space import space_of
-from mtfc.frontend import ast
-from mtfc.frontend.layout_text import layout_text, mesh_text, rules_text
-from mtfc.frontend.parser import parse
+from mtfc.compiler.search.global_layouts.layout_space import space_of
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
     from mtfc.cli.why_not import Asked

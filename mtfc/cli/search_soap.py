@@ -11,20 +11,18 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends import allocator
+from mtfc.backends.common import allocator
 from mtfc.cli.compiling import compiling
 from mtfc.cli.search_result import devices_of, free_name, over
 from mtfc.cli.selection import Selection
 from mtfc.cli.summary import finite
-from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.analysis.table import aligned, wrapped
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.pipelines import run, simplification
+from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.soap.mcmc import Budget
-from mtfc.compiler.search.soap.search import (
+from mtfc.compiler.search.placement.mcmc import Budget
+from mtfc.compiler.search.placement.placement_search import (
     SoapResult,
     SoapSpace,
     operators_of,
@@ -32,7 +30,9 @@ from mtfc.compiler.search.soap.search import (
     soap_search,
     soap_space,
 )
-from mtfc.frontend.placements import DeclaredPlacement, asked, placement_text, strategy
+from mtfc.frontend.layouts.placements import DeclaredPlacement, asked, placement_text, strategy
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import aligned, wrapped
 
 BEFORE_PROOF = 0.1
 """Of the time, before an exhaustive search begins."""

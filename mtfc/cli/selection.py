@@ -14,28 +14,28 @@ from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import Observer, lower
-from mtfc.compiler.placeable import placeable
-from mtfc.frontend import layouts
+from mtfc.compiler.passes.pipelines import Observer, lower
+from mtfc.driver.layout_targets import placeable
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts import (
+from mtfc.frontend.layouts import layout_options
+from mtfc.frontend.layouts.layout_options import (
     chosen_layouts,
     fitting,
     is_one_device,
     parse_mesh,
     placement_named,
 )
-from mtfc.frontend.legality import check_layout
-from mtfc.frontend.modules import Neighbour
-from mtfc.frontend.parser import parse
-from mtfc.frontend.rules import DeclaredLayout
+from mtfc.frontend.layouts.legality import check_layout
+from mtfc.frontend.layouts.rules import DeclaredLayout
+from mtfc.frontend.semantics.modules import Neighbour
+from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.compiler.hardware import Hardware
-    from mtfc.frontend.placements import DeclaredPlacement
-    from mtfc.frontend.scope import Scope
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.frontend.semantics.scope import Scope
 
-ONE_DEVICE = layouts.ONE_DEVICE
+ONE_DEVICE = layout_options.ONE_DEVICE
 
 UNDISTRIBUTED = Layout("undistributed")
 
@@ -77,7 +77,7 @@ class Selection:
 class Choice:
     """The parts of a file to compile, and the layouts; None leaves the choice to the file.
 
-    `settings` are entries of the model's `train` block, each `KEY=VALUE` (see `frontend/overrides.py`).
+    `settings` are entries of the model's `train` block, each `KEY=VALUE` (see `training/overrides.py`).
     """
 
     model: str | None

@@ -16,7 +16,7 @@ from mtfc.cli.target import check_room, file_of, target_of
 
 if TYPE_CHECKING:
     from mtfc.cli.selection import Selection
-    from mtfc.compiler.hardware import Hardware
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Mesh
 
 EXAMPLES = """\
@@ -69,12 +69,12 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 def _layout(options: argparse.Namespace, selection: Selection, hardware: Hardware, sources: Sources) -> None:
     import attrs
 
-    from mtfc.compiler.analysis.cost import layout_cost
-    from mtfc.compiler.analysis.memory import memory_on
-    from mtfc.compiler.analysis.step_json import step_json, step_trace
-    from mtfc.compiler.analysis.step_report import step_report
-    from mtfc.compiler.analysis.step_time import step_time
-    from mtfc.frontend import library
+    from mtfc.compiler.cost.memory import memory_on
+    from mtfc.compiler.cost.step_time import step_time
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.frontend.semantics import library
+    from mtfc.reports.step_json import step_json, step_trace
+    from mtfc.reports.step_report import step_report
 
     (case,) = selection.cases
     check_room(hardware, case.mesh, options.target)
@@ -98,7 +98,7 @@ def _placement(
     options: argparse.Namespace, selection: Selection, hardware: Hardware, sources: Sources
 ) -> None:
     from mtfc.cli.simulate_soap import record, report, simulated
-    from mtfc.frontend import library
+    from mtfc.frontend.semantics import library
 
     (placement,) = selection.placements
     if options.place is not None:
@@ -125,7 +125,7 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
 
 def _show_machines(declared: Mapping[str, Hardware], format: str) -> None:
     """Print what `--target` can name: the machines of the file, and those of the library."""
-    from mtfc.frontend.targets import library, named
+    from mtfc.frontend.hardware.targets import library, named
 
     names = dict.fromkeys((*declared, *library()))
     machines = {name: named(name, declared) for name in names}
@@ -149,8 +149,8 @@ def _machine_json(name: str, hardware: Hardware) -> dict[str, Any]:
 
 def _machines(machines: Mapping[str, Hardware]) -> str:
     """Return a table with a line for each machine."""
-    from mtfc.compiler.analysis.table import aligned, count_text
     from mtfc.compiler.ir.printer import bytes_text
+    from mtfc.reports.table import aligned, count_text
 
     rows = [["target", "devices", "FLOP/s", "memory", "links"]]
     for name, hardware in machines.items():

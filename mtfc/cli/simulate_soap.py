@@ -11,21 +11,21 @@ import attrs
 
 from mtfc.cli.compiling import compiling
 from mtfc.cli.search_result import devices_of
-from mtfc.compiler.analysis.source_lines import fitted, line_rows, nested
-from mtfc.compiler.analysis.step_json import trace
-from mtfc.compiler.analysis.step_report import replaced, seconds_text
-from mtfc.compiler.analysis.table import aligned
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.hardware import Hardware
 from mtfc.compiler.ir.core import Function, Program, source_file
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.pipelines import run, simplification
-from mtfc.compiler.search.soap.blame import Blame
-from mtfc.compiler.search.soap.evaluation import Evaluated
-from mtfc.compiler.search.soap.search import SoapSpace, soap_space
-from mtfc.compiler.search.soap.step import PlacedStep, events, placed_step, tracks
-from mtfc.frontend.placements import DeclaredPlacement, strategy
-from mtfc.frontend.targets import no_room
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.attribution import Blame
+from mtfc.compiler.search.placement.placed_step import PlacedStep, events, placed_step, tracks
+from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.frontend.hardware.targets import no_room
+from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
+from mtfc.reports.source_lines import fitted, line_rows, nested
+from mtfc.reports.step_json import trace
+from mtfc.reports.step_report import replaced, seconds_text
+from mtfc.reports.table import aligned
 
 LEGEND = "  By line: time on the longest path, computing and waiting for communication; bytes sent, and kept on device {device}."
 

@@ -52,9 +52,9 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     check_apart({"-o": options.output}, {"FILE": options.file})
     content = read_bytes(options.file)
     from mtfc.compiler.search.solver.contest_format import Malformed, read
-    from mtfc.compiler.search.solver.network import Infeasible
-    from mtfc.compiler.search.solver.ready import compile_loops
+    from mtfc.compiler.search.solver.reducible_network import Infeasible
     from mtfc.compiler.search.solver.solve import NotFound, solve
+    from mtfc.compiler.search.solver.warm_up import compile_loops
 
     deadline += compiling(compile_loops, "--time-limit")[1]
     started = monotonic()

@@ -28,7 +28,7 @@ class Sources:
 
     def read(self, path: str) -> str:
         """Read a .mtf file; the name by which it is known. Raises `UsageError`, and `CompileError` where it is not text."""
-        from mtfc.frontend.source import decode
+        from mtfc.frontend.syntax.source import decode
 
         file = known_as(path)
         self.texts[file] = decode(read_bytes(path), file)
@@ -52,7 +52,7 @@ class Sources:
 
     def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
         """Diagnostics with the texts that they point into."""
-        from mtfc.frontend import library
+        from mtfc.frontend.semantics import library
 
         found = list(diagnostics)
         texts = self.texts | library.texts(_files(found))
@@ -60,8 +60,8 @@ class Sources:
 
     def report(self, diagnostics: Iterable[Diagnostic], format: str) -> None:
         """Show diagnostics on standard error, as text or JSON."""
-        from mtfc.compiler.render import render, to_json
-        from mtfc.frontend import library
+        from mtfc.frontend.semantics import library
+        from mtfc.reports.diagnostic_text import render, to_json
 
         found = list(diagnostics)
         if format == "json":

@@ -127,7 +127,7 @@ def _start_jax(cases: Sequence[Case]) -> None:
     """JAX makes its devices once, so the largest mesh asks for them. GPUs and TPUs are to multiply numbers as they are, and not
     as rounded to 10 or 7 binary digits, which JAX lets them by default. Raises `Unavailable`.
     """
-    from mtfc.backends.devices import import_jax, reserve
+    from mtfc.backends.common.devices import import_jax, reserve
 
     import_jax().config.update("jax_default_matmul_precision", "highest")
     reserve(

@@ -12,24 +12,24 @@ from mtfc.cli.errors import UsageError
 from mtfc.cli.search_result import Result, over
 from mtfc.cli.selection import Choice
 from mtfc.cli.sources import Sources
-from mtfc.compiler.analysis.difference import Priced, difference_json, difference_report
-from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.analysis.table import wrapped
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import placeable, prepared
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, NothingFits, value_of
-from mtfc.frontend import library
+from mtfc.driver.layout_targets import placeable, prepared
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.facts import Tensor
-from mtfc.frontend.layout_text import rules_text
-from mtfc.frontend.layouts import parse_layout
-from mtfc.frontend.legality import check_layouts
-from mtfc.frontend.parser import parse
-from mtfc.frontend.rules import DeclaredLayout
+from mtfc.frontend.layouts.facts import Tensor
+from mtfc.frontend.layouts.layout_options import parse_layout
+from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.frontend.layouts.legality import check_layouts
+from mtfc.frontend.layouts.rules import DeclaredLayout
+from mtfc.frontend.semantics import library
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.difference import Priced, difference_json, difference_report
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import wrapped
 
 ASKED = "<--why-not>"
 """The file that diagnostics about the rules are in."""
@@ -214,7 +214,7 @@ def _with_rules(
     until: float,
     known: Sequence[tuple[Mesh, Layout]] = (),
 ) -> Found:
-    from mtfc.compiler.search.rules.search import search
+    from mtfc.compiler.search.global_layouts.global_search import search
 
     pricer, program = best.pricer, best.program
     return search(
@@ -232,7 +232,7 @@ def _with_rules(
 
 
 def _with_equations(asked: Layout, best: Result, meshes: Sequence[Mesh], until: float) -> Found:
-    from mtfc.compiler.search.tiling.search import search
+    from mtfc.compiler.search.per_equation.per_equation_search import search
 
     program, pricer = best.program, best.pricer
     return search(

@@ -13,20 +13,20 @@ import attrs
 from mtfc.cli.search_result import over
 from mtfc.cli.search_soap import Placed, searched
 from mtfc.cli.sources import Sources
-from mtfc.compiler.analysis.difference import signed
-from mtfc.compiler.analysis.source_lines import Line, fitted, line_of, place_text, source_text
-from mtfc.compiler.analysis.step_report import seconds_text
-from mtfc.compiler.analysis.table import aligned
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.operators.graph import Operator
-from mtfc.compiler.operators.strategy import Configuration
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.soap.blame import Blame, blames, span_of
-from mtfc.compiler.search.soap.evaluation import Evaluated
-from mtfc.compiler.search.soap.search import SoapResult, forced_search
-from mtfc.frontend import library
-from mtfc.frontend.placements import asked, entry_text, placement_text
+from mtfc.compiler.search.placement.attribution import Blame, blames, span_of
+from mtfc.compiler.search.placement.operators.operator_graph import Operator
+from mtfc.compiler.search.placement.operators.strategy import Configuration
+from mtfc.compiler.search.placement.placement_search import SoapResult, forced_search
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.frontend.layouts.placements import asked, entry_text, placement_text
+from mtfc.frontend.semantics import library
+from mtfc.reports.difference import signed
+from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import aligned
 
 MOST_SHOWN = 3
 """Operators of a line whose placements are shown."""

@@ -93,7 +93,7 @@ class Diagnostic(Located):
         """Return the paragraph that the command shows; inside of the compiler, without texts, return a line."""
         if self.sources is None:
             return f"{self.span}: {self.code}: {self.message}"
-        from mtfc.compiler.render import render
+        from mtfc.reports.diagnostic_text import render
 
         return render([self], self.sources).removesuffix("\n")
 

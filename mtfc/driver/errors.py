@@ -41,7 +41,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 def _shown(error: Exception) -> Exception | None:
     """Return the error as users of the API get it; None for an internal error."""
-    from mtfc.backends.devices import Unavailable
+    from mtfc.backends.common.devices import Unavailable
     from mtfc.compiler.diagnostics import CompileError
     from mtfc.compiler.search.found import NothingFits
 

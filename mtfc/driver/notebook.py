@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from mtfc.compiler.analysis.cost import LayoutCost, Totals, layout_cost, total
-from mtfc.compiler.analysis.sizes import whole
-from mtfc.compiler.analysis.table import flops_text
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.volumes import LayoutCost, Totals, layout_cost, total
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Mesh
+from mtfc.reports.table import flops_text
 
 
 def line(program: Program) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.frontend.advice import Advice, Faster, no_predictions
-from mtfc.frontend.allowed import on_lines
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.layouts import chosen_layouts
-from mtfc.frontend.legality import Placeable, check_layouts, no_names
-from mtfc.frontend.modules import Neighbour, no_neighbour
-from mtfc.frontend.parser import parse
+from mtfc.frontend.layouts.advice import Advice, Faster, no_predictions
+from mtfc.frontend.layouts.allowed import on_lines
+from mtfc.frontend.layouts.layout_options import chosen_layouts
+from mtfc.frontend.layouts.legality import Placeable, check_layouts, no_names
+from mtfc.frontend.semantics.modules import Neighbour, no_neighbour
+from mtfc.frontend.syntax.parser import parse
 
 
 def check(

@@ -14,20 +14,20 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
-from mtfc.frontend import ast
-from mtfc.frontend.declarations import Sizes, declare_meshes
-from mtfc.frontend.functions import check_signature
-from mtfc.frontend.models import Model, elaborate_model
-from mtfc.frontend.modules import Loader, Neighbour, all_of, no_neighbour
-from mtfc.frontend.optimizers import check_optimizers
-from mtfc.frontend.rules import DeclaredLayout, declare_layouts
-from mtfc.frontend.scope import Reports, Scope
-from mtfc.frontend.training import train_models
-from mtfc.frontend.uncalled import as_function, check_uncalled
+from mtfc.frontend.layouts.rules import DeclaredLayout, declare_layouts
+from mtfc.frontend.semantics.calls.functions import check_signature
+from mtfc.frontend.semantics.declarations import Sizes, declare_meshes
+from mtfc.frontend.semantics.models import Model, elaborate_model
+from mtfc.frontend.semantics.modules import Loader, Neighbour, all_of, no_neighbour
+from mtfc.frontend.semantics.scope import Reports, Scope
+from mtfc.frontend.semantics.training.optimizers import check_optimizers
+from mtfc.frontend.semantics.training.train_blocks import train_models
+from mtfc.frontend.semantics.uncalled import as_function, check_uncalled
+from mtfc.frontend.syntax import ast
 
 if TYPE_CHECKING:
-    from mtfc.compiler.hardware import Hardware
-    from mtfc.frontend.placements import DeclaredPlacement
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
 
 
 @attrs.frozen
@@ -62,7 +62,7 @@ def elaborate(
     override) or `<--model>`. `settings` are entries of the `train` block, each `KEY=VALUE`: see `overrides.py`.
     """
     if settings:
-        from mtfc.frontend.overrides import overridden
+        from mtfc.frontend.semantics.training.overrides import overridden
 
         file = overridden(file, settings, model, diagnostics)
     loader = Loader(Reports(diagnostics), neighbour)
@@ -105,7 +105,7 @@ def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
     decls = all_of(file, ast.HardwareDecl)
     if not decls:
         return {}
-    from mtfc.frontend.hardware import declare_hardware
+    from mtfc.frontend.hardware.declarations import declare_hardware
 
     return declare_hardware(decls, scope)
 
@@ -115,7 +115,7 @@ def _placements(file: ast.File, scope: Scope) -> tuple[DeclaredPlacement, ...]:
     decls = all_of(file, ast.PlacementDecl)
     if not decls:
         return ()
-    from mtfc.frontend.placements import declare_placements
+    from mtfc.frontend.layouts.placements import declare_placements
 
     return declare_placements(decls, scope)
 

@@ -8,14 +8,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.compiler.analysis.causes import Sending, sendings
-from mtfc.compiler.analysis.cost import charges, grouped, total
 from mtfc.compiler.analysis.equation_names import names_by_place, placeable_names
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.analysis.provenance import Sending, sendings
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, grouped, total
 from mtfc.compiler.ir.core import Equation, Program
-from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import prepared
-from mtfc.compiler.search.tiling.best import tiling
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.search.per_equation.best_layouts import tiling
+from mtfc.driver.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import HasSource, functions, load, lowered
 from tests.properties.campaign import holds_for

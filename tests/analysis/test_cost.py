@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 
-from mtfc.compiler.analysis.cost import Charge, charges, grouped, layout_cost, total
-from mtfc.compiler.analysis.cost_json import costs_json
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import Charge, charges, grouped, layout_cost, total
 from mtfc.compiler.ir.ops.collectives import KINDS
-from mtfc.compiler.ir.reader import read_program
+from mtfc.compiler.ir.parser import read_program
+from mtfc.reports.cost_json import costs_json
 
 HEAD = """\
 program m

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtfc.compiler.analysis.formula import Formula, Symbol, ratio
-from mtfc.compiler.analysis.sizes import Formulas
+from mtfc.compiler.cost.sizes import Formulas
+from mtfc.compiler.cost.symbolic import Formula, Symbol, ratio
 from mtfc.compiler.ir.types import Dim, Mesh
 
 BATCH, IO, ROWS = Symbol(0, "batch", True), Symbol(1, "io", True), Symbol(2, "rows", False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mtfc.compiler.analysis.buffer_kinds import folded
 from mtfc.compiler.analysis.liveness import buffers, peak
-from mtfc.compiler.analysis.memory import Memory, memory_of
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.reader import read_program
-from mtfc.compiler.ir.views import folded
+from mtfc.compiler.ir.parser import read_program
 
 HEAD = """\
 program m

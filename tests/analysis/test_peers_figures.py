@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtfc.compiler.analysis.cost import charges, layout_cost, total
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, layout_cost, total
 from mtfc.compiler.ir.core import Program
 from tests.harness import lowered
 

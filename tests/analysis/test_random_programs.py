@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from mtfc.compiler.analysis.cost import Charge, LayoutCost, grouped, layout_cost, total
-from mtfc.compiler.analysis.cost_json import costs_json
-from mtfc.compiler.analysis.difference import FIGURES, Priced, differences
-from mtfc.compiler.analysis.formula import formula
-from mtfc.compiler.analysis.formula_report import formulas
 from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses, unstored
-from mtfc.compiler.analysis.price import seconds_of
-from mtfc.compiler.analysis.report import comparison, layout_report
-from mtfc.compiler.analysis.topology import Topology
+from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.symbolic import formula
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.volumes import Charge, LayoutCost, grouped, layout_cost, total
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.pipelines import lower
-from mtfc.frontend.targets import named
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.frontend.hardware.targets import named
+from mtfc.reports.cost_json import costs_json
+from mtfc.reports.cost_report import comparison, layout_report
+from mtfc.reports.difference import FIGURES, Priced, differences
+from mtfc.reports.formula_report import formulas
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for

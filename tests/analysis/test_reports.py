@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.compiler.analysis.cost import layout_cost
-from mtfc.compiler.analysis.cost_json import costs_json
-from mtfc.compiler.analysis.formula_report import formula_report, formulas
-from mtfc.compiler.analysis.report import comparison, layout_report
-from mtfc.compiler.analysis.table import aligned, count_text, flops_text, shortened, wrapped
+from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.reports.cost_json import costs_json
+from mtfc.reports.cost_report import comparison, layout_report
+from mtfc.reports.formula_report import formula_report, formulas
+from mtfc.reports.table import aligned, count_text, flops_text, shortened, wrapped
 from tests.harness import FILE, load
 
 CASES = sorted((Path(__file__).parent / "reports").glob("*.test"))
@@ -65,17 +65,20 @@ def test_formulas_in_json() -> None:
 def test_costs_need_neither_numpy_nor_jax_nor_sympy() -> None:
     script = """
 import sys
-from mtfc.compiler.analysis import cost, cost_json, formula_report, report
+from mtfc.compiler.cost import volumes
+from mtfc.reports import cost_json
+from mtfc.reports import formula_report
+from mtfc.reports import cost_report
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
 
 module = elaborate(parse(open("examples/two_layer.mtf").read(), "f", Diagnostics()), Diagnostics())
 programs = [lower(module.programs[0], layout.mesh, layout.layout) for layout in module.layouts]
-costs = [cost.layout_cost(program) for program in programs]
+costs = [volumes.layout_cost(program) for program in programs]
 formulas = [formula_report.formulas(program) for program in programs]
-report.comparison(costs), formula_report.formula_report(formulas), cost_json.costs_json(costs, formulas)
+cost_report.comparison(costs), formula_report.formula_report(formulas), cost_json.costs_json(costs, formulas)
 print(*sorted({"numpy", "jax", "scipy", "sympy", "rich"} & sys.modules.keys()))
 """
     root = Path(__file__).parents[2]

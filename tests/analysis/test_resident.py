@@ -6,11 +6,11 @@ import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
-from mtfc.compiler.analysis.resident import Resident, kernels_of
-from mtfc.compiler.analysis.roofline import work
-from mtfc.compiler.hardware import Device, Rate, Scratchpad
+from mtfc.compiler.cost.hardware import Device, Rate, Scratchpad
+from mtfc.compiler.cost.roofline import work
+from mtfc.compiler.cost.tpu.scratchpad import Resident, kernels_of
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.harness import load
 
 N = 1024

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from mtfc.compiler.analysis.simulation import Simulation, makespan, simulate
-from mtfc.compiler.analysis.task_graph import Id, Slot, Task, TaskGraph
+from mtfc.compiler.cost.event_simulator import Simulation, makespan, simulate
+from mtfc.compiler.cost.task_graph import Id, Slot, Task, TaskGraph
 
 CHANGES = 10_000
 

@@ -6,13 +6,13 @@ import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
-from mtfc.compiler.analysis.cost import layout_cost, total
-from mtfc.compiler.analysis.kernels import Memory
-from mtfc.compiler.analysis.roofline import work
-from mtfc.compiler.analysis.step_time import Seconds, StepTime, step_time
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.cost.roofline import work
+from mtfc.compiler.cost.step_time import Seconds, StepTime, step_time
+from mtfc.compiler.cost.volumes import layout_cost, total
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.generators.programs import Generated, programs
 from tests.harness import load, lowered
 from tests.properties.campaign import holds_for

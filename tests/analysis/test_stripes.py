@@ -6,11 +6,11 @@ import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE
-from mtfc.compiler.analysis.holding import held
-from mtfc.compiler.analysis.kernels import Memory
-from mtfc.compiler.analysis.stripes import striped_bytes
-from mtfc.compiler.analysis.tiles import pixels_of
-from mtfc.compiler.hardware import Device, Rate, Scratchpad
+from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.hardware import Device, Rate, Scratchpad
+from mtfc.compiler.cost.tpu.register_traffic import held
+from mtfc.compiler.cost.tpu.space_to_batch import striped_bytes
+from mtfc.compiler.cost.tpu.tiling import pixels_of
 from mtfc.compiler.ir.core import Program
 from tests.harness import lowered
 

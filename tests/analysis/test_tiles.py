@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
-from mtfc.compiler.analysis.kernels import Memory
-from mtfc.compiler.analysis.memory import memory_on
-from mtfc.compiler.analysis.tiles import filled, is_product, is_sum, least_bytes, stored_bytes
-from mtfc.compiler.hardware import Device, Rate
+from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.hardware import Device, Rate
+from mtfc.compiler.cost.memory import memory_on
+from mtfc.compiler.cost.tpu.tiling import filled, is_product, is_sum, least_bytes, stored_bytes
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.harness import load, lowered
 
 PLAIN = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mtfc.compiler.analysis.topology import Topology, lie_as_one
-from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.cost.topology import Topology, lie_as_one
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.targets import named
+from mtfc.frontend.hardware.targets import named
 
 DEVICE = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
 B, A = 1e9, 1e-6

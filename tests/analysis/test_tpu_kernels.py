@@ -6,15 +6,15 @@ import attrs
 import pytest
 
 from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
-from mtfc.compiler.analysis.kernels import Memory
-from mtfc.compiler.analysis.roofline import Work, work
-from mtfc.compiler.analysis.step_time import step_time
-from mtfc.compiler.analysis.tiles import is_product, stored_bytes
-from mtfc.compiler.hardware import Device, Hardware, Rate, Scratchpad
+from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.hardware import Device, Hardware, Rate, Scratchpad
+from mtfc.compiler.cost.roofline import Work, work
+from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.tpu.tiling import is_product, stored_bytes
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.harness import load
 
 N = 1024

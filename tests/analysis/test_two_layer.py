@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.compiler.analysis.cost import LayoutCost, charges, layout_cost, total
-from mtfc.compiler.analysis.formula import formula
-from mtfc.compiler.analysis.formula_report import LayoutFormulas, formula_report, formulas
-from mtfc.compiler.analysis.sizes import Formulas
+from mtfc.compiler.cost.sizes import Formulas
+from mtfc.compiler.cost.symbolic import formula
+from mtfc.compiler.cost.volumes import LayoutCost, charges, layout_cost, total
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.formula_report import LayoutFormulas, formula_report, formulas
 from tests.harness import FILE, lowered
 
 SOURCE = (Path(__file__).parents[2] / "examples" / "two_layer.mtf").read_text("utf-8")

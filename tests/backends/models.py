@@ -21,12 +21,12 @@ from mtfc.compiler.ir.core import (
     Value,
 )
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
-from mtfc.frontend.ast import TrainDecl
-from mtfc.frontend.modules import Loader, all_of, no_neighbour
-from mtfc.frontend.optimizers import find_optimizer
-from mtfc.frontend.parser import parse
-from mtfc.frontend.scope import Reports
-from mtfc.frontend.updates import elaborate_updates
+from mtfc.frontend.semantics.modules import Loader, all_of, no_neighbour
+from mtfc.frontend.semantics.scope import Reports
+from mtfc.frontend.semantics.training.optimizers import find_optimizer
+from mtfc.frontend.semantics.training.updates import elaborate_updates
+from mtfc.frontend.syntax.ast import TrainDecl
+from mtfc.frontend.syntax.parser import parse
 from tests import oracle
 
 SIZES = {"a": 8, "b": 16, "c": 4, "d": 8, "e": 4, "f": 16, "g": 2, "h": 64, "i": 32}

@@ -9,15 +9,15 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from mtfc.backends.calibration import QUICK, with_jax, with_numpy
-from mtfc.backends.jax_collectives import COLLECTIVES, PARTS
-from mtfc.backends.jax_kernels import KERNELS, SHAPES
-from mtfc.backends.rates import beyond, link_of, rising
-from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.backends.calibrate.calibration import QUICK, with_jax, with_numpy
+from mtfc.backends.calibrate.collective_kernels import COLLECTIVES, PARTS
+from mtfc.backends.calibrate.op_kernels import KERNELS, SHAPES
+from mtfc.backends.calibrate.rates import beyond, link_of, rising
+from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.hardware_text import hardware_text
-from mtfc.frontend.targets import HARDWARE, in_file, library
+from mtfc.frontend.hardware.hardware_text import hardware_text
+from mtfc.frontend.hardware.targets import HARDWARE, in_file, library
 
 
 def test_more_work_never_takes_less_time() -> None:
@@ -138,7 +138,7 @@ def test_kernels_can_be_chained(name: str) -> None:
 PAGES = """\
 import resource
 import numpy as np
-from mtfc.backends.allocator import keep_memory
+from mtfc.backends.common.allocator import keep_memory
 
 keep_memory()
 faults = []

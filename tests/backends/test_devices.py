@@ -11,7 +11,9 @@ import pytest
 
 def output(code: str, **environment: str) -> str:
     """What the code prints; it finds `devices` and `reserve` imported, and JAX not yet started."""
-    prologue = "from mtfc.backends.devices import *\nfrom mtfc.backends.devices import reserve\n"
+    prologue = (
+        "from mtfc.backends.common.devices import *\nfrom mtfc.backends.common.devices import reserve\n"
+    )
     clean = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     command = [sys.executable, "-c", prologue + code]
     done = subprocess.run(

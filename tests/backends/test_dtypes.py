@@ -9,15 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from mtfc.backends import jax_backend, jax_runtime, numpy_backend
 from mtfc.backends.interpreter import interpret
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS, collectives, creation, random
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, TensorType
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests import oracle
 from tests.backends.models import layout
 from tests.backends.small import DIMS

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtfc.backends.emitter import WIDTH, Emitter, fold, layout_text
-from mtfc.backends.numpy_backend import dialect, generate, load
+from mtfc.backends.common.emitter import WIDTH, Emitter, fold, layout_text
+from mtfc.backends.numpy.backend import dialect, generate, load
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Value
 from mtfc.compiler.ir.types import Mesh, TensorType
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.backends import models
 from tests.backends.small import MESHES, Case, type_of
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from mtfc.backends.devices import devices
+from mtfc.backends.common.devices import devices
 from mtfc.backends.hlo import collectives, cycles
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import Disagreement, Shards, assemble, distribute, interpret, processors
-from mtfc.compiler import pipelines
 from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.types import Rules, TensorType
+from mtfc.compiler.passes import pipelines
 from tests import oracle
 from tests.backends import models
 from tests.backends.cases import CASES

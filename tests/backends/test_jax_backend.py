@@ -14,19 +14,19 @@ import jax
 import numpy as np
 import pytest
 
+from mtfc.backends.common.module import DTYPES
+from mtfc.backends.common.random_numbers import random_key, random_normal
 from mtfc.backends.hlo import collectives
-from mtfc.backends.jax_backend import generate
-from mtfc.backends.jax_runtime import hlo, load, lowered, stablehlo
-from mtfc.backends.module import DTYPES
-from mtfc.backends.random import random_key, random_normal
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.backends.jax.backend import generate
+from mtfc.backends.jax.runtime import hlo, load, lowered, stablehlo
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
 from tests.backends.models import CUBE, DIMS, GRID, THIN, Build, data, dims, layout, meaning, model, two_layer
 
 LAYOUTS = [

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import Shards, assemble, interpret, processors
-from mtfc.backends.numpy_backend import generate, load
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.backends.numpy.backend import generate, load
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import OPS, collectives
 from mtfc.compiler.ir.types import Layout, Mesh, TensorType
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.backends import models
 from tests.backends.cases import CASES, einsum, unary
 from tests.backends.small import DIMS, MESHES, Case, Move, data, moves, placements

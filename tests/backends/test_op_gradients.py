@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mtfc.backends import numpy_backend
 from mtfc.backends.interpreter import interpret
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import FLOATS, Mesh
-from mtfc.compiler.pipelines import differentiation, lower, run
+from mtfc.compiler.passes.pipelines import differentiation, lower, run
 from tests import oracle
 from tests.backends.cases import CASES
 from tests.backends.models import layout

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
-from mtfc.backends.placed import Executed, execute
-from mtfc.compiler.passes.differentiate import Differentiate
-from mtfc.compiler.pipelines import run
-from mtfc.compiler.search.soap.evaluation import Evaluated
-from mtfc.compiler.search.soap.known import random_strategy
-from mtfc.compiler.search.soap.search import soap_space
-from mtfc.compiler.search.soap.tasks import Tasks
-from mtfc.frontend.targets import named
+from mtfc.backends.numpy.placement_runner import Executed, execute
+from mtfc.compiler.passes.autodiff.differentiate import Differentiate
+from mtfc.compiler.passes.pipelines import run
+from mtfc.compiler.search.placement.baseline_strategies import random_strategy
+from mtfc.compiler.search.placement.graph.strategy_tasks import Tasks
+from mtfc.compiler.search.placement.placement_search import soap_space
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.frontend.hardware.targets import named
 from tests.search.soap_programs import PROGRAMS, arguments, prepared
 
 

@@ -19,14 +19,15 @@ from jax.sharding import Mesh as Devices
 from jax.sharding import PartitionSpec as P
 from scipy import special
 
-from mtfc.backends import jax_backend, numpy_backend
-from mtfc.backends import random as on_numpy
-from mtfc.backends.jax_runtime import load
+from mtfc.backends.common import random_numbers as on_numpy
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.jax.runtime import load
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Value
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.backends.small import type_of
 
 pytestmark = pytest.mark.usefixtures("optimized")

@@ -6,15 +6,16 @@ from importlib.util import find_spec
 
 import pytest
 
-from mtfc.backends import hlo, tpu
-from mtfc.backends.devices import Unavailable
+from mtfc.backends import hlo
+from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.jax import tpu_compiler
 from tests.harness import lowered
 
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(tpu_compiler, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match="pip install libtpu"):
-        tpu.topology("v5e:2x2")
+        tpu_compiler.topology("v5e:2x2")
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
@@ -31,6 +32,6 @@ model net(x: [a, b]) {
   return h
 }
 """
-    cycles = hlo.cycles(tpu.compiled(lowered(text), "v5e:2x2", "forward").as_text())
+    cycles = hlo.cycles(tpu_compiler.compiled(lowered(text), "v5e:2x2", "forward").as_text())
     flops = 2 * 8192 * 4096 * 4096 / 4
-    assert flops / 197e12 < cycles / tpu.CLOCKS["v5e"] < 2 * flops / 197e12
+    assert flops / 197e12 < cycles / tpu_compiler.CLOCKS["v5e"] < 2 * flops / 197e12

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtfc.backends import jax_backend, jax_runtime
 from mtfc.backends.interpreter import interpret
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.ir.core import Program
 from tests.harness import ROUGH, SINGLE, Arrays, call, differentiated, generic_data, load, lowered
 

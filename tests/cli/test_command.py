@@ -214,7 +214,7 @@ def test_an_interrupt_ends_quietly(folder: Path) -> None:
 INTERRUPTED_IN = """
 import os, signal, sys
 from mtfc.cli import main
-from mtfc.compiler.search.soap.search import SoapSpace
+from mtfc.compiler.search.placement.placement_search import SoapSpace
 signal.signal(signal.SIGINT, signal.default_int_handler)
 simulated = getattr(SoapSpace, sys.argv[1])
 def interrupted(space):
@@ -379,7 +379,9 @@ sys.exit(main(["run", "model.mtf"]))
 """
 
 
-@pytest.mark.parametrize("module", ["attr", "argparse", "mtfc.cli.command", "mtfc.frontend.parser", "numpy"])
+@pytest.mark.parametrize(
+    "module", ["attr", "argparse", "mtfc.cli.command", "mtfc.frontend.syntax.parser", "numpy"]
+)
 def test_an_interrupt_of_an_import_ends_quietly(folder: Path, module: str) -> None:
     command = [sys.executable, "-c", IMPORTING, module]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.compiler.ir.reader import read_program
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.pipelines import default_pipeline
+from mtfc.compiler.ir.parser import read_program
+from mtfc.compiler.ir.verifier import verify
+from mtfc.compiler.passes.pipelines import default_pipeline
 from tests.cli.conftest import Mtfc
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mtfc.compiler.search.soap.known import random_strategy
-from mtfc.compiler.search.soap.search import soap_space
-from mtfc.frontend.placements import placement_text
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.placement.baseline_strategies import random_strategy
+from mtfc.compiler.search.placement.placement_search import soap_space
+from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.layouts.placements import placement_text
 from tests.cli.conftest import Mtfc
 from tests.search.soap_programs import PROGRAMS, prepared
 

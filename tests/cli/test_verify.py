@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtfc.backends import numpy_backend
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.cli import agreement, execution, reference
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program

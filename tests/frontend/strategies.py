@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.frontend import ast
-from mtfc.frontend.lexer import END, Token, lex
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.lexer import END, Token, lex
 from tests.frontend.writing import source
 
 HERE = Span("random.mtf", 1, 1, 1, 1)

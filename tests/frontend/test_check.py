@@ -11,13 +11,13 @@ from hypothesis import given, settings
 import mtfc.frontend
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.render import render
+from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.check import check
 from mtfc.frontend.codes import CODES
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.legality import check_layout
-from mtfc.frontend.parser import parse
+from mtfc.frontend.layouts.legality import check_layout
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.diagnostic_text import render
 from tests.generators.illegal import Illegal, illegal_programs
 from tests.generators.programs import Generated, programs
 from tests.generators.text import arbitrary_text, mutated_programs
@@ -39,7 +39,7 @@ OF_OPERATORS = {
 
 def test_codes_are_those_that_are_reported() -> None:
     folder = Path(mtfc.frontend.__file__).parent
-    texts = [path.read_text("utf-8") for path in folder.glob("*.py") if path.name != "codes.py"]
+    texts = [path.read_text("utf-8") for path in folder.rglob("*.py") if path.name != "codes.py"]
     used = set(re.findall(r'"([EW][1-9][0-9]{2})"', "".join(texts)))
     assert used == CODES.keys()
 

@@ -7,10 +7,10 @@ import pytest
 from mtfc.compiler.diagnostics import Diagnostics, Span
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.render import render
+from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.diagnostic_text import render
 
 FILE = "file.mtf"
 

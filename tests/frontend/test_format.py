@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.frontend import ast
-from mtfc.frontend.format import WIDTH, format_source
-from mtfc.frontend.lexer import COMMENT, lex
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.format import WIDTH, format_source
+from mtfc.frontend.syntax.lexer import COMMENT, lex
+from mtfc.frontend.syntax.parser import parse
 from tests.frontend.strategies import disguised, junk
 
 # The complete file of the language's definition, section 1.

@@ -7,12 +7,12 @@ import pytest
 
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Equation, Program
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.render import render
-from mtfc.frontend import functions
+from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.semantics.calls import functions
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.diagnostic_text import render
 from tests.harness import generic_data, reference
 
 DIMS = "dim batch = 4; dim length = 3; dim io = 6; dim hidden = 8; dim heads = 2; dim key = 5\n"

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from mtfc.cli.target import check_room
+from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.format import format_source
-from mtfc.frontend.parser import parse
-from mtfc.frontend.targets import HARDWARE, in_file, library, named
+from mtfc.frontend.hardware.targets import HARDWARE, in_file, library, named
+from mtfc.frontend.syntax.format import format_source
+from mtfc.frontend.syntax.parser import parse
 
 BOX = """\
 hardware box = {

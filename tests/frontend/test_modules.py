@@ -6,14 +6,15 @@ import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.render import render
-from mtfc.frontend import ast, library
+from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.format import format_source
-from mtfc.frontend.layouts import parse_layout
-from mtfc.frontend.parser import parse
+from mtfc.frontend.layouts.layout_options import parse_layout
+from mtfc.frontend.semantics import library
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.format import format_source
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.diagnostic_text import render
 
 MAIN = "folder/main.mtf"
 

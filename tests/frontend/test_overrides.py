@@ -9,7 +9,7 @@ from mtfc.compiler.ir.core import Training
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
 
 FILE = "file.mtf"
 MODEL = """

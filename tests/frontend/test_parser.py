@@ -15,11 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
-from mtfc.compiler.render import render
-from mtfc.frontend import ast, dump, problems, tables
-from mtfc.frontend.parser import parse
-from mtfc.frontend.source import decode
-from mtfc.frontend.traverse import children
+from mtfc.frontend.syntax import ast, dump, problems, tables
+from mtfc.frontend.syntax.parser import parse
+from mtfc.frontend.syntax.source import decode
+from mtfc.frontend.syntax.traverse import children
+from mtfc.reports.diagnostic_text import render
 from tests.frontend.strategies import bodies, chains, disguised, files, junk
 from tests.frontend.writing import source
 
@@ -334,7 +334,7 @@ def test_tables_are_those_of_the_grammar() -> None:
     grammar = tables.GRAMMAR.read_text("utf-8")
     written = tables.TABLES.read_text("utf-8")
     assert json.loads(written)["grammar"] == zlib.crc32(grammar.encode()), (
-        "run `python -m mtfc.frontend.tables`"
+        "run `python -m mtfc.frontend.syntax.tables`"
     )
     if json.loads(written)["lark"] == lark.__version__:
         assert written == tables.encode(grammar)
@@ -342,7 +342,7 @@ def test_tables_are_those_of_the_grammar() -> None:
 
 
 def test_parsing_imports_no_parser_generator() -> None:
-    program = "import sys, mtfc.frontend.parser; sys.exit('lark' in sys.modules)"
+    program = "import sys, mtfc.frontend.syntax.parser; sys.exit('lark' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
-from mtfc.compiler.render import WINDOW, render, to_json
+from mtfc.reports.diagnostic_text import WINDOW, render, to_json
 
 positions = st.integers(1, 40)
 

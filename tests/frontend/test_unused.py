@@ -8,11 +8,11 @@ import pytest
 
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.printer import print_program
-from mtfc.frontend import ast
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.parser import parse
-from mtfc.frontend.unused import unused
+from mtfc.frontend.semantics.unused import unused
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource

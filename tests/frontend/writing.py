@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
-from mtfc.frontend import ast
+from mtfc.frontend.syntax import ast
 
 
 @singledispatch

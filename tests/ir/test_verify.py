@@ -7,8 +7,8 @@ import pytest
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Program
-from mtfc.compiler.ir.reader import ReadError, read_program
-from mtfc.compiler.ir.verify import Level, Verifier, VerifyError, verify
+from mtfc.compiler.ir.parser import ReadError, read_program
+from mtfc.compiler.ir.verifier import Level, Verifier, VerifyError, verify
 
 GLOBAL = """\
 program tiny

@@ -16,7 +16,7 @@ import numpy as np
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.harness import Arrays, Tolerance, call, differentiated, jax_module, load, numpy_module
 
 Expected = Callable[..., Mapping[str, Any]]

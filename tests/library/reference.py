@@ -14,8 +14,8 @@ from pathlib import Path
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.frontend import ast
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
 from tests.documents import ROOT
 
 STANDARD = ROOT / "mtfc/std"

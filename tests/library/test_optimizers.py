@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.reader import read_program, same_program
 from tests.harness import Arrays, jax_module, load, lowered, numpy_module
 
 STEPS = 12

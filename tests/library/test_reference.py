@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from mtfc.frontend import ast
-from mtfc.frontend.format import format_source
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.format import format_source
 from tests.library.reference import MODULES, Entry, entries, introduction
 
 ENTRIES = [entry for path in MODULES for entry in entries(path)]

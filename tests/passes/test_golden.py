@@ -11,11 +11,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from mtfc.compiler import pipelines
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.passes import pipelines
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
 
 CASES = sorted(Path(__file__).parent.glob("*.test"))
 

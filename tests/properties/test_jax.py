@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.backends import hlo, jax_runtime
+from mtfc.backends import hlo
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.pipelines import lower
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.passes.pipelines import lower
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, call, differentiated, exact_data, functions, jax_module, load, tolerance

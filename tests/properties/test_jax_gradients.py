@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import FINE, HasSource, differentiated, exact_data, load

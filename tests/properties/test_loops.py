@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from mtfc.backends import jax_backend, numpy_backend
 from mtfc.backends.interpreter import interpret
+from mtfc.backends.jax import backend as jax_backend
+from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.reader import same_program
+from mtfc.compiler.ir.parser import same_program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.parser import parse
 from tests.generators.flat import flat_parameter
 from tests.generators.programs import programs
 from tests.generators.scope import Options

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from mtfc.compiler.pricing import Pricer
-from mtfc.compiler.search.rules.bound import Bound
-from mtfc.compiler.search.rules.parts import Step
-from mtfc.compiler.search.rules.space import layout_of, space_of
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
+from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware.targets import named
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load

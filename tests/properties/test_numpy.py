@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.sizes import Numbers
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.pipelines import lower
+from mtfc.compiler.passes.pipelines import lower
 from tests.generators.programs import programs
 from tests.harness import (
     HasSource,

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.reader import read_program, same_program
-from mtfc.compiler.render import render
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.format import format_source
-from mtfc.frontend.parser import parse
+from mtfc.frontend.syntax.format import format_source
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.diagnostic_text import render
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.generators.text import arbitrary_text, mutated_programs, respaced

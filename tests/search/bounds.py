@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate, Scratchpad
+from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.pricing import Pricer
-from mtfc.compiler.search.rules.bound import Bound
-from mtfc.compiler.search.rules.parts import Step
-from mtfc.compiler.search.rules.space import Rows, Space, layout_of, space_of
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.layout_space import Rows, Space, layout_of, space_of
+from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware.targets import named
 from tests.documents import ROOT
 from tests.harness import load
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Problem, Ragged
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Problem, Ragged
 
 AMOUNTS = st.integers(0, 12)
 COSTS = st.one_of(AMOUNTS, AMOUNTS, st.just(0), st.just(FORBIDDEN))

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mtfc.backends.placed import of_slice
+from mtfc.backends.numpy.placement_runner import of_slice
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.operators.unroll import Unrolled
-from mtfc.compiler.pipelines import run, simplification
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.operators.unroll import Unrolled
 from tests.harness import load
 
 DENSE = """

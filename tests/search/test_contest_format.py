@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from mtfc.compiler.search.solver.assignment_problem import Problem
 from mtfc.compiler.search.solver.contest_format import Malformed, read, write
-from mtfc.compiler.search.solver.problem import Problem
 from tests.search.problems import problems
 
 EXAMPLE: dict[str, Any] = {

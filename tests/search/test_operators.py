@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.operators.graph import Operator
-from mtfc.compiler.operators.regions import Unsplittable
-from mtfc.compiler.operators.strategy import Parts
-from mtfc.compiler.operators.unroll import unroll
-from mtfc.compiler.search.soap.search import operators_of
+from mtfc.compiler.search.placement.operators.operator_graph import Operator
+from mtfc.compiler.search.placement.operators.regions import Unsplittable
+from mtfc.compiler.search.placement.operators.strategy import Parts
+from mtfc.compiler.search.placement.operators.unroll import unroll
+from mtfc.compiler.search.placement.placement_search import operators_of
 from tests.search.soap_programs import PROGRAMS, arguments, prepared, sliced
 
 

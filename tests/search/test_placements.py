@@ -7,14 +7,14 @@ from random import Random
 import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.operators.gradients import flow
-from mtfc.compiler.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.soap.known import random_strategy
-from mtfc.compiler.search.soap.search import operators_of
-from mtfc.compiler.search.soap.space import space
-from mtfc.frontend.format import format_source
-from mtfc.frontend.placements import placement_text, strategy
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.placement.baseline_strategies import random_strategy
+from mtfc.compiler.search.placement.operators.cotangent_flow import flow
+from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
+from mtfc.compiler.search.placement.operators.strategy_space import space
+from mtfc.compiler.search.placement.placement_search import operators_of
+from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.layouts.placements import placement_text, strategy
+from mtfc.frontend.syntax.format import format_source
 from tests.harness import load
 from tests.search.soap_programs import PROGRAMS, prepared
 

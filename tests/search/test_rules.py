@@ -8,23 +8,24 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.backends import hlo, jax_runtime
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.hardware import Device, Hardware, Rate
+from mtfc.backends import hlo
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.cost.hardware import Device, Hardware, Rate
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
-from mtfc.compiler.passes.combine_collectives import CombineCollectives
-from mtfc.compiler.pipelines import lower
-from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Objective, Price, value_of
-from mtfc.compiler.search.rules.bound import Bound
-from mtfc.compiler.search.rules.branching import Branching
-from mtfc.compiler.search.rules.collectives import COMBINED
-from mtfc.compiler.search.rules.lookup import Known
-from mtfc.compiler.search.rules.parts import Step
-from mtfc.compiler.search.rules.search import search
-from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.branching import Branching
+from mtfc.compiler.search.global_layouts.collective_bounds import COMBINED
+from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
+from mtfc.compiler.search.global_layouts.lookup_tables import Known
+from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware.targets import named
 from tests.documents import ROOT
 from tests.generators.programs import programs
 from tests.generators.scope import Options

@@ -6,12 +6,12 @@ from time import monotonic
 
 import pytest
 
-from mtfc.compiler.hardware import Hardware
-from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.search.found import Objective, value_of
-from mtfc.compiler.search.rules.search import search
-from mtfc.compiler.search.rules.space import layout_of, meshes, space_of
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware.targets import named
 from tests.harness import load
 from tests.search.bounds import SLOW_LINKS, layouts
 

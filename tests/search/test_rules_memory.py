@@ -7,12 +7,12 @@ from time import monotonic
 import attrs
 import pytest
 
-from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pricing import Pricer
 from mtfc.compiler.search.found import Objective, Price
-from mtfc.compiler.search.rules.search import search
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware.targets import named
 from tests.harness import load
 from tests.properties.test_memory_bounds import check_memory
 from tests.search.bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds

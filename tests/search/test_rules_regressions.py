@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mtfc.compiler.hardware import Hardware, Link, Rate
+from mtfc.compiler.cost.hardware import Hardware, Link, Rate
 from tests.harness import load
 from tests.search.bounds import SLOW_LINKS, TORUS, check_bounds
 

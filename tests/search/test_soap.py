@@ -16,10 +16,17 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.compiler.analysis.simulation import makespan, simulate
-from mtfc.compiler.analysis.task_graph import Task, TaskGraph
-from mtfc.compiler.operators.graph import Step
-from mtfc.compiler.operators.strategy import (
+from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.task_graph import Task, TaskGraph
+from mtfc.compiler.search.found import NothingFits
+from mtfc.compiler.search.placement.attribution import Blame, blames, longest_path
+from mtfc.compiler.search.placement.baseline_strategies import random_strategy
+from mtfc.compiler.search.placement.graph.block_names import Bundle, Use
+from mtfc.compiler.search.placement.graph.device_links import links
+from mtfc.compiler.search.placement.lower_bound import lower_bound
+from mtfc.compiler.search.placement.mcmc import Budget
+from mtfc.compiler.search.placement.operators.operator_graph import Step
+from mtfc.compiler.search.placement.operators.strategy import (
     Configuration,
     Parts,
     Strategy,
@@ -28,18 +35,17 @@ from mtfc.compiler.operators.strategy import (
     regions_held,
     transfers,
 )
-from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.soap import evaluation
-from mtfc.compiler.search.soap.blame import Blame, blames, longest_path
-from mtfc.compiler.search.soap.evaluation import Evaluated
-from mtfc.compiler.search.soap.known import random_strategy
-from mtfc.compiler.search.soap.links import links
-from mtfc.compiler.search.soap.lower_bound import lower_bound
-from mtfc.compiler.search.soap.mcmc import Budget
-from mtfc.compiler.search.soap.names import Bundle, Use
-from mtfc.compiler.search.soap.search import SoapSpace, forced_search, proven, soap_search, soap_space
-from mtfc.compiler.search.soap.step import placed_step
-from mtfc.frontend.targets import named
+from mtfc.compiler.search.placement.placed_step import placed_step
+from mtfc.compiler.search.placement.placement_search import (
+    SoapSpace,
+    forced_search,
+    proven,
+    soap_search,
+    soap_space,
+)
+from mtfc.compiler.search.placement.simulator import evaluation
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.frontend.hardware.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 from tests.search.test_soap_simulation import assert_kept
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from mtfc.cli.selection import Choice, choose
-from mtfc.compiler.pipelines import preparation, run
-from mtfc.compiler.search.soap.bounds import Bounds
-from mtfc.compiler.search.soap.exhaustive import best_strategy
-from mtfc.compiler.search.soap.mcmc import Budget
-from mtfc.compiler.search.soap.search import SoapSpace, soap_search, soap_space
-from mtfc.compiler.search.soap.waits import waits
-from mtfc.frontend.targets import named
+from mtfc.compiler.passes.pipelines import preparation, run
+from mtfc.compiler.search.placement.exhaustive import best_strategy
+from mtfc.compiler.search.placement.mcmc import Budget
+from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_search, soap_space
+from mtfc.compiler.search.placement.strategy_bounds import Bounds
+from mtfc.compiler.search.placement.transfer_times import waits
+from mtfc.frontend.hardware.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,17 +14,17 @@ import pytest
 from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
-from mtfc.compiler.operators.graph import Step
-from mtfc.compiler.operators.regions import Region
-from mtfc.compiler.operators.strategy import Parts
-from mtfc.compiler.pipelines import run, simplification
-from mtfc.compiler.search.soap.costs import cost
-from mtfc.compiler.search.soap.forms import Forms
-from mtfc.compiler.search.soap.formulas import Length, Unclear, Writer
-from mtfc.compiler.search.soap.plan import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
-from mtfc.compiler.search.soap.search import SoapSpace, soap_space
-from mtfc.compiler.search.soap.space import Degrees
-from mtfc.frontend.targets import named
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.operators.operator_graph import Step
+from mtfc.compiler.search.placement.operators.regions import Region
+from mtfc.compiler.search.placement.operators.strategy import Parts
+from mtfc.compiler.search.placement.operators.strategy_space import Degrees
+from mtfc.compiler.search.placement.parts.flat_encoding import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
+from mtfc.compiler.search.placement.parts.part_costs import cost
+from mtfc.compiler.search.placement.parts.part_sizes import Forms
+from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, Writer
+from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
+from mtfc.frontend.hardware.targets import named
 from tests.search import soap_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -113,7 +113,7 @@ def _boxes(value: Value, region: Region, parts: Parts) -> Any:
 def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of theirs is written as a function once there is a space."""
     spaces = [soap_space(prepared(name), named("k80_cluster", {}), 8) for name in NETWORKS]
-    monkeypatch.setattr("mtfc.compiler.operators.gradients.localize", None)
+    monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.localize", None)
     for space in spaces:
         assert space.data_parallel().seconds > 0
 

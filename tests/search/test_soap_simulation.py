@@ -11,12 +11,30 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.compiler.search.soap.blocks import Blocks
-from mtfc.compiler.search.soap.building import TICK
-from mtfc.compiler.search.soap.graphs import Graph, Timeline, indexed
-from mtfc.compiler.search.soap.kernels import connect, simulate
-from mtfc.compiler.search.soap.proposing import CROWDED, ENDED, FORGOTTEN, IDLE, KEPT, PENDING, altered
-from mtfc.compiler.search.soap.state import EPOCH, INDEX, LIVE, NONE, Kept, Memory, load, memory, opened
+from mtfc.compiler.search.placement.graph.task_graph_builder import TICK
+from mtfc.compiler.search.placement.parts.block_arrays import Blocks
+from mtfc.compiler.search.placement.parts.graph_arrays import Graph, Timeline, indexed
+from mtfc.compiler.search.placement.simulator.full_simulator import connect, simulate
+from mtfc.compiler.search.placement.simulator.proposal import (
+    CROWDED,
+    ENDED,
+    FORGOTTEN,
+    IDLE,
+    KEPT,
+    PENDING,
+    altered,
+)
+from mtfc.compiler.search.placement.simulator.simulator_state import (
+    EPOCH,
+    INDEX,
+    LIVE,
+    NONE,
+    Kept,
+    Memory,
+    load,
+    memory,
+    opened,
+)
 
 Edge = tuple[int, int, int, int]
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mtfc.compiler.search.solver import exact as exact_solver
-from mtfc.compiler.search.solver import kernels, reductions
-from mtfc.compiler.search.solver.arrays import pack
-from mtfc.compiler.search.solver.core import allowance, core, region
+from mtfc.compiler.search.solver import message_passing, network_reductions
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers, Problem, Ragged
 from mtfc.compiler.search.solver.exact import solve_exactly
 from mtfc.compiler.search.solver.incumbent import Incumbent
 from mtfc.compiler.search.solver.lagrangian import Certificate, Lagrangian, certify
-from mtfc.compiler.search.solver.network import Infeasible, Network
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem, Ragged
-from mtfc.compiler.search.solver.search import Search
+from mtfc.compiler.search.solver.network_arrays import pack
+from mtfc.compiler.search.solver.network_core import allowance, core, region
+from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
 from mtfc.compiler.search.solver.solve import NotFound, silent, solve
+from mtfc.compiler.search.solver.solver_search import Search
 from mtfc.compiler.search.solver.worker import solved
 from tests.search.problems import chain, least_cost, problems
 
@@ -62,12 +62,16 @@ def test_rows_of_memory_are_added_as_they_are_violated(seed: int, monkeypatch: p
     assert problem.cost(outcome.choices) == problem.cost(best)
 
 
-@pytest.mark.parametrize("rule", [None, *reductions.RULES], ids=lambda rule: getattr(rule, "__name__", "all"))
+@pytest.mark.parametrize(
+    "rule", [None, *network_reductions.RULES], ids=lambda rule: getattr(rule, "__name__", "all")
+)
 def test_reductions_keep_the_least_cost(
-    rule: reductions.Rule | None, monkeypatch: pytest.MonkeyPatch
+    rule: network_reductions.Rule | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule is not None:
-        monkeypatch.setattr(reductions, "RULES", (reductions.forbidden, reductions.single, rule))
+        monkeypatch.setattr(
+            network_reductions, "RULES", (network_reductions.forbidden, network_reductions.single, rule)
+        )
 
     @settings(MANY, max_examples=40)
     @given(problems())
@@ -248,14 +252,15 @@ def test_many_impossible_pairs_are_no_bargain() -> None:
 
 READY = """
 from time import monotonic
-from mtfc.compiler.search.solver import kernels, tree_moves
-from mtfc.compiler.search.solver.network import Network
-from mtfc.compiler.search.solver.ready import compile_loops
-from mtfc.compiler.search.solver.search import Search
+from mtfc.compiler.search.solver import tree_moves
+from mtfc.compiler.search.solver import message_passing
+from mtfc.compiler.search.solver.reducible_network import Network
+from mtfc.compiler.search.solver.warm_up import compile_loops
+from mtfc.compiler.search.solver.solver_search import Search
 from tests.search.problems import chain
 
 def known():
-    loops = [each for module in (kernels, tree_moves) for each in vars(module).values() if hasattr(each, "signatures")]
+    loops = [each for module in (message_passing, tree_moves) for each in vars(module).values() if hasattr(each, "signatures")]
     return {each.__name__: list(each.signatures) for each in loops}
 
 compile_loops()
@@ -275,17 +280,17 @@ def test_no_search_compiles_loops_once_they_are_ready() -> None:
 
 
 INNER = """\
-from mtfc.compiler.search.solver import kernels
-kernels._stamp = lambda: STAMP
+from mtfc.compiler.search.solver import message_passing
+message_passing._stamp = lambda: STAMP
 
-@kernels.compiled
+@message_passing.compiled
 def number():
     return STAMP
 """
 
 OUTER = """\
 from within import number
-from mtfc.compiler.search.solver.kernels import compiled
+from mtfc.compiler.search.solver.message_passing import compiled
 
 @compiled
 def twice():
@@ -308,13 +313,13 @@ def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=within, capture_output=True, check=True)
         printed.append(done.stdout.strip())
     assert printed == [b"2", b"4"]
-    names = {name for name, *_ in kernels._stamp()}
-    assert {"building.py", "proposing.py", "kernels.py", "tree_moves.py"} <= names
+    names = {name for name, *_ in message_passing._stamp()}
+    assert {"task_graph_builder.py", "proposal.py", "message_passing.py", "tree_moves.py"} <= names
 
 
 NAMED = """\
 from typing import NamedTuple
-from mtfc.compiler.search.solver.kernels import compiled
+from mtfc.compiler.search.solver.message_passing import compiled
 
 class CLASS(NamedTuple):
     number: int

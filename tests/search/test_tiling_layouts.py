@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.analysis.equation_names import placeable_names
-from mtfc.compiler.analysis.roofline import work
+from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.ir.verify import verify
-from mtfc.compiler.pipelines import default_pipeline, lower, run
-from mtfc.compiler.placeable import prepared
-from mtfc.compiler.search.tiling.best import tiling
-from mtfc.compiler.search.tiling.strategies import Choices, Strategy, strategies
-from mtfc.compiler.search.tiling.work import Roofline
-from mtfc.frontend.layout_text import layout_text
-from mtfc.frontend.targets import named
+from mtfc.compiler.ir.verifier import verify
+from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
+from mtfc.compiler.search.per_equation.best_layouts import tiling
+from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
+from mtfc.compiler.search.per_equation.equation_time import Roofline
+from mtfc.driver.layout_targets import prepared
+from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.layouts.layout_text import layout_text
 from tests.documents import ROOT
 from tests.generators.programs import Generated, programs
 from tests.harness import call, chosen_layout, differentiated, exact_data, load, numpy_module, tolerance

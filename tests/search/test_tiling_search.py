@@ -11,25 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.backends import hlo, jax_runtime
+from mtfc.backends import hlo
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.analysis.cost import charges, total
-from mtfc.compiler.analysis.price import seconds_of
-from mtfc.compiler.analysis.resharding import plan, wire_bytes
-from mtfc.compiler.analysis.sizes import Numbers
-from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Device, Hardware, Link, Rate
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.analysis.reshard_plans import plan, wire_bytes
+from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
+from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
-from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import prepared
-from mtfc.compiler.pricing import Pricer
+from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.solver.network import Infeasible
-from mtfc.compiler.search.tiling.best import best_tiling, fix, solve_with_memory, tiling
-from mtfc.compiler.search.tiling.conversions import Conversions
-from mtfc.compiler.search.tiling.problem import to_problem
-from mtfc.compiler.search.tiling.search import search
-from mtfc.compiler.search.tiling.work import least_seconds
+from mtfc.compiler.search.per_equation.best_layouts import best_tiling, fix, solve_with_memory, tiling
+from mtfc.compiler.search.per_equation.conversions import Conversions
+from mtfc.compiler.search.per_equation.equation_time import least_seconds
+from mtfc.compiler.search.per_equation.per_equation_search import search
+from mtfc.compiler.search.per_equation.solver_problem import to_problem
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.solver.reducible_network import Infeasible
+from mtfc.driver.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import call, differentiated, exact_data, jax_module, load, numpy_module, tolerance
 from tests.properties.test_jax import AS_WRITTEN

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtfc.cli.selection import Choice, choose
-from mtfc.compiler.analysis.resharding import wire_bytes
-from mtfc.compiler.analysis.topology import Topology
-from mtfc.compiler.hardware import Hardware
+from mtfc.compiler.analysis.reshard_plans import wire_bytes
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.pipelines import lower
-from mtfc.compiler.placeable import prepared
-from mtfc.compiler.search.tiling.best import timed_network
-from mtfc.compiler.search.tiling.build import NetworkBuilder, no_work
-from mtfc.compiler.search.tiling.conversions import Conversions, bytes_sent
-from mtfc.compiler.search.tiling.network import Network
-from mtfc.frontend.targets import named
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.search.per_equation.best_layouts import timed_network
+from mtfc.compiler.search.per_equation.choice_network import Network
+from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
+from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.driver.layout_targets import prepared
+from mtfc.frontend.hardware.targets import named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

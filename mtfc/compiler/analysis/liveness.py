@@ -22,12 +22,12 @@ from itertools import accumulate
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import enlarged, folded
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.ir.views import enlarged, folded
 
 
 @attrs.define(eq=False)

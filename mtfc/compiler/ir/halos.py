@@ -14,7 +14,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.types import Dim
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.blocks import Blocks, Split
+    from mtfc.compiler.passes.spatial.position_blocks import Blocks, Split
 
 Part = tuple[Value, Dim]
 """A tensor, and the dimension that it has in place of `inner`."""

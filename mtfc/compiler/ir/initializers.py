@@ -3,7 +3,7 @@
 What is drawn for an element depends on the seed, the parameter's name and the element's global index alone, so
 that every layout, either backend and any number of processors start alike, to the last bit. The stream is that of
 `jax.random` (Threefry 2x32, partitionable) under `fold_in(key(seed), crc32(name))`, drawn as f32 whatever the dtype: see
-`backends/random.py`.
+`common/random_numbers.py`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.blocks import Blocks
     from mtfc.compiler.ir.builder import Builder
+    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 Attrs = Mapping[str, Attr]
 

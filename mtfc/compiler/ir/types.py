@@ -62,7 +62,7 @@ class Mesh:
 
 
 EVERY = "*"
-"""Stands in rules of storage for the dimension of each parameter that can best be split: see `analysis/ruling.py`."""
+"""Stands in rules of storage for the dimension of each parameter that can best be split: see `partition/layout_rules.py`."""
 
 
 @attrs.frozen

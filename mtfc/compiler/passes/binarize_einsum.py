@@ -24,8 +24,8 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import within
 from mtfc.compiler.ir.ops.contraction import iteration_dims
 from mtfc.compiler.ir.rewrite import names_of
-from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import Dim, Mesh, Rules
+from mtfc.compiler.passes.pass_base import Pass
 
 EXHAUSTIVE = 8
 

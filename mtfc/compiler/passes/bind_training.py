@@ -16,7 +16,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training_flag import bound
-from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen

@@ -19,7 +19,7 @@ import attrs
 from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.rewrite import Substitution
-from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen

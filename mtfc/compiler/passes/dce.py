@@ -18,7 +18,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import carried, region_of
-from mtfc.compiler.ir.transform import Pass
+from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen

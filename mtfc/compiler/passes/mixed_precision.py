@@ -23,8 +23,8 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Paramete
 from mtfc.compiler.ir.loops import dim_of, make_loop, region_of, sliced_type
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution
-from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
+from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen

@@ -20,8 +20,8 @@ from mtfc.compiler.ir.loops import within
 from mtfc.compiler.ir.ops import componentwise, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.transform import Pass
 from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.passes.pass_base import Pass
 
 Definitions = Mapping[Value, Equation]
 

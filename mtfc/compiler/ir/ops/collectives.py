@@ -25,7 +25,7 @@ from mtfc.compiler.ir.opdef import (
     no_gradient,
 )
 from mtfc.compiler.ir.ops.positions import shifted_array
-from mtfc.compiler.ir.place import PlacementError
+from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")

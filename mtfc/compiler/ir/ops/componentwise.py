@@ -23,7 +23,7 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
     rule_by_name,
 )
-from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 
 INTEGERS = frozenset({"i32", "u32"})

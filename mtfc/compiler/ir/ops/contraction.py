@@ -11,7 +11,7 @@ from typing import Any
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpDef, OpError, Shard, Sizes, linear_in_each
 from mtfc.compiler.ir.ops.componentwise import NUMBERS, check_dtypes, dims_text
-from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
 

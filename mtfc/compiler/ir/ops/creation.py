@@ -19,7 +19,7 @@ from mtfc.compiler.ir.opdef import (
     rule_by_name,
 )
 from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
-from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
 

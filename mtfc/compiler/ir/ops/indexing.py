@@ -26,11 +26,11 @@ from mtfc.compiler.ir.opdef import (
 )
 from mtfc.compiler.ir.ops.componentwise import INTEGERS, NUMBERS, align, check_dtypes, dims_text
 from mtfc.compiler.ir.ops.structure import need, replaced
-from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.blocks import Blocks
+    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 def _dim(attributes: Attrs) -> Dim:

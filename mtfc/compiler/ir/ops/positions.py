@@ -14,7 +14,7 @@ from mtfc.compiler.ir.ops.structure import linear_if_zero, need, replaced, struc
 from mtfc.compiler.ir.types import Dim, TensorType
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.blocks import Blocks
+    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 def _dim(attributes: Attrs, key: str) -> Dim:

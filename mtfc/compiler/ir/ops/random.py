@@ -2,7 +2,7 @@
 
 What is drawn for an element depends on the call's name (the attribute `stream`), the numbers given as operands (the step's, and
 the iterations' of the loops around the call) and the element's global index alone, so that every layout and either backend draw
-alike: see `backends/random.py`. Draws are made in f32, and indices along a split dimension count from where the part begins.
+alike: see `common/random_numbers.py`. Draws are made in f32, and indices along a split dimension count from where the part begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mtfc.compiler.ir.opdef import (
 )
 from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.ops.creation import literal
-from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 BELOW_ONE = {"bf16": 1 - 2.0**-8, "f16": 1 - 2.0**-11}

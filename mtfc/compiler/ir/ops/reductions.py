@@ -26,11 +26,11 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
 )
 from mtfc.compiler.ir.ops.componentwise import BOOL, NUMBERS, check_dtypes, dims_text
-from mtfc.compiler.ir.place import place_by_layout
+from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.blocks import Blocks
+    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 def over(eqn: Equation) -> tuple[Dim, ...]:

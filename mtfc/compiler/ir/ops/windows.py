@@ -21,7 +21,7 @@ from mtfc.compiler.ir.ops.structure import linear_if_zero, need, structural
 from mtfc.compiler.ir.types import Dim, TensorType
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.blocks import Blocks
+    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtfc.compiler.search.solver.problem import Integers, Problem, Ragged
+from mtfc.compiler.search.solver.assignment_problem import Integers, Problem, Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

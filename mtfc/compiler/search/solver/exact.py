@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.solver.memory import profile
-from mtfc.compiler.search.solver.network import Network
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.memory_rows import profile
+from mtfc.compiler.search.solver.reducible_network import Network
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

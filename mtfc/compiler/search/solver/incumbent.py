@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mtfc.compiler.search.solver import kernels, tree_moves
-from mtfc.compiler.search.solver.arrays import Arrays, Floats
-from mtfc.compiler.search.solver.problem import Integers
+from mtfc.compiler.search.solver import message_passing, tree_moves
+from mtfc.compiler.search.solver.assignment_problem import Integers
+from mtfc.compiler.search.solver.network_arrays import Arrays, Floats
 
 TREE = 200
 """Nodes of a tree at most."""
@@ -33,7 +33,7 @@ class Incumbent:
         used = self.arrays.used(choices) if used is None else used
         if (used > self.arrays.free).any():
             return False
-        cost = int(kernels.total_cost(self.arrays, choices))
+        cost = int(message_passing.total_cost(self.arrays, choices))
         if cost >= self.cost:
             return False
         self.choices, self.cost = choices.copy(), cost

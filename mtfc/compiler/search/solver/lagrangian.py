@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.solver import kernels
-from mtfc.compiler.search.solver.arrays import Arrays, Floats
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver import message_passing
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.network_arrays import Arrays, Floats
 
 RECENT = 0.1
 """The weight of the newest choice in the average."""
@@ -76,9 +76,9 @@ class Lagrangian:
         `target` is a cost that the bound will not exceed, such as that of the best choice known.
         """
         a, theta = self.arrays, self.theta(self._trial)
-        kernels.pass_messages(a, theta, self.messages, self.choices, self._room, True)
+        message_passing.pass_messages(a, theta, self.messages, self.choices, self._room, True)
         used = a.used(self.choices)
-        found = kernels.pass_messages(a, theta, self.messages, self.choices, self._room, False)
+        found = message_passing.pass_messages(a, theta, self.messages, self.choices, self._room, False)
         bound = found + self.constant - float(self._trial @ a.free)
         self.steps += 1
         excess = used - a.free
@@ -136,12 +136,12 @@ def certify(lagrangian: Lagrangian) -> Certificate:
     theta_float = theta.astype(np.float64)
     choices, messages_float = lagrangian.choices.copy(), lagrangian.best_messages.copy()
     for forward in (True, False) * TIGHTENING:
-        kernels.pass_messages(a, theta_float, messages_float, choices, lagrangian._room, forward)
+        message_passing.pass_messages(a, theta_float, messages_float, choices, lagrangian._room, forward)
     messages = np.rint(messages_float).astype(np.int64)
     rest, pair_rest = np.zeros_like(theta), np.zeros_like(a.pair_cost)
-    bound = kernels.reparametrize(a, theta, messages, rest, pair_rest)
+    bound = message_passing.reparametrize(a, theta, messages, rest, pair_rest)
     excess = np.zeros_like(theta)
-    kernels.excess_of_pairs(a, rest, pair_rest, excess)
+    message_passing.excess_of_pairs(a, rest, pair_rest, excess)
     return Certificate(int(bound) + lagrangian.constant - paid, excess, pair_rest)
 
 

@@ -12,10 +12,10 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers, Problem
 from mtfc.compiler.search.solver.exact import Outcome
-from mtfc.compiler.search.solver.network import Infeasible, Network
-from mtfc.compiler.search.solver.problem import FORBIDDEN, Integers, Problem
-from mtfc.compiler.search.solver.reductions import reduce
+from mtfc.compiler.search.solver.network_reductions import reduce
+from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
 from mtfc.compiler.search.solver.worker import Worker, solved
 
 MARGIN, MARGIN_SHARE = 0.8, 0.1
@@ -100,7 +100,7 @@ def _solved(network: Network, until: float, progress: Progress) -> tuple[int, In
             worker.wait(monotonic() + max(ALONE * left, min(LONG_ALONE, MOST_ALONE * left)))
             if _is_proof(worker.outcome):
                 return FORBIDDEN, _found(worker.outcome), False
-        from mtfc.compiler.search.solver.search import Search
+        from mtfc.compiler.search.solver.solver_search import Search
 
         search = Search(network, until, progress)
         bound, choices = search.run(worker)

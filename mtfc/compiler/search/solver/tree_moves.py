@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtfc.compiler.search.solver.arrays import Arrays, Floats
-from mtfc.compiler.search.solver.kernels import compiled
-from mtfc.compiler.search.solver.problem import Integers
+from mtfc.compiler.search.solver.assignment_problem import Integers
+from mtfc.compiler.search.solver.message_passing import compiled
+from mtfc.compiler.search.solver.network_arrays import Arrays, Floats
 
 
 class Tree(NamedTuple):

@@ -16,8 +16,8 @@ from threading import Thread
 from time import monotonic
 
 from mtfc.compiler.search.solver.exact import Outcome, solve_exactly
-from mtfc.compiler.search.solver.network import Infeasible, Network
-from mtfc.compiler.search.solver.reductions import reduce
+from mtfc.compiler.search.solver.network_reductions import reduce
+from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
 
 
 class Worker:

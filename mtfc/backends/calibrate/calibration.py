@@ -1,0 +1,317 @@
+"""Measures the present machine: how fast its kernels and its links are, by size.
+
+On JAX the devices are those that a program would run on: real ones, or virtual ones of the CPU. All of them compute at once, as
+they do in a program, so that virtual devices share the processor's cores in the measurement too. What is measured is repeated
+inside one compiled loop, each time on a result before, so that nothing is left out and starting a program does not count. What
+the loop itself takes is taken off: on a GPU, where the host decides whether it goes on, as long as many kernels. To measure
+memory, several arrays take turns, as a program has many, of which the caches hold what they can. Products are of matrices like
+those of a program, as a GPU takes less power, and less time, for numbers that are all alike. On NumPy there is one device, and
+there are no links.
+
+A program's kernels each cost the device's overhead (`roofline.py`), and so rates are without it.
+
+A rate at a size is that of the median of several runs, as `benchmarks accuracy` takes the median of several steps: what slows a
+program down now and then slows what is measured down, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.backends.calibrate import op_kernels
+from mtfc.backends.calibrate.collective_kernels import COLLECTIVES, PARTS
+from mtfc.backends.calibrate.rates import NOTABLY, Point, beyond, link_of, rising
+from mtfc.backends.common.devices import devices, import_jax
+from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+
+Loop = Callable[[int], Callable[[], object]]
+"""From a number of repetitions to a function that does them, and returns when they are done."""
+
+RUNS = 3
+TURNS = 16
+"""Arrays that take turns, as long as they are no more than `BYTES_OF_TURNS` together."""
+
+BYTES_OF_TURNS = 1 << 26
+
+CHAINED = 32
+"""Products in a loop's body on what is not a CPU, which would wait for the loop between them."""
+
+LARGER = 32
+"""What is not a CPU computes on so many times as much to be busy."""
+
+LEAST_REPETITIONS = 4
+MOST_REPETITIONS = 1 << 20
+
+
+@attrs.frozen
+class Effort:
+    """What is measured: sides of square matrices, bytes of arrays, elements for single ops, and seconds that one run takes."""
+
+    sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27)
+    messages: tuple[int, ...] = (1 << 6, 1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
+    elements: int = 1 << 20
+    seconds: float = 0.1
+
+    def larger(self) -> Effort:
+        """What keeps a GPU busy."""
+        return attrs.evolve(
+            self, sizes=(*self.sizes, self.sizes[-1] * LARGER // 4), elements=self.elements * LARGER
+        )
+
+    def each(self, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
+        """The measurements by size, up to the first that takes longer than a run should."""
+        found = []
+        for size in sizes:
+            found.append(measure(size))
+            if found[-1][1] > self.seconds:
+                break
+        return found
+
+
+QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 1 << 12, 0.01)
+
+
+def seconds_each(loop: Loop, effort: Effort) -> float:
+    """What one repetition takes, less what a run costs once: large arrays, for example, have to be allocated."""
+    count, once = LEAST_REPETITIONS, _usual(loop(1))
+    while (seconds := _usual(loop(count))) < effort.seconds and count < MOST_REPETITIONS:
+        count = min(MOST_REPETITIONS, int(count * max(2.0, 1.2 * effort.seconds / seconds)))
+    return (seconds - once) / (count - 1) if seconds > once else seconds / count
+
+
+def _usual(run: Callable[[], object]) -> float:
+    """Seconds of the median of several runs, after one that does not count."""
+    run()
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def memory_of_machine(shares: int) -> float:
+    """Bytes of main memory for each of so many devices."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shares
+
+
+# NumPy
+
+
+def with_numpy(name: str, effort: Effort) -> Hardware:
+    """This machine as the NumPy backend sees it: one device."""
+    flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
+    bandwidth = rising(effort.each(effort.sizes, lambda size: _numpy_sum(size, effort)))
+    small = np.ones(8, np.float32)
+    overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
+    return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0), ())
+
+
+NUMPY = {"f32": np.float32, "f64": np.float64}
+
+
+def _repeated(once: Callable[[], object]) -> Loop:
+    def loop(count: int) -> Callable[[], object]:
+        def run() -> None:
+            for _ in range(count):
+                once()
+
+        return run
+
+    return loop
+
+
+def _numpy_products(dtype: str, effort: Effort) -> Rate:
+    return rising(effort.each(effort.sides, lambda side: _numpy_product(side, dtype, effort)))
+
+
+def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
+    matrix = np.full((side, side), 1 / side, NUMPY[dtype])
+    result = np.empty_like(matrix)
+    return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)
+
+
+def _numpy_sum(size: int, effort: Effort) -> Point:
+    """Reads one array and writes another: together they have `size` bytes."""
+    one = np.ones(size // 8, np.float32)
+    other = np.empty_like(one)
+    return float(size), seconds_each(_repeated(lambda: np.add(one, 1.0, out=other)), effort)
+
+
+# JAX
+
+
+def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
+    """This machine as the JAX backend sees it: `count` devices, by default all that JAX has. Raises `Unavailable`."""
+    import_jax()
+    found = devices(count) if count is not None else import_jax().devices()
+    is_cpu = found[0].platform == "cpu"
+    effort = effort if is_cpu else effort.larger()
+    box, overhead, loop = _Devices.of(found, effort)
+    dtypes = ("f32", "bf16") if is_cpu else ("f32", "bf16", "f16")
+    flops = {dtype: rising(beyond(overhead, box.products(dtype, effort))) for dtype in dtypes}
+    bandwidth = rising(beyond(overhead, effort.each(effort.sizes, lambda size: box.sum(size, effort))))
+    ops = box.ops(bandwidth, effort)
+    overlap = 0.0 if is_cpu else 1.0
+    device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop)
+    links: tuple[Link, ...] = ()
+    if len(found) > 1:
+        times = {each: box.collectives(each, effort) for each in COLLECTIVES}
+        kind: Kind = "memory" if is_cpu else "switch"
+        links = (link_of("link", kind, len(found), times),)
+    return Hardware(name, device, links)
+
+
+JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+def _of_result(op: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda one, result: op(result)
+
+
+def _turns(array: Any) -> int:
+    """How many such arrays take turns."""
+    return max(1, min(TURNS, BYTES_OF_TURNS // int(array.nbytes)))
+
+
+@attrs.frozen
+class _Devices:
+    """Some JAX devices, that all do the same at once. loop: seconds of an iteration that has nothing to do."""
+
+    devices: tuple[Any, ...]
+    loop: float = 0.0
+
+    @classmethod
+    def of(cls, devices: Sequence[Any], effort: Effort) -> tuple[_Devices, float, float]:
+        """And the seconds of a kernel that has nothing to do, a small product, and of an iteration of a program's loop."""
+        import jax
+        import jax.numpy as jnp
+
+        box, start = cls(tuple(devices)), jnp.ones((16, 16), "float32") / 16
+
+        def seconds(times: int, body: Callable[[Any, Any], Any]) -> float:
+            """Of an iteration that does it so many times."""
+            return times * box._seconds(body, start, effort, chained=times)
+
+        def product(one: Any, result: Any) -> Any:
+            return result @ one
+
+        def products(one: Any, result: Any) -> Any:
+            return jax.lax.fori_loop(0, CHAINED, lambda _, result: product(one, result), result)
+
+        once, often, looping = seconds(1, product), seconds(CHAINED, product), seconds(1, products)
+        overhead = max((often - once) / (CHAINED - 1), 0.0)
+        loop, inside = max(once - overhead, 0.0), max((looping - often) / CHAINED, 0.0)
+        return attrs.evolve(box, loop=loop), overhead, inside
+
+    @property
+    def is_cpu(self) -> bool:
+        return bool(self.devices[0].platform == "cpu")
+
+    def memory(self) -> float:
+        stats = self.devices[0].memory_stats() or {}
+        return float(stats.get("bytes_limit") or memory_of_machine(len(self.devices)))
+
+    def products(self, dtype: str, effort: Effort) -> list[Point]:
+        return effort.each(effort.sides, lambda side: self.product(side, dtype, effort))
+
+    def product(self, side: int, dtype: str, effort: Effort) -> Point:
+        """(FLOPs, seconds) of a product with an orthogonal matrix, which leaves what it multiplies as large as it was."""
+        import jax.numpy as jnp
+
+        random = np.random.default_rng(0)
+        normal = random.standard_normal(side, np.float32)
+        signs = np.sign(random.random(side, np.float32) - 0.5)
+        mirrored = np.eye(side, dtype=np.float32) - np.outer(2 / (normal @ normal) * normal, normal)
+        start = jnp.asarray(mirrored * signs, JAX[dtype])
+        chained = 1 if self.is_cpu else CHAINED
+        return 2.0 * side**3, self._seconds(lambda one, result: result @ one, start, effort, chained=chained)
+
+    def sum(self, size: int, effort: Effort) -> Point:
+        """(bytes, seconds) of a kernel that reads and writes arrays of, together, `size` bytes."""
+        import jax.numpy as jnp
+
+        start = jnp.ones(size // 8, "float32")
+        return float(size), self._seconds(
+            lambda one, result: 0.5 * result + 0.5, start, effort, _turns(start)
+        )
+
+    def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
+        """Elements/s of the ops that take notably longer than reading and writing their bytes."""
+        import jax.numpy as jnp
+
+        size = 8 * effort.elements
+        notable = NOTABLY * size / bandwidth.at(size)
+        start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
+
+        def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
+            array = start.reshape(op_kernels.SHAPES.get(name, (-1,)))
+            return self._seconds(_of_result(op), array, effort) if op else 0.0
+
+        own = {
+            name: (seconds(op, name) - seconds(op_kernels.BESIDES.get(name), name))
+            / op_kernels.TIMES.get(name, 1)
+            for name, op in op_kernels.KERNELS.items()
+            if self.is_cpu or name not in op_kernels.OF_CPUS
+        }
+        return {name: effort.elements / each for name, each in own.items() if each > notable}
+
+    def collectives(self, kind: str, effort: Effort) -> list[Point]:
+        """(bytes, seconds) of collectives of a kind."""
+        return effort.each(effort.messages, lambda size: self.collective(kind, size, effort))
+
+    def collective(self, kind: str, size: int, effort: Effort) -> Point:
+        """Of an array of at least so many bytes; of zeros, whose sums need no scaling."""
+        import jax.numpy as jnp
+
+        members = len(self.devices)
+        elements = -(-size // (4 * members**2)) * members
+        array = jnp.zeros(elements if kind in PARTS else elements * members, "float32")
+        return 4 * elements * members, self._seconds(
+            lambda one, result: COLLECTIVES[kind](result, "all", members), array, effort
+        )
+
+    def _seconds(
+        self,
+        body: Callable[[Any, Any], Any],
+        start: Any,
+        effort: Effort,
+        turns: int = 1,
+        chained: int = 1,
+    ) -> float:
+        """Of one repetition of `body(start, result before)` on every device; of so many results that take turns, or so many
+        repetitions in the loop's body.
+        """
+        import jax
+        from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(np.array(self.devices), ("all",), axis_types=(AxisType.Auto,))
+        everywhere = jax.numpy.stack([start] * len(self.devices))
+        whole, split = PartitionSpec(), PartitionSpec("all")  # type: ignore[no-untyped-call]
+        array = jax.device_put(everywhere, NamedSharding(mesh, split))
+
+        def local(array: Any, count: Any) -> Any:
+            def step(i: Any, results: Any) -> Any:
+                if turns == 1:
+                    for _ in range(chained):
+                        results = body(array[0], results).astype(array.dtype)
+                    return results
+                result = jax.lax.dynamic_index_in_dim(results, i % turns, keepdims=False)
+                after = body(array[0], result).astype(array.dtype)
+                return jax.lax.dynamic_update_index_in_dim(results, after, i % turns, 0)
+
+            results = array[0] if turns == 1 else jax.numpy.stack([array[0]] * turns)
+            return jax.lax.fori_loop(0, count, step, results)[None]
+
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
+        compiled = jax.jit(mapped)
+        seconds = seconds_each(lambda count: lambda: compiled(array, count).block_until_ready(), effort)
+        return max(seconds - self.loop, seconds / 100) / chained

@@ -1,0 +1,363 @@
+"""From equations to Python statements, for both backends.
+
+What an op's text looks like stands in its `OpDef`; how one backend differs from another stands in a
+`Dialect`. A function's body becomes one statement per equation, in one pass.
+
+Both backends write modules of one shape, so that whoever runs one need not know which it is:
+
+- `MESH`: axis name -> size, first axis most major.
+- `PARAMETERS`, `INPUTS`, `STATE`: argument name -> layout; `OUTPUTS[function]`: output name -> layout. Where
+  a step takes several micro-batches, `BATCHES` is `INPUTS` with their number as the first dimension. A
+  layout has one entry per dimension: None, the name of the mesh axis that splits it, or a tuple of names,
+  most major first. Names are the user's own dotted ones (`layers.ffn.wi`).
+- `TYPES`: kind of arguments -> name -> dtype and sizes of the whole array, which every function checks.
+- `init(seed=0) -> params` and, where there is optimizer state, `init_state() -> state`.
+- `forward(params, inputs) -> outputs`, `gradients(params, inputs) -> outputs`, `train_step(params, state,
+  inputs, step) -> (outputs, params, state)`, each argument and result a dict from name to sharded array,
+  `step` counting from 0. A function is there when the program has it (`train_step` is the IR's `step`).
+- `value_and_grad(params, inputs, step=0) -> (loss, gradients)`, where the program trains; see `module.value_and_grad`.
+- `shard(arrays, layouts) -> arrays` and `unshard(arrays, layouts) -> arrays` go between global NumPy arrays
+  and sharded ones, for dicts: `shard({"x": x}, INPUTS)`, `unshard(outputs, OUTPUTS["forward"])`.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from textwrap import wrap
+
+import attrs
+
+from mtfc.backends.common.forms import FORMS
+from mtfc.backends.common.loop_text import LoopText, Slice
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Equation, Function, Value, source_file
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.opdef import Code, Text
+from mtfc.compiler.ir.sharding_rules import type_with
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
+
+WIDTH = 110
+"""Columns of a generated line."""
+
+LOCALS = ("params", "state", "inputs", "step", "outputs", "gradients", "float", "range")
+"""What a generated function calls its own; no value may take these names."""
+
+
+@attrs.frozen(kw_only=True)
+class Dialect:
+    """How one backend's Python differs from the other's.
+
+    column: the text of an equation's op. lead: the lengths of the axes that a value's array has in front of its own
+    dimensions (none where the program sees one processor's array). index: (mesh axes, rank) -> this
+    processor's number along them, most major first, as text that broadcasts against arrays with `rank`
+    dimensions of their own. dtype: an IR dtype as text. literal: (value, dtype) as text that keeps the dtype
+    of arrays it is combined with. after: a statement to follow a value's definition, or an empty text. loop: a
+    loop's statements. step: the number `step` as the array that equations need. reserved: names that the module uses.
+    """
+
+    mesh: Mesh
+    column: Callable[[Equation], Text]
+    lead: Callable[[TensorType], tuple[int, ...]]
+    index: Callable[[Axes, int], str]
+    dtype: Callable[[str], str]
+    literal: Callable[[object, str], str]
+    after: Callable[[Value, str], str]
+    loop: Callable[[LoopText], Iterator[str]]
+    step: str
+    reserved: frozenset[str]
+
+
+class Emitter:
+    """Writes the statements of one function.
+
+    `literals` holds the constants that are not yet written as statements: most never are, as their uses write
+    the number.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._reserved = {*keyword.kwlist, *LOCALS, *dialect.reserved}
+        self._names = Names(self._reserved)
+        self._identifiers: dict[Value, str] = {}
+        self._literals: dict[Value, Equation] = {}
+        self._width = WIDTH - 4
+        self._file: str | None = None
+        self._short: dict[str, str] = {}
+
+    def identifier(self, value: Value) -> str:
+        """The value's name in Python: `layers.ffn.wi` is `wi`, or `ffn_wi` where another name ends in `wi`."""
+        if value not in self._identifiers:
+            wanted = re.sub(r"\W", "_", self._short.get(value.name, value.name))
+            wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
+            wanted = f"{wanted}_1" if wanted in self._reserved else wanted
+            self._identifiers[value] = self._names.fresh(wanted)
+        return self._identifiers[value]
+
+    def function(self, function: Function, name: str, doc: str, first: Iterable[str] = ()) -> str:
+        """The definition of a whole function, under `name` and with a docstring; it begins with the statements `first`."""
+        self._file = source_file([function])
+        self._short = short_names(value.name for value in all_values(function))
+        lines = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
+        lines = [*_docstring(doc), *lines]
+        return f"def {name}({FORMS[function.name].signature}):\n" + "".join(
+            f"    {line}\n" if line else "\n" for line in lines
+        )
+
+    def _arguments(self, function: Function) -> Iterator[str]:
+        used = {value for eqn in function.body for value in eqn.operands}
+        used |= {output.value for output in function.outputs}
+        for argument in function.arguments:
+            if argument.value not in used:
+                continue
+            if argument.role == "step":
+                self._identifiers[argument.value] = "step"
+                yield f"step = {self.dialect.step}"
+            else:
+                source = FORMS[function.name].takes[argument.role]
+                name = self.identifier(argument.value)
+                yield f'{name} = {source}["{argument.value.name}"]'
+                yield from filter(None, [self.dialect.after(argument.value, name)])
+
+    def _results(self, function: Function) -> Iterator[str]:
+        roles = {argument.value.name: argument.role for argument in function.arguments}
+        form = FORMS[function.name]
+        names: dict[str, list[str]] = {"outputs": []} if form.outputs else {}
+        names |= {group: [] for group in form.gives.values()}
+        for output in function.outputs:
+            group = form.gives[roles[output.updates]] if output.updates else "outputs"
+            key = output.updates or output.name
+            names[group].append(f'"{key}": {self.identifier(output.value)}')
+        for group, entries in names.items():
+            yield from fold(f"{group} = {{{', '.join(entries)}}}")
+        yield f"return {', '.join(names)}"
+
+    def body(self, function: Function) -> Iterator[str]:
+        """The lines of the body, not indented, up to where its outputs are defined."""
+        previous = None
+        for eqn in function.body:
+            if eqn.op == "constant":
+                self._literals[eqn.result] = eqn
+                continue
+            place = self._place_comment(eqn)
+            if eqn.regions:
+                yield ""
+            if place and place != previous:
+                yield place
+                previous = place
+            yield from self.loop(eqn) if eqn.regions else self.equation(eqn)
+        for output in function.outputs:
+            yield from self._materialize((output.value,))
+
+    def _place_comment(self, eqn: Equation) -> str:
+        """`# line 12`, and of which stage where it is not the forward pass that the user wrote."""
+        if eqn.span is None:
+            return ""
+        return f"# {eqn.span.seen_from(self._file)}" + ("" if eqn.stage == "forward" else f", {eqn.stage}")
+
+    def loop(self, eqn: Equation) -> Iterator[str]:
+        """A loop's statements; what is invariant keeps the name that it has outside."""
+        given = list(pairs(eqn))
+        yield from self._materialize(v for v, a in given if a.role != "invariant")
+        for operand, argument in given:
+            if argument.role == "invariant" and operand in self._literals:
+                literal = attrs.evolve(self._literals[operand], results=(argument.value,))
+                self._literals[argument.value] = literal
+            elif argument.role == "invariant":
+                self._identifiers[argument.value] = self.identifier(operand)
+        for line in self.dialect.loop(self._loop_text(eqn)):
+            yield from fold(line, self._width)
+
+    def _loop_text(self, eqn: Equation) -> LoopText:
+        region, dim = region_of(eqn), dim_of(eqn)
+        carries = [(v, a.value) for v, a in pairs(eqn) if a.role == "carried"]
+        slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
+        names = [self.identifier(value) for value in eqn.results]
+        inside = [self.identifier(value) for _, value in (*carries, *slices)]
+        body = self._body_inside(region)
+        leaving = [self.identifier(output.value) for output in region.outputs]
+        count = len(carries)
+        return LoopText(
+            name=self._names.fresh(re.sub(r"\W", "_", f"{region.name}_body")),
+            index=self._names.fresh("i"),
+            trips=dim.size,
+            reverse=bool(eqn.attrs["reverse"]),
+            carried=inside[:count],
+            starts=[self.identifier(value) for value, _ in carries],
+            updates=leaving[:count],
+            results=names[:count],
+            sliced=[
+                Slice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
+                for name, (whole, _) in zip(inside[count:], slices, strict=True)
+            ],
+            stacks=names[count:],
+            yields=leaving[count:],
+            held=[self.identifier(value) for value in gathered_anew(eqn)],
+            body=body,
+        )
+
+    def _body_inside(self, region: Function) -> list[str]:
+        """The lines of a body that will be indented once more."""
+        self._width -= 4
+        lines = list(self.body(region))
+        self._width += 4
+        return lines
+
+    def equation(self, eqn: Equation) -> Iterator[str]:
+        text = self.dialect.column(eqn)
+        inlined = self._inlined(eqn) if isinstance(text, str) else {}
+        yield from self._materialize(v for v in eqn.operands if v not in inlined)
+        yield from self._assign(eqn, inlined)
+
+    def _inlined(self, eqn: Equation) -> dict[Value, str]:
+        """Operands of a component-wise equation to write as numbers: another operand, an array, must carry the dtype."""
+        carried = {v.type.dtype for v in eqn.operands if v not in self._literals}
+        return {
+            v: self.dialect.literal(self._literals[v].attrs["value"], v.type.dtype)
+            for v in eqn.operands
+            if v in self._literals and v.type.dtype in carried
+        }
+
+    def _materialize(self, values: Iterable[Value]) -> Iterator[str]:
+        for value in values:
+            if value in self._literals:
+                yield from self._assign(self._literals.pop(value), {})
+
+    def _assign(self, eqn: Equation, inlined: dict[Value, str]) -> Iterator[str]:
+        text = self.dialect.column(eqn)
+        code = self._code(eqn, inlined)
+        expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
+        results = [self.identifier(value) for value in eqn.results]
+        yield from fold(f"{', '.join(results)} = {expression}", self._width)
+        for value, name in zip(eqn.results, results, strict=True):
+            if line := self.dialect.after(value, name):
+                yield line
+
+    def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
+        dialect, type = self.dialect, eqn.results[0].type
+        args = tuple(inlined.get(v) or self.identifier(v) for v in eqn.operands)
+        sizes = type.local_shape(dialect.mesh)
+        return Code(
+            eqn=eqn,
+            args=args,
+            aligned=tuple(
+                arg if v in inlined else _aligned(arg, v.type.names, type.names, dialect.lead(v.type))
+                for arg, v in zip(args, eqn.operands, strict=True)
+            ),
+            sizes=sizes,
+            shape=str((*dialect.lead(type), *sizes)),
+            axis=lambda i, dim: eqn.operands[i].type.names.index(dim) - len(eqn.operands[i].type.dims),
+            offset=lambda dim, rank: self._offset(eqn, dim, rank),
+            dtype=dialect.dtype(type.dtype),
+        )
+
+    def _offset(self, eqn: Equation, dim: str, rank: int) -> str:
+        type = type_with(eqn, dim)
+        axes = type.axes_of(dim)
+        if not axes:
+            return ""
+        size = type.dim(dim).size // self.dialect.mesh.size(axes)
+        return f"{self.dialect.index(axes, rank)} * {size}"
+
+
+def all_values(function: Function) -> Iterator[Value]:
+    """What a function and the bodies of its loops define."""
+    yield from (argument.value for argument in function.arguments)
+    for eqn in function.body:
+        yield from eqn.results
+        for region in eqn.regions:
+            yield from all_values(region)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Each dotted name as the fewest of its last parts that no other name ends in; `d_` in front stays in front."""
+    paths = {name: name.removeprefix("d_") if "." in name else name for name in names}
+    owners: dict[str, set[str]] = {}
+    for path in paths.values():
+        for suffix in _suffixes(path):
+            owners.setdefault(suffix, set()).add(path)
+    short = {path: next((s for s in _suffixes(path) if len(owners[s]) == 1), path) for path in paths.values()}
+    return {name: name[: len(name) - len(path)] + short[path] for name, path in paths.items()}
+
+
+def _suffixes(path: str) -> Iterator[str]:
+    """`c`, `b.c`, `a.b.c`"""
+    parts = path.split(".")
+    return (".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1))
+
+
+def layout_text(type: TensorType) -> str:
+    """The entry of a generated module's layout tables: `(None, "rows", ("cols", "planes"))`."""
+    entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in type.splits]
+    return repr(tuple(entries)).replace("'", '"')
+
+
+def _docstring(text: str) -> list[str]:
+    lines = wrap(f'"""{text}', WIDTH - 8)
+    return [f'{lines[0]}"""'] if len(lines) == 1 else [*lines, '"""']
+
+
+def _aligned(arg: str, names: tuple[str, ...], target: tuple[str, ...], lead: tuple[int, ...]) -> str:
+    """`arg` (dims `names`) made to broadcast against dims `target`.
+
+    `lead` holds the lengths of the axes in front. Dimensions missing at the front need no mention unless the
+    axes in front of them vary.
+    """
+    order = [names.index(name) for name in target if name in names]
+    if order != sorted(order):
+        axes = (*range(len(lead)), *(len(lead) + i for i in order))
+        arg = f"{arg}.transpose({', '.join(map(str, axes))})"
+    missing = [name not in names for name in target]
+    first = missing.index(False) if False in missing else len(missing)
+    if not any(missing[first:]) and prod(lead) == 1:
+        return arg
+    if missing == sorted(missing) and any(missing):
+        return f"{arg}[..., {', '.join(['None'] * sum(missing))}]"
+    entries = [":"] * len(lead) + ["None" if gone else ":" for gone in missing]
+    while entries and entries[-1] == ":":
+        entries.pop()
+    return f"{arg}[{', '.join(entries)}]" if entries else arg
+
+
+def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
+    """A statement in lines of at most `width` columns (where it can be broken), for a body indented by four.
+
+    It breaks at spaces. Within brackets that needs nothing else; otherwise a side of the assignment is put in
+    parentheses. No text in a generated statement contains a space.
+    """
+    plain = statement.lstrip()
+    indent = " " * (len(statement) - len(plain))
+    mark = " = " if " = " in plain else "return "
+    if len(statement) <= width or mark not in plain:
+        return [statement]
+    if indent:
+        return [indent + line for line in fold(plain, width - len(indent))]
+    target, expression = statement.split(mark, 1)
+    if _breaks_outside(expression):
+        expression = f"({expression})"
+    if "," in target and len(f"{target} = {expression.split()[0]}") > width:
+        target = f"({target})"
+    return _fill(re.split(r"(?<![=:]) (?!= )", f"{target}{mark}{expression}"), width)
+
+
+def _breaks_outside(expression: str) -> bool:
+    """Whether a space stands outside all brackets."""
+    depth = 0
+    for character in expression:
+        depth += (character in "([{") - (character in ")]}")
+        if character == " " and depth == 0:
+            return True
+    return False
+
+
+def _fill(words: list[str], width: int) -> list[str]:
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    return lines

@@ -1,0 +1,200 @@
+"""What modules of both backends hold besides the program's functions: a title, imports, layouts, initial
+values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from mtfc.backends.common.emitter import WIDTH
+from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.compiler.ir.core import Function, Output, Parameter, Program, walk
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.printer import layout_summary
+from mtfc.compiler.ir.types import TensorType
+
+DTYPES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "u32": "uint32",
+    "bool": "bool",
+}
+"""The name of each dtype in both backends."""
+
+KINDS = {"params": "parameter", "state": "state", "inputs": "input"}
+"""The dicts that functions take -> the role of the values in the dict."""
+
+TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches": "BATCHES"}
+"""Kind of arguments -> name of the table of their layouts."""
+
+
+def title(program: Program) -> str:
+    """What the module computes, on which mesh, and in which layout."""
+    mesh = program.placed_on
+    axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
+    layout = f" under layout {layout_summary(program.layout)}" if program.layout else ""
+    return f"{program.name} on mesh {mesh.name} = [{axes}]{layout}."
+
+
+def imports(table: Iterable[tuple[str, str]], body: str) -> str:
+    """The lines of a table (pattern that a module's text needs it for, import) that `body` needs."""
+    return "\n".join(line for pattern, line in table if re.search(pattern, body)) + "\n"
+
+
+def arguments(program: Program, role: str) -> dict[str, TensorType]:
+    """Every argument of that role, of any function, and its type in the first function that has it."""
+    found = (a.value for f in reversed(program.functions) for a in f.arguments if a.role == role)
+    return {value.name: value.type for value in found}
+
+
+def stacked_inputs(program: Program) -> dict[str, TensorType]:
+    """The inputs of a step that takes several micro-batches, stacked; empty where it takes what `forward` takes."""
+    if program.training is None or program.training.accumulate == 1 or not program.has_function("step"):
+        return {}
+    step = program.function("step")
+    return {a.value.name: a.value.type for a in step.arguments if a.role == "input"}
+
+
+def is_wide(program: Program) -> bool:
+    """Whether the program computes in f64."""
+    arguments = (a.value for f in program.functions for a in f.arguments)
+    defined = (v for f in program.functions for eqn in walk(f.body) for v in eqn.results)
+    return any(value.type.dtype == "f64" for value in (*arguments, *defined))
+
+
+def results(function: Function) -> list[Output]:
+    """The outputs that replace no argument."""
+    return [output for output in function.outputs if output.updates is None]
+
+
+def summary(function: Function) -> str:
+    """A function's docstring."""
+    if function.name == "clip_gradients":
+        return "Scales the gradients so that their joint norm is at most what the file asks for."
+    also = {"parameter": "params", "state": "state"}
+    groups = FORMS[function.name].gives
+    more = ", and what replaces params and state" if also.keys() == groups.keys() else ""
+    more = ", and the gradients of params" if "gradients" in groups.values() else more
+    return f"Computes {', '.join(output.name for output in results(function))}{more}."
+
+
+def value_and_grad(program: Program) -> list[str]:
+    """The function that `jax.value_and_grad` would make of the loss, where the program has functions of gradients.
+
+    `accumulate` and `clip` are arguments where the file asks for these.
+    """
+    if not program.has_function("batch_gradients") or program.training is None:
+        return []
+    accumulates, clips = (program.has_function(name) for name in ("step_gradients", "clip_gradients"))
+    options = ["accumulate=False"] * accumulates + ["clip=False"] * clips
+    signature = ", ".join(["params", "inputs", "step=0", *(["*", *options] if options else [])])
+    chosen = "(step_gradients if accumulate else batch_gradients)" if accumulates else "batch_gradients"
+    gradients = "clip_gradients(gradients) if clip else gradients" if clips else "gradients"
+    lines = [
+        f"def value_and_grad({signature}):",
+        f'    """Computes {program.training.minimize}, and the gradients of params, which are placed as params are.',
+        "",
+        *(
+            ["    accumulate: inputs are BATCHES, as in `train_step`; the gradients are the mean."]
+            * accumulates
+        ),
+        *(["    clip: scale the gradients as `train_step` does."] * clips),
+        "    step: the number that random draws and schedules depend on.",
+        '    """',
+        f"    outputs, gradients = {chosen}(params, inputs, step)",
+        f'    return outputs["{program.training.minimize}"], {gradients}',
+    ]
+    return ["\n".join(lines) + "\n"]
+
+
+def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
+    """`MESH`, `PARAMETERS`, `STATE`, `INPUTS`, `BATCHES` if needed, `OUTPUTS`, `TYPES`; `layout` gives the text of one entry."""
+    sizes = ", ".join(f'"{name}": {size}' for name, size in program.placed_on.axes)
+    lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
+    for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
+        lines.append(_table(name, arguments(program, role), layout))
+    if batches := stacked_inputs(program):
+        lines.append(_table("BATCHES", batches, layout))
+    lines.append("OUTPUTS = {\n")
+    for function in program.functions:
+        entries = ((output.name, layout(output.value.type)) for output in results(function))
+        lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
+    return "".join([*lines, "}\n\n", _types(program)])
+
+
+def _types(program: Program) -> str:
+    """The tables that arguments are checked against."""
+    kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
+    if batches := stacked_inputs(program):
+        kinds["batches"] = batches
+    lines = ["# Dtype and sizes of whole arrays: every function checks its arguments.\n", "TYPES = {\n"]
+    for kind, types in kinds.items():
+        entries = ((name, _type_text(type)) for name, type in types.items())
+        lines.append(f'    "{kind}": {dict_text(entries, indent=4)},\n')
+    layouts = ((kind, TABLES[kind]) for kind in kinds)
+    return "".join([*lines, "}\n", f"LAYOUTS = {dict_text(layouts, indent=0)}\n"])
+
+
+def _type_text(type: TensorType) -> str:
+    """`("float32", {"batch": 64, "io": 128})`"""
+    sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in type.dims)
+    return f'("{DTYPES[type.dtype]}", {{{sizes}}})'
+
+
+def kinds_of(program: Program, function: Function) -> list[str]:
+    """The kinds in `TYPES` of a function's arguments, in the order of its signature."""
+    stacked = function.name in ("step", "step_gradients") and stacked_inputs(program)
+    kinds = {"parameter": "params", "state": "state", "input": "batches" if stacked else "inputs"}
+    return [kinds[role] for role in FORMS[function.name].takes]
+
+
+def _table(name: str, types: Mapping[str, TensorType], layout: Callable[[TensorType], str]) -> str:
+    rows = [f'    "{key}": {layout(type)},  # {_sizes(type)}\n' for key, type in types.items()]
+    return f"{name} = {{\n{''.join(rows)}}}\n" if rows else f"{name} = {{}}\n"
+
+
+def _sizes(type: TensorType) -> str:
+    return f"{type.dtype}[{', '.join(f'{dim.name}: {dim.size}' for dim in type.dims)}]"
+
+
+def dict_text(items: Iterable[tuple[str, str]], indent: int) -> str:
+    """`{"w": w, "bias": bias}`, one entry per line where it is long, on a line indented by `indent`."""
+    entries = [f'"{key}": {value}' for key, value in items]
+    line = "{" + ", ".join(entries) + "}"
+    if len(line) + indent + 24 <= WIDTH:
+        return line
+    space = " " * indent
+    return "{\n" + "".join(f"{space}    {entry},\n" for entry in entries) + space + "}"
+
+
+def shape_text(type: TensorType) -> str:
+    """The whole tensor's shape."""
+    return str(tuple(dim.size for dim in type.dims))
+
+
+def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:
+    """What each state is before the first step, as text, global; `module` is what makes arrays: `np` or `jnp`."""
+    states = (a for f in program.functions for a in f.arguments if a.role == "state")
+    found = []
+    for state in states:
+        type, start = state.value.type, state.initial
+        made = f"zeros({shape_text(type)}" if start == 0 else f"full({shape_text(type)}, {literal(start)}"
+        found.append((state.value.name, f"{module}.{made}, {dtype(type.dtype)})"))
+    return found
+
+
+def initial_value(parameter: Parameter, full: str, dtype: str) -> str:
+    """A parameter's initial value as text, global; `full` is the backend's function for an array of equal elements."""
+    distribution, shape = DISTRIBUTIONS[parameter.init.name], shape_text(parameter.type)
+    numbers = {**distribution.args, **dict(parameter.init.args)}
+    literals = {name: literal(value) for name, value in numbers.items()}
+    start, scale = (part.format(**literals) for part in (distribution.start, distribution.scale))
+    if distribution.draw is None:
+        return f"{full}({shape}, {start}, {dtype})"
+    drawn = f'random_{distribution.draw}(random_key(seed, "{parameter.name}"), {shape})'
+    text = f"{scale} * {drawn}" if start == "0.0" else f"{start} + times({drawn}, {scale})"
+    return text if parameter.type.dtype == "f32" else f"({text}).astype({dtype})"

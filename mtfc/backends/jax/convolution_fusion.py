@@ -1,0 +1,394 @@
+"""Windows that need not be made: where the JAX backend writes one convolution or pooling for several equations.
+
+An einsum of windows and a filter is one `lax.conv_general_dilated`, and so are both its gradients; a maximum over windows is one
+`lax.reduce_window`. What an equation becomes is decided here, by what its operands are made of (`PATTERNS`); `convolution.py` has
+the text. An equation that fits no pattern keeps the text of its op.
+
+A window or its transpose may stand behind a reshape that, on one processor, changes no size but leaves out or adds dimensions of
+one element: so dimensions are cut into blocks, and merged again, where they are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import chain
+from math import prod
+
+import attrs
+
+from mtfc.backends.jax.convolution import SPATIAL, Array, Axis, Convolution, Pooled, Pooling, Sizes
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.opdef import Code
+from mtfc.compiler.ir.ops.reductions import over
+from mtfc.compiler.ir.ops.structure import reshape_groups
+from mtfc.compiler.ir.ops.windows import Geometry, geometry
+from mtfc.compiler.ir.types import Mesh
+
+Text = Callable[[Code], str]
+Names = Mapping[str, str]
+Fused = tuple[tuple[Value, ...], Text]
+"""The operands that an equation is left with, and its text."""
+
+
+@attrs.frozen
+class Sliding:
+    """A dimension under sliding windows: `source` in the tensor that is windowed, `out` and `kernel` in the tensor of windows.
+
+    None is a dimension of one element that is left out.
+    """
+
+    source: str
+    out: str | None
+    kernel: str | None
+    geometry: Geometry
+    value: object = 0.0
+
+
+@attrs.frozen
+class Windowed:
+    """A tensor of windows and the tensor that is windowed, one of which is `value`, the other the one that was asked about.
+
+    names: the other dimensions, from those of the tensor of windows to those of the windowed one. A dimension without any
+    part in it has one element.
+    """
+
+    value: Value
+    names: Names
+    windows: tuple[Sliding, ...] = ()
+
+    def covers(self, names: Sequence[str]) -> bool:
+        """Whether each of the names, of the tensor of windows, plays a part."""
+        return {*self.names, *chain(*((w.out, w.kernel) for w in self.windows))}.issuperset(names)
+
+
+def _alone(value: Value) -> Windowed:
+    return Windowed(value, {name: name for name in value.type.names})
+
+
+@attrs.frozen
+class Context:
+    """The context of a pattern: the equation of each value, local sizes, and the values that `jax.grad` may differentiate."""
+
+    defined: Mapping[Value, Equation]
+    mesh: Mesh
+    differentiated: Set[Value] = frozenset()
+
+    def sizes(self, value: Value) -> Sizes:
+        return dict(zip(value.type.names, value.type.local_shape(self.mesh), strict=True))
+
+    def op(self, value: Value) -> str:
+        return self.defined[value].op if value in self.defined else ""
+
+    def renaming(self, eqn: Equation) -> Names | None:
+        """Operand dimension -> result dimension of an equation that, on one processor, at most renames and reorders dimensions,
+
+        or leaves out and adds some of one element: those have no entry. None for any other equation.
+        """
+        x, y = eqn.operands[0], eqn.result
+        here, there = self.sizes(x), self.sizes(y)
+        if eqn.op == "transpose":
+            return {name: name for name in here}
+        found = {name: name for name in here if here[name] == there.get(name) == 1}
+        for group in reshape_groups(x.type.dims, y.type.dims):
+            *outer, old = (dim.name for dim in group.sources)
+            *added, new = (dim.name for dim in group.targets)
+            if here[old] != there[new] or any(here[d] > 1 for d in outer) or any(there[d] > 1 for d in added):
+                return None
+            found = {a: b for a, b in found.items() if a not in outer and b not in added} | {old: new}
+        return found
+
+    def base(self, value: Value) -> Windowed:
+        """What the value holds windows of: itself, where of nothing else."""
+        if self.op(value) not in ("window", "reshape", "transpose"):
+            return _alone(value)
+        eqn = self.defined[value]
+        inner = self.base(eqn.operands[0])
+        if eqn.op == "window":
+            return _slid(inner, eqn) or _slid(_alone(eqn.operands[0]), eqn) or _alone(value)
+        new = self.renaming(eqn)
+        if new is None:
+            return _alone(value)
+        return Windowed(
+            inner.value, {new[a]: b for a, b in inner.names.items() if a in new}, _called(inner, new)
+        )
+
+    def folded(self, value: Value) -> Windowed | None:
+        """The windows that are added up in the value; None where it is not made so."""
+        found = _alone(value)
+        while self.op(found.value) in ("fold", "reshape", "transpose"):
+            eqn = self.defined[found.value]
+            before = _unfolded(found, eqn) if eqn.op == "fold" else self._before(found, eqn)
+            if before is None:
+                return None
+            found = before
+        return found if found.windows else None
+
+    def _before(self, found: Windowed, eqn: Equation) -> Windowed | None:
+        """The same windows before a renaming."""
+        new = self.renaming(eqn)
+        if new is None:
+            return None
+        old = {b: a for a, b in new.items()}
+        names = {old[a]: b for a, b in found.names.items() if a in old}
+        return Windowed(eqn.operands[0], names, _called(found, old))
+
+
+def _called(found: Windowed, new: Names) -> tuple[Sliding, ...]:
+    """The windows under new names; what has none has one element."""
+    return tuple(
+        attrs.evolve(w, out=new.get(w.out or ""), kernel=new.get(w.kernel or "")) for w in found.windows
+    )
+
+
+def _slid(inner: Windowed, eqn: Equation) -> Windowed | None:
+    """The windows of one dimension more, if that has none yet."""
+    g = geometry(eqn.attrs)
+    if g.source.name not in inner.names:
+        return None
+    rest = {a: b for a, b in inner.names.items() if a != g.source.name}
+    sliding = Sliding(inner.names[g.source.name], g.out.name, g.kernel.name, g, eqn.attrs["value"])
+    return Windowed(inner.value, rest, (*inner.windows, sliding))
+
+
+def _unfolded(found: Windowed, eqn: Equation) -> Windowed | None:
+    """The windows before a fold, if what it adds up is not yet part of another."""
+    g = geometry(eqn.attrs)
+    if g.source.name not in found.names:
+        return None
+    rest = {a: b for a, b in found.names.items() if a != g.source.name}
+    sliding = Sliding(found.names[g.source.name], g.out.name, g.kernel.name, g)
+    return Windowed(eqn.operands[0], rest, (*found.windows, sliding))
+
+
+# Convolutions
+
+LETTERS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
+    (True, False, True): ("N", "", "N"),
+    (True, True, False): ("C", "I", ""),
+    (False, True, True): ("", "O", "C"),
+    (True, True, True): ("C", "O", "C"),  # groups of features: the major part of the three
+}
+"""Which of lhs, rhs and result have a dimension -> the part that it plays in them."""
+
+Spatial = tuple[tuple[str | None, str | None, str | None], Axis]
+"""A spatial dimension: what lhs, rhs and result call it, and how the convolution goes along it."""
+
+
+def _planned(
+    c: Context,
+    values: Sequence[Value],
+    names: Sequence[Names],
+    spatial: Sequence[Spatial],
+    flipped: bool = False,
+) -> Convolution | None:
+    """The convolution of lhs and rhs to the result, if every dimension plays a part that there is.
+
+    names: for each of the three, the dimensions of the einsum that are not spatial, and what they are called there.
+    """
+    parts: list[dict[str, list[str]]] = [{"N": [], "C": []}, {"I": [], "O": []}, {"N": [], "C": []}]
+    shared = set.intersection(*map(set, names))
+    for name in sorted(dict.fromkeys(chain(*names)), key=lambda name: name not in shared):
+        letters = LETTERS.get(tuple(name in each for each in names))
+        if letters is None:
+            return None
+        for part, letter, each in zip(parts, letters, names, strict=True):
+            if letter:
+                part[letter].append(each[name])
+    for letter, (called, _) in zip(SPATIAL, spatial, strict=False):
+        for part, own in zip(parts, called, strict=True):
+            part[letter] = [own] if own is not None else []
+    lhs, rhs, result = (Array(c.sizes(value), part) for value, part in zip(values, parts, strict=True))
+    groups = prod(lhs.sizes[names[0][name]] for name in shared)
+    axes = tuple(axis for _, axis in spatial)
+    return Convolution(lhs=lhs, rhs=rhs, result=result, axes=axes, groups=groups, flipped=flipped)
+
+
+def _own(value: Value, spatial: set[str | None]) -> Names:
+    """The dimensions that are not spatial, under their own names."""
+    return {name: name for name in value.type.names if name not in spatial}
+
+
+def _convolved(c: Context, eqn: Equation) -> Fused | None:
+    """einsum(windows of x, filter) is a convolution of x, and so is the gradient of the filter."""
+    if len(eqn.operands) != 2:
+        return None
+    for windows, filter in (eqn.operands, eqn.operands[::-1]):
+        found = c.base(windows)
+        spatial = [axis for w in found.windows if (axis := _correlated(w, filter, eqn.result))]
+        if not spatial or len(spatial) < len(found.windows) or not found.covers(windows.type.names):
+            continue
+        gone = {name for w in found.windows for name in (w.out, w.kernel)}
+        names = (found.names, _own(filter, gone), _own(eqn.result, gone))
+        plan = _planned(c, (found.value, filter, eqn.result), names, spatial)
+        if plan is not None:
+            return (found.value, filter), plan.text
+    return None
+
+
+def _correlated(w: Sliding, filter: Value, result: Value) -> Spatial | None:
+    """One of a window's two dimensions stays, and the other, which the filter has, is summed over: either way round."""
+    g = w.geometry
+    if (g.before or g.after) and w.value != 0:
+        return None
+    out, kernel = (w.out, g.out.size, g.stride), (w.kernel, g.kernel.size, g.dilation)
+    for (stays, count, stride), (goes, size, dilation) in ((out, kernel), (kernel, out)):
+        if _is_in(stays, result, filter) and _is_in(goes, filter, result):
+            reach = stride * (count - 1) + dilation * (size - 1) + 1
+            padding = (g.before, reach - g.before - g.source.size)
+            return (w.source, goes, stays), Axis(stride=stride, dilation=dilation, spread=1, padding=padding)
+    return None
+
+
+def _is_in(name: str | None, one: Value, other: Value) -> bool:
+    """Whether one value has the dimension and the other lacks it, as far as it matters."""
+    return name is None or (name in one.type.names and name not in other.type.names)
+
+
+def _transposed(c: Context, eqn: Equation) -> Fused | None:
+    """fold(einsum(y, filter)) is the transpose of a convolution: one of y, spread out, with the filter turned around."""
+    found = c.folded(eqn.result)
+    if found is None or c.op(found.value) != "einsum" or len(c.defined[found.value].operands) != 2:
+        return None
+    outs, kernels = {w.out for w in found.windows}, {w.kernel for w in found.windows}
+    operands = c.defined[found.value].operands
+    for y, filter in (operands, operands[::-1]):
+        apart = all(_is_in(w.out, y, filter) and _is_in(w.kernel, filter, y) for w in found.windows)
+        if apart and found.covers(found.value.type.names):
+            names = (_own(y, outs), _own(filter, kernels), found.names)
+            plan = _planned(
+                c, (y, filter, eqn.result), names, [_spread(w) for w in found.windows], flipped=True
+            )
+            return ((y, filter), plan.text) if plan else None
+    return None
+
+
+def _spread(w: Sliding) -> Spatial:
+    """Windows lie `stride` apart, and so do the elements that are added up."""
+    g = w.geometry
+    before = g.extent - 1 - g.before
+    reach = g.stride * (g.out.size - 1) + 1
+    padding = (before, g.source.size - reach - before + g.extent - 1)
+    return (w.out, w.kernel, w.source), Axis(stride=1, dilation=g.dilation, spread=g.stride, padding=padding)
+
+
+# Pooling
+
+
+def _pooled(c: Context, eqn: Equation) -> Fused | None:
+    """A reduction over the elements of every window, and nothing else, is one of the array that is windowed."""
+    found = c.base(eqn.operands[0])
+    if eqn.op != "sum" and eqn.result in c.differentiated and _is_dilated(found):
+        return None
+    plan = _pooling(c, eqn, found)
+    return ((found.value,), plan.text) if plan else None
+
+
+def _is_dilated(found: Windowed) -> bool:
+    """True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
+    return any(w.geometry.dilation > 1 for w in found.windows)
+
+
+def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
+    """A reduction of windows, or `is_argmax` of them, as a pooling of what they were found to be windows of."""
+    gone, kernels = {dim.name for dim in over(eqn)}, {w.kernel for w in found.windows}
+    if not found.windows or kernels != gone or not found.covers(eqn.operands[0].type.names):
+        return None
+    base, sizes = {**found.names, **{w.out: w.source for w in found.windows if w.out}}, c.sizes(found.value)
+    kept = [name for name in eqn.result.type.names if name not in gone]
+    made = [base[name] for name in kept]
+    if made != [name for name in sizes if name in made]:
+        return None
+    by_dim, result = {w.source: _pooled_dim(w) for w in found.windows}, c.sizes(eqn.result)
+    return Pooling(
+        reduction="max" if eqn.op == "is_argmax" else eqn.op,
+        dims=tuple(by_dim.get(name, Pooled()) for name in sizes),
+        order=tuple(list(sizes).index(w.source) for w in found.windows),
+        result=tuple(result[name] for name in kept),
+        reshaped=len(made) < len(sizes),
+    )
+
+
+def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
+    """fold(mask(is_argmax(windows of x), g)) is the gradient of a maximum over the windows: JAX's own."""
+    folded = c.folded(eqn.result)
+    if folded is None or c.op(folded.value) != "mask":
+        return None
+    hit, g = c.defined[folded.value].operands
+    if c.op(hit) != "is_argmax":
+        return None
+    windows, gone = c.defined[hit].operands[0], [dim.name for dim in over(c.defined[hit])]
+    found = c.base(windows)
+    x, plan = found.value, _pooling(c, c.defined[hit], found)
+    if plan is None or not _same_windows(found, folded) or x.type.names != eqn.result.type.names:
+        return None
+    if _is_dilated(found):
+        return None
+    sources = [w.source for kernel in gone for w in found.windows if w.kernel == kernel]
+    if sources != [name for name in x.type.names if name in sources]:
+        return None  # `is_argmax` would look for the first in another order
+    kept = [name for name in windows.type.names if name not in gone]
+    if sorted(kept) != sorted(g.type.names) or x.type.varying(c.mesh) != g.type.varying(c.mesh):
+        return None
+    order = tuple(g.type.names.index(name) for name in kept)
+    return (x, g), lambda code: plan.pulled_back(code, order)
+
+
+def _same_windows(one: Windowed, other: Windowed) -> bool:
+    """Whether the dimensions, and windows of them, are the same, whatever a window holds beyond the ends."""
+    known = {(w.source, w.out, w.kernel, w.geometry) for w in one.windows}
+    return one.names == other.names and known == {
+        (w.source, w.out, w.kernel, w.geometry) for w in other.windows
+    }
+
+
+def _pooled_dim(w: Sliding) -> Pooled:
+    g = w.geometry
+    padding = (g.before, g.stride * (g.out.size - 1) + g.extent - g.before - g.source.size)
+    return Pooled(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
+
+
+PATTERNS: Mapping[str, Callable[[Context, Equation], Fused | None]] = {
+    "einsum": _convolved,
+    "fold": lambda c, eqn: _transposed(c, eqn) or _pooled_back(c, eqn),
+    "sum": _pooled,
+    "max": _pooled,
+    "min": _pooled,
+}
+
+MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose", "mask", "is_argmax"})
+"""What patterns see through, and what therefore may have lost its use."""
+
+
+def fused(
+    function: Function, mesh: Mesh, differentiated: Set[Value] = frozenset()
+) -> tuple[Function, Mapping[Value, Text]]:
+    """Remove windows that need not exist; return the function, and by result the texts of equations without windows.
+
+    `differentiated` are the values whose derivative `jax.grad` may need.
+    """
+    texts: dict[Value, Text] = {}
+
+    def rewritten(function: Function) -> Function:
+        context = Context(
+            {value: eqn for eqn in function.body for value in eqn.results}, mesh, differentiated
+        )
+        body = []
+        for eqn in function.body:
+            found = PATTERNS[eqn.op](context, eqn) if eqn.op in PATTERNS else None
+            if found is not None:
+                operands, texts[eqn.result] = found
+                eqn = attrs.evolve(eqn, operands=operands)
+            body.append(within(eqn, rewritten))
+        return _used(attrs.evolve(function, body=tuple(body)))
+
+    return rewritten(function), texts
+
+
+def _used(function: Function) -> Function:
+    used, kept = {output.value for output in function.outputs}, []
+    for eqn in reversed(function.body):
+        if eqn.op not in MADE_FOR_OTHERS or any(value in used for value in eqn.results):
+            used.update(eqn.operands)
+            kept.append(eqn)
+    return attrs.evolve(function, body=tuple(reversed(kept)))

@@ -1,0 +1,121 @@
+"""Runs a generated JAX module, and shows what JAX and XLA make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from math import prod
+from types import ModuleType
+from typing import Any
+
+from mtfc.backends.common.devices import devices, import_jax
+from mtfc.backends.common.forms import FORMS, NAMES
+from mtfc.backends.common.module import DTYPES, kinds_of
+from mtfc.backends.jax.backend import generate
+from mtfc.compiler.ir.core import Program
+
+
+def load(source: str) -> ModuleType:
+    """The module that `source` defines, with its functions bound to its mesh over the devices that are there.
+
+    Raises `Unavailable` where JAX is missing or has too few devices.
+    """
+    module, mesh = _execute(source)
+    for name in ("init", "init_state", "shard", *NAMES.values(), "value_and_grad"):
+        if hasattr(module, name):
+            setattr(module, name, _under(mesh, getattr(module, name)))
+    return module
+
+
+def stablehlo(program: Program, function: str | None = None) -> str:
+    """What JAX hands to XLA for a function of the lowered program: the last one, unless told otherwise."""
+    return str(lowered(program, function).as_text())
+
+
+def hlo(program: Program, function: str | None = None) -> str:
+    """What XLA compiles a function of the lowered program to: one device's instructions."""
+    return str(lowered(program, function).compile().as_text())
+
+
+def lowered(program: Program, function: str | None = None, on: Sequence[Any] | None = None) -> Any:
+    """A function of the program as a `jax.stages.Lowered`, without data, on the first of the given devices or on those that are
+    there. Raises `Unavailable`.
+    """
+    module, mesh = _execute(generate(program), on)
+    name = function or program.functions[-1].name
+    form, kinds = FORMS[name], kinds_of(program, program.function(name))
+    jax = import_jax()
+    with jax.set_mesh(mesh):
+        structs = [
+            _structs(module, program, role, name, kind) for role, kind in zip(form.takes, kinds, strict=True)
+        ]
+        if form.counts:
+            structs.append(_struct("i32", (), jax.sharding.PartitionSpec()))
+        return getattr(module, NAMES[name]).lower(*structs)
+
+
+def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
+    """The module with its functions bound to a mesh, and the mesh.
+
+    A bound function runs under `jax.grad` and `jax.jit`, where `jax.set_mesh` is not allowed.
+    """
+    import_jax()
+    module = _module(source)
+    count = prod(module.MESH.values())
+    mesh = module.make_mesh(devices(count) if on is None else on[:count])
+    bound = source
+    for text, replacement in BINDING.items():
+        bound = bound.replace(text, replacement)
+    placed = partial(import_jax().sharding.NamedSharding, mesh)
+    return _module(bound, bound_mesh=mesh, bound_sharding=placed), mesh
+
+
+BINDING = {
+    "@jax.shard_map(": "@jax.shard_map(mesh=bound_mesh, ",
+    "out_shardings=PARAMETERS": "out_shardings={name: bound_sharding(spec) for name, spec in PARAMETERS.items()}",
+    "out_shardings=STATE": "out_shardings={name: bound_sharding(spec) for name, spec in STATE.items()}",
+    "jax.device_put(array, specs[name])": "jax.device_put(array, bound_sharding(specs[name]))",
+}
+"""Text of a module that takes the mesh from its context -> text that takes the one that it is bound to."""
+
+
+def _module(source: str, **names: Any) -> ModuleType:
+    module = ModuleType("program")
+    module.__dict__.update(names)
+    exec(compile(source, "<generated>", "exec"), module.__dict__)
+    return module
+
+
+def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _set(mesh):
+            return function(*args, **kwargs)
+
+    if hasattr(function, "lower"):
+        call.lower = _under(mesh, function.lower)  # type: ignore[attr-defined]
+    return call
+
+
+def _set(mesh: Any) -> Any:
+    """The mesh as a context. Under `jax.grad` and `jax.jit` only its axes can be set."""
+    jax = import_jax()
+    try:
+        return jax.set_mesh(mesh)
+    except ValueError:
+        return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def _structs(module: ModuleType, program: Program, role: str, function: str, kind: str) -> dict[str, Any]:
+    """The arguments of one role, without data; `kind` names the table of their placements."""
+    types = {a.value.name: a.value.type for a in program.function(function).arguments if a.role == role}
+    shapes = {name: tuple(dim.size for dim in type.dims) for name, type in types.items()}
+    return {
+        name: _struct(type.dtype, shapes[name], module.LAYOUTS[kind][name]) for name, type in types.items()
+    }
+
+
+def _struct(dtype: str, shape: tuple[int, ...], spec: Any) -> Any:
+    """A global array's shape, dtype and placement on the mesh that is set."""
+    jax = import_jax()
+    return jax.ShapeDtypeStruct(shape, getattr(jax.numpy, DTYPES[dtype]), sharding=spec)

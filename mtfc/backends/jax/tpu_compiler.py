@@ -1,0 +1,47 @@
+"""The TPU compiler, without a TPU: libtpu compiles ahead of time for a topology that is only described.
+
+Of what it makes it says how many cycles it expects each kernel to take, collectives left out (`hlo.cycles`).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.jax.runtime import lowered
+from mtfc.compiler.ir.core import Program
+
+CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5e": 1500e6, "v5p": 1750e6, "v6e": 1750e6}
+"""Cycles per second, by generation.
+
+v2 and v3: Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 2020. v4: Jouppi et al., TPU v4,
+ISCA 2023. The others follow from their peaks: v5e has 4 matrix units of 128 x 128 a chip, v5p 8 of them, and v6e does what 16
+would do.
+"""
+
+CONFIGURATIONS = {"v4": "megacore"}
+"""Of a chip's two cores libtpu makes one device on v5p, and on v4 where it is asked to."""
+
+
+def topology(name: str) -> list[Any]:
+    """The devices of a topology such as `v5e:4x4`. Raises `Unavailable` where libtpu is missing or does not know it."""
+    import_jax()
+    if find_spec("libtpu") is None:
+        raise Unavailable("compiling for TPUs needs the package libtpu: pip install libtpu")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask about itself
+    from jax.experimental import topologies
+
+    configuration = CONFIGURATIONS.get(name.split(":")[0])
+    options = {"chip_config_name": configuration} if configuration else {}
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        return list(described.devices)
+    except Exception as error:  # whatever the plugin raises
+        raise Unavailable(f"libtpu does not describe the topology {name}: {error}") from error
+
+
+def compiled(program: Program, name: str, function: str | None = None) -> Any:
+    """A function of the lowered program for a topology, on its first devices if it has more: a `jax.stages.Compiled`."""
+    return lowered(program, function, topology(name)).compile()

@@ -1,0 +1,418 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""What generated NumPy modules are made of besides the user's program.
+
+A module simulates all processors of the mesh at once. An array has one axis in front of its own dimensions
+for each mesh axis: of the axis's size where processors along it hold different data, of length 1 where they
+hold the same. So an operation on the arrays is the operation of every processor, and what is replicated is
+computed once.
+
+The text of those functions that a module uses is copied into it, and tables stand in front of them (`MESH`
+and the layouts).
+"""
+
+import math
+import re
+
+import numpy as np
+
+from mtfc.backends.common.checks import LAYOUTS, argument, check_whole, entries
+
+MESH: dict[str, int] = {}
+"""Name of a mesh axis -> its size; a generated module has its own."""
+
+NARROWED: dict[str, type] = {}
+"""Names of NumPy dtypes that the program does not compute in -> what takes their place."""
+
+SENT = {
+    kind: {"count": 0, "elements_per_device": 0, "bytes_per_device": 0}
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+}
+"""What one processor has put into collectives since the module was loaded."""
+
+
+def shard(arrays, layouts):
+    """Global arrays, each as the stack of the processors' parts. Raises `ValueError`."""
+    check_whole(arrays, layouts)
+    return {name: split(np.asarray(x), layouts[name]) for name, x in arrays.items()}
+
+
+def unshard(arrays, layouts):
+    """Global arrays from the stacks of the processors' parts."""
+    return {name: join(x, layouts[name]) for name, x in arrays.items()}
+
+
+def split(x, layout):
+    """A global array, split as its layout says; unwanted 64-bit numbers end here."""
+    x = x.astype(NARROWED.get(x.dtype.name, x.dtype), copy=False)
+    stacked = x.reshape((1,) * len(MESH) + x.shape)
+    for dim, axes in enumerate(layout):
+        if axes is not None:
+            stacked = scatter(stacked, axes, dim - len(layout))
+    return stacked
+
+
+def join(x, layout):
+    """The global array whose parts are stacked in `x`."""
+    for dim, axes in enumerate(layout):
+        if axes is not None:
+            x = collect(x, axes, dim - len(layout))
+    return np.asarray(x[(0,) * len(MESH)])
+
+
+def whole(kind, arrays):
+    """Dtype and shape of the global arrays whose parts are stacked, by name, as `check` takes them."""
+    layouts, table = LAYOUTS[kind], {"params": "PARAMETERS"}.get(kind, kind.upper())
+    found = {}
+    for name, x in entries(kind, arrays):
+        if not is_placed(x, layouts.get(name, ())):
+            label = f'{argument(kind)}["{name}"]'
+            raise ValueError(
+                f"{label} is not placed on this mesh: place whole arrays with shard(arrays, {table})"
+            )
+        found[name] = x.dtype.name, whole_shape(x, layouts.get(name, ()))
+    return found
+
+
+def is_placed(x, layout):
+    """True if the array has the parts of every processor along the axes of the mesh that split it."""
+    split = {axis for axes in layout for axis in ((axes,) if isinstance(axes, str) else axes or ())}
+    lengths = [{size} if axis in split else {1, size} for axis, size in MESH.items()]
+    return x.ndim >= len(MESH) and all(x.shape[i] in right for i, right in enumerate(lengths))
+
+
+def whole_shape(x, layout):
+    """The shape of the global array. Layouts are aligned at the end: an array may have more dimensions."""
+    parts = x.shape[len(MESH) :]
+    known = ((None,) * len(parts) + tuple(layout))[len(layout) :]
+    shards = [math.prod(x.shape[i] for i in numbers(axes or ())) for axes in known]
+    return tuple(np.multiply(shards, parts).astype(int).tolist())
+
+
+def numbers(axes):
+    """The array axes that stand for one mesh axis or several."""
+    names = (axes,) if isinstance(axes, str) else axes
+    return tuple(list(MESH).index(name) for name in names)
+
+
+def scatter(x, axes, dim):
+    """Each processor along `axes` keeps its part of dimension `dim`, which becomes split over them."""
+    found, sizes = numbers(axes), [MESH[list(MESH)[i]] for i in numbers(axes)]
+    x = x[tuple(0 if i in found else slice(None) for i in range(len(MESH)))]
+    before, after = x.shape[:dim], x.shape[dim:][1:]
+    parts = x.reshape(*before, *sizes, x.shape[dim] // math.prod(sizes), *after)
+    return np.moveaxis(parts, range(len(before), len(before) + len(sizes)), found)
+
+
+def collect(x, axes, dim):
+    """The parts of dimension `dim` along `axes` joined, the first of them most major: the same for all."""
+    found, dim = numbers(axes), x.ndim + dim
+    parts = np.moveaxis(x, found, range(dim - len(found), dim))
+    lead = [1 if i in found else x.shape[i] for i in range(len(MESH))]
+    return parts.reshape(*lead, *x.shape[len(MESH) : dim], -1, *x.shape[dim + 1 :])
+
+
+def axis_index(axes, rank):
+    """Every processor's number along `axes`, most major first, broadcast against `rank` dimensions."""
+    index = np.zeros((1,) * len(MESH), np.int32)
+    for number in numbers(axes):
+        coordinates = np.arange(MESH[list(MESH)[number]], dtype=np.int32)
+        index = index * coordinates.size + np.expand_dims(
+            coordinates, [i for i in range(len(MESH)) if i != number]
+        )
+    return index.reshape(index.shape + (1,) * rank)
+
+
+def sent(kind, *operands):
+    """Count one collective: what a single processor puts into it."""
+    elements = [math.prod(x.shape[len(MESH) :]) for x in operands]
+    SENT[kind]["count"] += 1
+    SENT[kind]["elements_per_device"] += sum(elements)
+    SENT[kind]["bytes_per_device"] += sum(n * x.itemsize for n, x in zip(elements, operands, strict=True))
+
+
+def reduced(function, x, axes):
+    """An array, or each of a tuple in one message, reduced over `axes` for all processors."""
+    if isinstance(x, tuple):
+        sent("all_reduce", *x)
+        return tuple(combined(function, y, axes) for y in x)
+    sent("all_reduce", x)
+    return combined(function, x, axes)
+
+
+def combined(function, x, axes):
+    """What the processors along `axes` have, reduced to one; sums of 16-bit numbers are kept in 32 bits."""
+    total = function.reduce(wide(x), axis=numbers(axes), dtype=wide(x).dtype, keepdims=True)
+    return total.astype(x.dtype, copy=False)
+
+
+def psum(x, axes):
+    return reduced(np.add, x, axes)
+
+
+def pmax(x, axes):
+    return reduced(np.maximum, x, axes)
+
+
+def pmin(x, axes):
+    return reduced(np.minimum, x, axes)
+
+
+def all_gather(x, axes, dim):
+    """Every processor gets all parts of `dim` along `axes`; those of a tuple travel in one message."""
+    if isinstance(x, tuple):
+        sent("all_gather", *x)
+        return tuple(collect(y, axes, d) for y, d in zip(x, dim, strict=True))
+    sent("all_gather", x)
+    return collect(x, axes, dim)
+
+
+def reduce_scatter(x, axes, dim):
+    """The sum over `axes`, of which every processor along them gets its part of dimension `dim`."""
+    sent("reduce_scatter", x)
+    return scatter(combined(np.add, x, axes), axes, dim)
+
+
+def all_to_all(x, axes, source, target):
+    """Dimension `source`, split over `axes`, is joined, and dimension `target` split instead."""
+    sent("all_to_all", x)
+    return scatter(collect(x, axes, source), axes, target)
+
+
+def permute(x, before, after):
+    """Parts that lie on the processors in the order of axes `before`, moved to the order `after`."""
+    sent("permute", x)
+    old, new = numbers(before), numbers(after)
+    moved = np.moveaxis(x, old, range(len(old)))
+    parts = moved.reshape(*(MESH[axis] for axis in after), *moved.shape[len(old) :])
+    return np.moveaxis(parts, range(len(new)), new)
+
+
+def shift_shards(x, axes, by, wrap):
+    """Every processor's part, handed on `by` places along `axes`; zeros come in, unless they wrap around."""
+    sent("permute", x)
+    found = numbers(axes)
+    moved = np.moveaxis(x, found, range(len(found)))
+    placed = shift(moved.reshape(-1, *moved.shape[len(found) :]), 0, by, wrap)
+    return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
+
+
+def local_slice(x, axes, dim):
+    """Each processor keeps its part of what it has whole: nothing is sent."""
+    return scatter(x, axes, dim)
+
+
+def unreduce(x, axes):
+    """What all processors hold, on the first along `axes`, and zeros on the others."""
+    return np.where(axis_index(axes, x.ndim - len(MESH)) == 0, x, np.zeros((), x.dtype))
+
+
+def pad(x, axis, before, after, step, value):
+    """`x` along `axis` with `value` before, after and, for a step above 1, between its elements."""
+    x = np.moveaxis(x, axis, 0)
+    size = before + step * (len(x) - 1) + 1 + after
+    padded = np.full((size, *x.shape[1:]), value, x.dtype)
+    padded[before : size - after : step] = x
+    return np.moveaxis(padded, 0, axis)
+
+
+def shift(x, axis, by, wrap):
+    """Element i along `axis` moved to i + by; without `wrap` zeros come in."""
+    rolled = np.moveaxis(np.roll(x, by, axis), axis, 0)
+    if not wrap:
+        rolled[: max(by, 0)] = 0
+        rolled[max(len(rolled) + min(by, 0), 0) :] = 0
+    return np.moveaxis(rolled, 0, axis)
+
+
+def window(x, axis, size, stride, padding, dilation, value):
+    """The windows of `x` along `axis`, which gives way to number and `size`: a view, but for padding."""
+    before, after = padding
+    x = pad(x, axis, before, after, 1, value) if before or after else x
+    extent, axis = dilation * (size - 1) + 1, x.ndim + axis
+    windows = np.lib.stride_tricks.sliding_window_view(x, extent, axis)[..., ::dilation]
+    return np.moveaxis(windows, -1, axis + 1)[(slice(None),) * axis + (slice(None, None, stride),)]
+
+
+def fold(x, axis, within, size, stride, before, dilation):
+    """The elements of windows (`axis` counts them, `within` their elements) added up where they came from.
+
+    That is a dimension of `size` elements in place of `axis`; sums of 16-bit numbers are kept in 32 bits.
+    """
+    position = x.ndim + axis - (within < axis)
+    parts = np.moveaxis(x, (within, axis), (0, 1))
+    reach = stride * (parts.shape[1] - 1) + 1
+    length = max(before + size, reach + dilation * (len(parts) - 1))
+    total = np.zeros((length, *parts.shape[2:]), np.float32 if x.dtype.itemsize == 2 else x.dtype)
+    for k, part in enumerate(parts):
+        total[k * dilation : k * dilation + reach : stride] += part
+    return np.moveaxis(total[before : before + size], 0, position).astype(x.dtype, copy=False)
+
+
+def wide(x):
+    """`x` in the dtype that its sums are kept in: 32 bits for 16-bit numbers."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+
+
+def cumsum(x, axis, exclusive=False, reverse=False):
+    """The sums of the elements along `axis` up to each one, without it or from the end."""
+    parts = np.moveaxis(x, axis, 0)[:: -1 if reverse else 1]
+    sums = np.cumsum(wide(parts), axis=0, dtype=wide(parts).dtype)
+    if exclusive:
+        sums = np.concatenate([np.zeros_like(sums[:1]), sums[:-1]])
+    return np.moveaxis(sums[:: -1 if reverse else 1], 0, axis).astype(x.dtype, copy=False)
+
+
+def is_argmax(x, axes):
+    """Whether each element is the largest one over `axes`, the first among equals in their order."""
+    parts = np.moveaxis(x, axes, range(len(axes)))
+    flat = parts.reshape(-1, *parts.shape[len(axes) :])
+    number = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
+    found = (np.argmax(flat, axis=0) == number).reshape(parts.shape)
+    return np.moveaxis(found, range(len(axes)), axes)
+
+
+def gather(table, ids, axis, shared=()):
+    """The elements of `table` that `ids` point at along `axis`, and 0 where they point outside.
+
+    `shared` pairs axes of the table with those of `ids` along which each index reads its own part. The
+    result has the axes of `ids`, then the table's others.
+    """
+    front, places = indexed(ids, axis, shared)
+    table, ids = np.moveaxis(table, front, range(len(front))), np.moveaxis(ids, places, range(len(places)))
+    inside, index = inner(table.shape[: len(front)], ids)
+    found = table[index]
+    inside = inside.reshape(inside.shape + (1,) * (found.ndim - inside.ndim))
+    return np.moveaxis(np.where(inside, found, np.zeros((), table.dtype)), range(len(places)), places)
+
+
+def scatter_add(shape, updates, ids, axis, shared=()):
+    """Zeros of this shape, with `updates` added where `gather`, given the same, would read them."""
+    front, places = indexed(ids, axis, shared)
+    updates, ids = (np.moveaxis(x, places, range(len(places))) for x in (updates, ids))
+    table = np.moveaxis(np.zeros(shape, wide(updates).dtype), front, range(len(front)))
+    inside, index = inner(table.shape[: len(front)], ids)
+    inside = inside.reshape(inside.shape + (1,) * (updates.ndim - inside.ndim))
+    np.add.at(table, index, np.where(inside, wide(updates), np.zeros((), table.dtype)))
+    return np.moveaxis(table, range(len(front)), front).astype(updates.dtype, copy=False)
+
+
+def indexed(ids, axis, shared):
+    """The axes of a table that need indices, and those of `ids` along which each reads its own."""
+    mesh = range(len(MESH))
+    return [*mesh, *(i for i, _ in shared), axis], [*mesh, *(ids.ndim + i for _, i in shared)]
+
+
+def inner(sizes, ids):
+    """Which of `ids` lie inside of the last of these sizes, and indices of as many axes, 0 for the others."""
+    inside = (ids >= 0) & (ids < sizes[-1])
+    others = np.indices((*sizes[:-1], *(1,) * (ids.ndim - len(sizes) + 1)), sparse=True)
+    return inside, (*others[: len(sizes) - 1], np.where(inside, ids, 0))
+
+
+def top_k(x, k, axis):
+    """The k largest elements along `axis`, and their indices: the end of a stable sort, turned around."""
+    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    indices = (x.shape[axis] - 1 - order).take(range(k), axis)
+    return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
+
+
+def erf(x):
+    """The error function, in the dtype of `x`."""
+    from scipy.special import erf as wide
+
+    return wide(x).astype(x.dtype, copy=False)
+
+
+def einsum(subscripts, *operands):
+    """`np.einsum` on every processor, as few and large matrix products.
+
+    A mesh axis along which an operand varies is one more subscript of it, kept in the result. So an axis that
+    only one operand has makes a matrix taller or wider, and one that both have makes a batch of products.
+    """
+    *terms, result = re.split(",|->", subscripts)
+    parts = [varying(x, term) for x, term in zip(operands, terms, strict=True)]
+    while len(parts) > 1:
+        (x, y), rest = parts[:2], parts[2:]
+        needed = set(result).union(range(len(MESH)), *(labels for _, labels in rest))
+        parts = [contract(x, y, needed), *rest]
+    x, labels = summed(parts[0], {*range(len(MESH)), *result})
+    x = x.transpose([labels.index(label) for label in (*sorted(set(labels) - set(result)), *result)])
+    lead = [i for i in range(len(MESH)) if i not in labels]
+    return np.expand_dims(x, lead).astype(operands[0].dtype, copy=False)
+
+
+def varying(x, term):
+    """`x` without the mesh axes along which it is the same, and its subscripts.
+
+    Those are the numbers of mesh axes, then the letters of `term`.
+    """
+    found = [i for i in range(len(MESH)) if x.shape[i] > 1]
+    if x.dtype.itemsize == 2:
+        x = x.astype(np.float32)  # sums of 16-bit numbers are kept in 32 bits
+    return x[tuple(slice(None) if i in found else 0 for i in range(len(MESH)))], [*found, *term]
+
+
+def summed(part, needed):
+    """A labelled array summed over the subscripts that are not needed."""
+    x, labels = part
+    gone = tuple(i for i, label in enumerate(labels) if label not in needed)
+    kept = [label for label in labels if label in needed]
+    return (np.add.reduce(x, axis=gone, dtype=x.dtype), kept) if gone else (x, kept)
+
+
+def contract(left, right, needed):
+    """The product of two labelled arrays, summed over what is not needed: a batch of matrix products."""
+    (x, a), (y, b) = summed(left, {*needed, *right[1]}), summed(right, {*needed, *left[1]})
+    batch = majors_first(a, x, [label for label in a if label in b and label in needed])
+    larger = (a, x) if x.size > y.size else (b, y)
+    inner = majors_first(*larger, [label for label in a if label not in needed])
+    rows = majors_first(a, x, [label for label in a if label not in b])
+    columns = majors_first(b, y, [label for label in b if label not in a])
+    if not inner or not (rows or columns):
+        return multiplied(x, a, y, b, (batch, rows, columns, inner))
+    x = x.transpose([a.index(label) for label in (*batch, *rows, *inner)])
+    y = y.transpose([b.index(label) for label in (*batch, *inner, *columns)])
+    g, k = len(batch), len(inner)
+    group, height, width = x.shape[:g], x.shape[g:-k], y.shape[g + k :]
+    x = matrices(x.reshape(*group, math.prod(height), -1))
+    y = matrices(y.reshape(*group, -1, math.prod(width)))
+    return (x @ y).reshape(*group, *height, *width), [*batch, *rows, *columns]
+
+
+def matrices(x):
+    """`x` with rows or columns that are contiguous in memory: others NumPy would multiply without BLAS."""
+    (down, across), item = x.strides[-2:], x.itemsize
+    by_rows = across == item and down >= item * x.shape[-1]
+    by_columns = down == item and across >= item * x.shape[-2]
+    return x if by_rows or by_columns else np.ascontiguousarray(x)
+
+
+def majors_first(labels, x, chosen):
+    """The chosen subscripts of `x` in the order in which they lie in memory: joining them copies nothing."""
+    return sorted(chosen, key=lambda label: -abs(x.strides[labels.index(label)]))
+
+
+def multiplied(x, a, y, b, groups):
+    """The product where a matrix product would not pay: every element is used once, or none is summed."""
+    batch, rows, columns, inner = groups
+    order = [*batch, *rows, *columns, *inner]
+    product = spread(x, a, order) * spread(y, b, order)
+    kept = len(order) - len(inner)
+    axes = tuple(range(kept, len(order)))
+    return np.add.reduce(product, axis=axes, dtype=x.dtype) if axes else product, order[:kept]
+
+
+def spread(x, labels, order):
+    """`x` transposed to `order`, with axes of length 1 for what it lacks."""
+    x = x.transpose([labels.index(label) for label in order if label in labels])
+    return np.expand_dims(x, [i for i, label in enumerate(order) if label not in labels])
+
+
+def everywhere(name, x, same):
+    """`x` as every processor has it, after making sure that those along the axes `same` hold equal bits."""
+    bits = x.view(f"u{x.itemsize}")
+    for number in numbers(same):
+        first = bits.take([0], axis=number)
+        if not (bits == first).all():
+            raise AssertionError(f"{name} differs between processors along {list(MESH)[number]}")
+    return np.broadcast_to(x, (*MESH.values(), *x.shape[len(MESH) :]))

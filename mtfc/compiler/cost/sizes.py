@@ -1,0 +1,87 @@
+"""The two ways to say how large things are on one processor: in numbers, and in formulas.
+
+Every analysis adds up amounts that a `Scale` gives it and never asks which kind they are, so a formula cannot disagree with
+the number that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fractions import Fraction
+from math import ceil, prod
+from typing import Protocol
+
+import attrs
+
+from mtfc.compiler.cost.symbolic import Formula, Symbol
+from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
+
+Amount = int | Fraction | Formula
+"""How much of something there is on one processor: elements, bytes, FLOPs."""
+
+
+def whole(amount: Amount) -> int:
+    """A number; a broken byte on the wire is sent whole."""
+    assert not isinstance(amount, Formula)
+    return ceil(amount)
+
+
+class Scale(Protocol):
+    """The sizes that ops' FLOP rules ask for (`opdef.Sizes`), and of a group of processors."""
+
+    def dim(self, dim: Dim, axes: Axes) -> Amount:
+        """Size of a shard of `dim` split over `axes`."""
+
+    def elements(self, type: TensorType) -> Amount:
+        """Elements of one processor's array."""
+
+    def group(self, axes: Axes) -> Fraction | Formula:
+        """Processors in a group over `axes`."""
+
+
+@attrs.frozen
+class Numbers:
+    """Sizes as integers."""
+
+    mesh: Mesh
+
+    def dim(self, dim: Dim, axes: Axes) -> int:
+        return dim.size // self.mesh.size(axes)
+
+    def elements(self, type: TensorType) -> int:
+        return type.local_size(self.mesh)
+
+    def group(self, axes: Axes) -> Fraction:
+        """A fraction, so that what is divided by it stays exact."""
+        return Fraction(self.mesh.size(axes))
+
+
+class Formulas:
+    """Sizes as formulas in the names of dimensions and mesh axes.
+
+    An axis that is called as a dimension is written with its mesh's name: `line.batch`.
+    """
+
+    def __init__(self, dims: Collection[Dim], mesh: Mesh) -> None:
+        self._dims = {dim.name: Symbol(i, dim.name, True) for i, dim in enumerate(dims)}
+        self._axes: dict[str, Symbol] = {}
+        for axis in mesh.names:
+            name = f"{mesh.name}.{axis}" if axis in self._dims else axis
+            self._axes[axis] = Symbol(len(self._dims) + len(self._axes), name, False)
+        self.values = {dim.name: dim.size for dim in dims} | {
+            self._axes[axis].name: size for axis, size in mesh.axes
+        }
+
+    def dim(self, dim: Dim, axes: Axes) -> Formula:
+        return Formula.symbol(self._dims[dim.name]) / self.group(axes)
+
+    def elements(self, type: TensorType) -> Formula:
+        return prod(map(self.dim, type.dims, type.splits), start=Formula.of(1))
+
+    def group(self, axes: Axes) -> Formula:
+        return prod((Formula.symbol(self._axes[axis]) for axis in axes), start=Formula.of(1))
+
+
+def bytes_of(type: TensorType, scale: Scale) -> Amount:
+    """Bytes of one processor's array."""
+    return scale.elements(type) * ITEM_BYTES[type.dtype]

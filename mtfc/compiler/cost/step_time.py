@@ -1,0 +1,283 @@
+"""How long a step takes on a machine: an SPMD program as a task graph for the simulator.
+
+All processors run the same program, so one of them stands for all: its tasks are those of its own computation, on the device
+`processor 0`, and its part of every collective, on the lanes that it works on (`topology.py`). So the size of the mesh does not
+matter.
+
+- An equation that computes is a task of its roofline's seconds (`roofline.py`).
+- A collective is a task on each lane that it works on; it starts when its operands are there, waits on each lane for those before
+  it, and is done when the last of its tasks is. Equations wait for it only where they use what it gives.
+- In a shared memory processors do collectives themselves: such a one begins when all before it is computed, and what comes after
+  it waits.
+- A loop's body is simulated once, by itself: as in XLA, an iteration begins when the one before it has ended. In the graph
+  around it, a loop is a task on `processor 0` of as many times the body's time, and a task on each lane for the time that its
+  collectives need there; it is done when all of these are.
+
+So `processor 0` stands still only while something is communicated, and step = computation + exposed communication holds exactly.
+What is exposed is charged to the collectives that were waited for: back from the end of each pause, along what made them late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import attrs
+
+from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.roofline import Work, work
+from mtfc.compiler.cost.serial_time import lanes_of
+from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, maker, region_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.types import Mesh
+
+COMPUTE = "processor 0"
+"""The device that computes; no link has such a name."""
+
+IN_LOOPS = " in loops"
+
+
+@attrs.frozen
+class Seconds:
+    """Of one line: computing, communicating, and waiting for communication."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    exposed: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            self.compute + other.compute,
+            self.communication + other.communication,
+            self.exposed + other.exposed,
+        )
+
+    def times(self, factor: float) -> Seconds:
+        return Seconds(self.compute * factor, self.communication * factor, self.exposed * factor)
+
+
+Lines = Mapping[Span | None, Seconds]
+
+
+@attrs.frozen
+class Event:
+    """Something that a device does: seconds from the start of the step.
+
+    A loop's first iteration lies inside of it; what it communicates is shown apart, as of the device `lane in loops`.
+    """
+
+    device: str
+    name: str
+    start: float
+    end: float
+    span: Span | None
+    stage: str
+    detail: Mapping[str, float | str]
+
+
+@attrs.frozen
+class StepTime:
+    """Seconds of one execution of a function, where they go by source line, and what happens when.
+
+    busy: what each lane needs. ideal: what the FLOPs would take at the device's peak rates. dtypes: of products.
+    """
+
+    seconds: float
+    lines: Lines
+    busy: Mapping[str, float]
+    ideal: float
+    dtypes: frozenset[str]
+    events: tuple[Event, ...]
+
+    @property
+    def total(self) -> Seconds:
+        return sum(self.lines.values(), start=Seconds())
+
+    @property
+    def utilisation(self) -> float:
+        return self.ideal / self.seconds if self.seconds else 0.0
+
+
+def step_time(function: Function, mesh: Mesh, hardware: Hardware, order: Sequence[str] = ()) -> StepTime:
+    """The time of a placed function whose collectives are explicit; `order` has the mesh axes, the innermost first."""
+    return _Simulator(Topology.of(mesh, hardware, order), hardware.device).run(function)
+
+
+@attrs.frozen
+class _Item:
+    """An equation in the graph: its seconds on each device, and what it contributes to reports."""
+
+    eqn: Equation
+    seconds: Mapping[str, float]
+    lines: Lines
+    ideal: float = 0.0
+    inside: StepTime | None = None
+    occupies: bool = False
+    """Whether the processor does nothing else meanwhile, though it is not a device of `seconds`."""
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        if self.inside is not None:
+            return self.inside.dtypes
+        return frozenset({self.eqn.operands[0].type.dtype}) if self.eqn.op == "einsum" else frozenset()
+
+    @property
+    def communicates(self) -> bool:
+        return self.inside is None and COMPUTE not in self.seconds
+
+
+@attrs.frozen
+class _Simulator:
+    topology: Topology
+    device: Device
+
+    def run(self, function: Function) -> StepTime:
+        makers = {value: eqn for eqn in function.body for value in eqn.results}
+        works = work(function, self.topology.mesh, self.device)
+        items = [self._item(eqn, each, makers) for eqn, each in zip(function.body, works, strict=True)]
+        graph = TaskGraph(_tasks(items))
+        timeline = simulate(graph)
+        return _summary(items, graph, timeline)
+
+    def _item(self, eqn: Equation, work: Work, makers: Mapping[Value, Equation]) -> _Item:
+        if eqn.regions:
+            return self._loop(eqn, work)
+        if eqn.op in KIND_OF:
+            return self._collective(eqn, makers)
+        seconds = {COMPUTE: work.seconds} if work.seconds else {}
+        dtype = (eqn.operands or eqn.results)[0].type.dtype
+        ideal = work.flops / self.device.rate(dtype).peak
+        return _Item(eqn, seconds, {eqn.span: Seconds(compute=work.seconds)} if seconds else {}, ideal)
+
+    def _loop(self, eqn: Equation, work: Work) -> _Item:
+        trips, inside = dim_of(eqn).size, self.run(region_of(eqn))
+        seconds = {COMPUTE: inside.seconds, **inside.busy} if inside.seconds else {}
+        seconds = {device: each * trips for device, each in seconds.items()}
+        lines = {span: each.times(trips) for span, each in inside.lines.items()}
+        if work.seconds:
+            seconds[COMPUTE] = seconds.get(COMPUTE, 0.0) + work.seconds
+            _add(lines, {eqn.span: Seconds(compute=work.seconds)})
+        return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
+
+    def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
+        """Of a combined one, each operand's line answers for its share of the bytes."""
+        sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
+        seconds = lanes_of(eqn, self.topology)
+        whole = max(seconds.values(), default=0.0)
+        occupies = any(crossing.is_memory for crossing in self.topology.crossings(axes_of(eqn)))
+        lines: dict[Span | None, Seconds] = {}
+        for value, size in zip(eqn.operands, sizes, strict=True):
+            owner = maker(makers[value], value) if len(sizes) > 1 and value in makers else eqn
+            share = size / sum(sizes) if sum(sizes) else 0.0
+            lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
+        return _Item(eqn, seconds, lines if whole else {}, occupies=occupies)
+
+
+def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
+    """A task for each device of each equation; what takes no time passes on what it waits for.
+
+    `before` is what the processor did since a collective that occupied it, whose tasks are `fence`.
+    """
+    after: dict[Value, tuple[Id, ...]] = {}
+    before: list[Id] = []
+    fence: tuple[Id, ...] = ()
+    for i, item in enumerate(items):
+        waits = tuple(dict.fromkeys(id for value in item.eqn.operands for id in after.get(value, ())))
+        ids = tuple((i, k) for k in range(len(item.seconds)))
+        if item.occupies and ids:
+            waits, before, fence = (*waits, *fence, *before), [], ids
+        elif COMPUTE in item.seconds:
+            waits = (*waits, *fence)
+            before += ids
+        for id, (device, seconds) in zip(ids, item.seconds.items(), strict=True):
+            yield Task(id, device, seconds, waits)
+        after.update(dict.fromkeys(item.eqn.results, ids or waits))
+
+
+def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
+    end = makespan(timeline)
+    lines: dict[Span | None, Seconds] = {}
+    for item in items:
+        _add(lines, item.lines)
+    for number, seconds in _waits(graph, timeline, end):
+        _add(lines, _exposed(items[number], seconds))
+    busy: dict[str, float] = {}
+    for item in items:
+        for device, seconds in item.seconds.items():
+            busy[device] = busy.get(device, 0.0) + seconds
+    busy.pop(COMPUTE, None)
+    events = [
+        event for id, slot in timeline.items() for event in _events(items[id[0]], graph.tasks[id], slot.start)
+    ]
+    dtypes = frozenset[str]().union(*(item.dtypes for item in items))
+    return StepTime(end, lines, busy, sum(item.ideal for item in items), dtypes, tuple(events))
+
+
+def _add(lines: dict[Span | None, Seconds], more: Lines) -> None:
+    for span, seconds in more.items():
+        lines[span] = lines.get(span, Seconds()) + seconds
+
+
+def _exposed(item: _Item, seconds: float) -> Lines:
+    """A wait for an equation, by its lines in proportion to what they communicate."""
+    whole = sum(each.communication for each in item.lines.values())
+    return {
+        span: Seconds(exposed=seconds * each.communication / whole)
+        for span, each in item.lines.items()
+        if each.communication
+    }
+
+
+def _waits(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
+    """(equation, seconds) for what each pause of `processor 0` is due to; together they are as long as the pauses."""
+    queues: dict[str, list[Id]] = {}
+    for id in sorted(timeline, key=lambda id: (timeline[id].start, timeline[id].ready, id)):
+        queues.setdefault(graph.tasks[id].device, []).append(id)
+    before = {id: last for queue in queues.values() for last, id in pairwise(queue)}
+    done = 0.0
+    for id in queues.get(COMPUTE, ()):
+        if timeline[id].start > done:
+            yield from _chain(_latest(graph.tasks[id].after, timeline), done, graph, timeline, before)
+        done = max(done, timeline[id].end)
+    if end > done:
+        yield from _chain(_latest(timeline, timeline), done, graph, timeline, before)
+
+
+def _latest(ids: Iterable[Id], timeline: Timeline) -> Id:
+    return max(ids, key=lambda id: (timeline[id].end, id))
+
+
+def _chain(
+    last: Id, since: float, graph: TaskGraph, timeline: Timeline, before: Mapping[Id, Id]
+) -> Iterator[tuple[int, float]]:
+    """Back from the task that ends a pause to what made it late, until the pause began."""
+    id, until = last, timeline[last].end
+    while until > since:
+        slot = timeline[id]
+        yield id[0], until - max(slot.start, since)
+        until = slot.start
+        causes = [each for each in (*graph.tasks[id].after, before.get(id)) if each is not None]
+        if not causes:
+            return
+        id = _latest(causes, timeline)
+
+
+def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
+    """What a task shows in a timeline; of a loop also its first iteration, which is as long as each."""
+    eqn = item.eqn
+    span, name = eqn.span, eqn.path or eqn.op
+    if item.inside is None:
+        what = {"op": eqn.op} if not item.communicates else {"op": eqn.op, "axes": ", ".join(axes_of(eqn))}
+        yield Event(task.device, name, start, start + task.seconds, span, eqn.stage, what)
+        return
+    trips = dim_of(eqn).size
+    name = f"{dim_of(eqn).name} x {trips}"
+    yield Event(task.device, name, start, start + task.seconds, span, eqn.stage, {"iterations": str(trips)})
+    for event in item.inside.events if task.device == COMPUTE else ():
+        device = event.device if event.device == COMPUTE else f"{event.device}{IN_LOOPS}"
+        yield attrs.evolve(event, device=device, start=event.start + start, end=event.end + start)

@@ -1,0 +1,160 @@
+"""What a placed program costs one processor: work, communication and memory.
+
+Each equation is charged once (`Charge`), with its source line and stage, one in a loop for all iterations; every figure that
+is shown (of a function, a stage, a line, a set of mesh axes) is a sum over a selection of these. Charges are numbers or formulas,
+as the `Scale` says. FLOPs are those of the op's own rule. What a collective sends is the size of one processor's operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import attrs
+
+from mtfc.compiler.analysis.ring_formulas import RING
+from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
+from mtfc.compiler.ir.loops import dim_of, maker, region_of
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
+
+Key = TypeVar("Key")
+
+
+@attrs.frozen
+class Sent:
+    """Collectives of one kind: how many, the elements and bytes of their operands, and the bytes that leave a processor."""
+
+    count: int = 0
+    elements: Amount = 0
+    bytes: Amount = 0
+    wire_bytes: Amount = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(
+            self.count + other.count,
+            self.elements + other.elements,
+            self.bytes + other.bytes,
+            self.wire_bytes + other.wire_bytes,
+        )
+
+
+@attrs.frozen
+class Charge:
+    """What one equation costs one processor in one execution of its function. `kind` is None unless it communicates."""
+
+    span: Span | None
+    stage: Stage
+    flops: Amount = 0
+    kind: str | None = None
+    axes: Axes = ()
+    sent: Sent = Sent()
+
+
+@attrs.frozen
+class Totals:
+    """A sum of charges; `collectives` holds the kinds that occur."""
+
+    flops: Amount
+    collectives: Mapping[str, Sent]
+
+    @property
+    def sent(self) -> Sent:
+        """All kinds together."""
+        return sum(self.collectives.values(), start=Sent())
+
+
+@attrs.frozen
+class LayoutCost:
+    """The cost of one model under one layout; unless it trains, `step` is `forward`. `memory` is that of `step`.
+
+    `file` is the user's own, where lines of other files cost something too.
+    """
+
+    model: str
+    file: str | None
+    trains: bool
+    layout: Layout
+    mesh: Mesh
+    forward: tuple[Charge, ...]
+    step: tuple[Charge, ...]
+    memory: Memory
+
+
+def layout_cost(program: Program, scale: Scale | None = None) -> LayoutCost:
+    """The cost of a program in which every value is placed and every collective explicit."""
+    assert program.mesh is not None and program.layout is not None, "only a placed program has a cost"
+    scale = scale or Numbers(program.mesh)
+    trains = program.has_function("step")
+    forward, step = program.function("forward"), program.function("step" if trains else "forward")
+    return LayoutCost(
+        model=program.name,
+        file=source_file(program.functions),
+        trains=trains,
+        layout=program.layout,
+        mesh=program.mesh,
+        forward=charges(forward, scale),
+        step=charges(step, scale),
+        memory=memory_of(step, program.mesh, scale),
+    )
+
+
+def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:
+    """What each equation of a function costs; those that cost nothing are left out."""
+    producers = {value: eqn for eqn in function.body for value in eqn.results}
+    return tuple(charge for eqn in function.body for charge in _charges(eqn, producers, scale))
+
+
+def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
+    """A charge of one iteration of a loop, for all of them."""
+    times, sent = scale.dim(dim, ()), charge.sent
+    return attrs.evolve(
+        charge,
+        flops=charge.flops * times,
+        sent=Sent(sent.count * dim.size, sent.elements * times, sent.bytes * times, sent.wire_bytes * times),
+    )
+
+
+def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
+    if eqn.regions:
+        yield from (_repeated(charge, dim_of(eqn), scale) for charge in charges(region_of(eqn), scale))
+    elif eqn.op in KIND_OF:
+        yield from _transfers(eqn, producers, scale)
+    elif flops := OPS[eqn.op].flops(eqn, scale):
+        yield Charge(eqn.span, eqn.stage, flops)
+
+
+def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
+    """One charge per operand, so that each source line answers for what it sends; only the first counts as a collective.
+
+    An operand of a combined collective belongs to the equation that made it.
+    """
+    kind = KIND_OF[eqn.op]
+    factor = RING[kind](scale.group(axes_of(eqn)))
+    for i, value in enumerate(eqn.operands):
+        owner = maker(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
+        elements, size = scale.elements(value.type), bytes_of(value.type, scale)
+        sent = Sent(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
+        yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)
+
+
+def total(charges: Iterable[Charge]) -> Totals:
+    flops: Amount = 0
+    collectives: dict[str, Sent] = {}
+    for charge in charges:
+        flops = flops + charge.flops
+        if charge.kind is not None:
+            collectives[charge.kind] = collectives.get(charge.kind, Sent()) + charge.sent
+    return Totals(flops, collectives)
+
+
+def grouped(charges: Iterable[Charge], key: Callable[[Charge], Key]) -> dict[Key, list[Charge]]:
+    """The charges by stage, line, axes ...: whatever `key` says, in order of first occurrence."""
+    groups: dict[Key, list[Charge]] = {}
+    for charge in charges:
+        groups.setdefault(key(charge), []).append(charge)
+    return groups

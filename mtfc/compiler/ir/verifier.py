@@ -1,0 +1,394 @@
+"""What must hold of a program between any two passes.
+
+A pass that breaks one of these has a bug; `verify` names the equation and the source line. The invariants:
+
+Names and scopes
+ 1. Functions, and in each function or region arguments, outputs and values, have unique names.
+ 2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
+ 3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
+    `forward`, a floating-point scalar; what it reports are other outputs, or what `training_reports.py` has.
+ 4. An output that updates an argument is the only one that does, and has the argument's type. Training updates a parameter
+    in one way or not at all, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
+
+Dimensions and types
+ 5. Every dimension is declared in the program, with the size that it has there.
+ 6. A type has no dimension twice; a mesh axis splits one of its dimensions, or has a reduction pending, or neither; axes belong
+    to the mesh; split sizes divide evenly; pending axes stand in mesh order.
+ 7. The results' global types are what the op's own type rule infers from the operands' global types and the attributes.
+ 8. Nothing is pending in an argument or an output, but that a loop may carry and yield pending reductions.
+
+Placement (which of it applies depends on the level, see `LEVELS`)
+ 9. Nothing has a layout, or everything has: arguments, equations, outputs.
+10. An equation's layout is injective, divides evenly, and splits only dimensions of its iteration space that the op can compute
+    in parts.
+11. Types are global, or: an argument's or output's type is split as its layout says, and the results' types are what the op's
+    own place rule gives for the operands' types.
+12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them. `training`
+    occurs in `forward` alone, and before anything has a layout: `bind-training` leaves none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value
+from mtfc.compiler.ir.loops import LOOP, loop_error
+from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.printer import MOVES, equation_text
+from mtfc.compiler.ir.sharding_rules import PlacementError
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.training_reports import report_error
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.ir.updates import updates_error
+
+Level = Literal["global", "assigned", "resharded", "lowered"]
+
+
+@attrs.frozen
+class LevelRule:
+    """layouts: everything has a layout. placed: types say where data is. moves: the ops between placements that may occur."""
+
+    layouts: bool
+    placed: bool
+    moves: frozenset[str]
+
+
+LEVELS: Mapping[Level, LevelRule] = {
+    "global": LevelRule(layouts=False, placed=False, moves=frozenset()),
+    "assigned": LevelRule(layouts=True, placed=False, moves=frozenset()),
+    "resharded": LevelRule(layouts=True, placed=True, moves=frozenset({"reshard"})),
+    "lowered": LevelRule(layouts=True, placed=True, moves=MOVES - {"reshard"}),
+}
+
+
+class VerifyError(Exception):
+    """An invariant does not hold: where, and which."""
+
+    def __init__(self, reason: str, where: str, span: Span | None = None) -> None:
+        super().__init__(f"{reason}\n  in {where}" + (f"\n  from {span}" if span else ""))
+        self.reason, self.where, self.span = reason, where, span
+
+
+def verify(program: Program, level: Level) -> None:
+    """Check every invariant once. Raises `VerifyError`."""
+    Verifier().check(program, level)
+
+
+class Verifier:
+    """Checks the programs of one compilation. An equation that it has found sound, and any just like it, is not checked again."""
+
+    def __init__(self) -> None:
+        self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
+        self._seen: dict[Level, set[Equation | Argument | Output]] = {}
+        self._alike: dict[Level, set[tuple[object, ...]]] = {}
+
+    def check(self, program: Program, level: Level) -> None:
+        """Check every invariant. Raises `VerifyError`."""
+        if self._context != (program.dims, program.mesh):
+            self._context, self._seen, self._alike = (program.dims, program.mesh), {}, {}
+        if LEVELS[level].placed and program.mesh is None:
+            raise VerifyError("a placed program has a mesh", f"program {program.name}")
+        _check_program(program)
+        equations = _Equations(
+            program, level, self._seen.setdefault(level, set()), self._alike.setdefault(level, set())
+        )
+        for function in program.functions:
+            _FunctionCheck(program, function, LEVELS[level], equations).run()
+        if program.training is not None:
+            self._check_updates(program, program.training)
+
+    def _check_updates(self, program: Program, training: Training) -> None:
+        """They are global at every level, as only `differentiate` reads them."""
+        wrong = updates_error(training, program) or report_error(training, program)
+        if wrong is not None:
+            raise VerifyError(wrong, f"program {program.name}")
+        seen, alike = self._seen.setdefault("global", set()), self._alike.setdefault("global", set())
+        equations = _Equations(program, "global", seen, alike)
+        rates = (training.learning_rate,) if training.learning_rate else ()
+        for function in (*rates, *(update.function for update in training.updates)):
+            _FunctionCheck(program, function, LEVELS["global"], equations, "training").run()
+
+
+def _unique(names: Iterable[str], what: str, where: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise VerifyError(f"two {what} are called {name}", where)
+        seen.add(name)
+
+
+def _check_program(program: Program) -> None:
+    where = f"program {program.name}"
+    _unique((function.name for function in program.functions), "functions", where)
+    _unique((parameter.name for parameter in program.parameters), "parameters", where)
+    for name, dim in program.dims.items():
+        if dim.name != name or dim.size < 1:
+            raise VerifyError(f"dimension {name} is declared as {dim.name} of size {dim.size}", where)
+    if program.training is not None:
+        _check_minimized(program, program.training.minimize)
+
+
+def _check_minimized(program: Program, name: str) -> None:
+    outputs = {output.name: output.value.type for output in program.function("forward").outputs}
+    type = outputs.get(name)
+    if type is None or type.dims or type.dtype not in FLOATS:
+        found = "no output" if type is None else f"a {type}"
+        raise VerifyError(
+            f"{name} is minimized, and is {found} of forward: it must be a floating-point scalar",
+            program.name,
+        )
+
+
+def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> str | None:
+    """What is wrong with a type by itself (invariants 5 and 6), or None."""
+    axes = (*type.split_axes, *type.pending)
+    sizes = mesh.sizes if mesh else {}
+    if type.dtype not in ITEM_BYTES:
+        return f"unknown dtype {type.dtype}"
+    if any(dims.get(dim.name) != dim for dim in type.dims):
+        return "it has a dimension that the program does not declare with that size"
+    if len(set(type.names)) != len(type.names) or len(type.splits) != len(type.dims):
+        return (
+            "a dimension occurs twice"
+            if len(type.splits) == len(type.dims)
+            else "splits and dims differ in number"
+        )
+    if len(set(axes)) != len(axes) or not set(axes) <= set(sizes):
+        return (
+            "a mesh axis is used twice" if len(set(axes)) != len(axes) else "the mesh lacks one of its axes"
+        )
+    if mesh and any(d.size % mesh.size(a) for d, a in zip(type.dims, type.splits, strict=True)):
+        return "a split does not divide its dimension evenly"
+    if mesh and type.pending != mesh.ordered(type.pending):
+        return "pending axes are not in mesh order"
+    known = type.reduction in ("sum", "max", "min") if type.pending else type.reduction == "sum"
+    return None if known else f"reduction {type.reduction} with pending {type.pending}"
+
+
+def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], rule: LayoutRule, mesh: Mesh) -> str | None:
+    """What is wrong with an equation's layout (invariant 10), or None."""
+    sizes = {dim.name: dim.size for dim in dims}
+    used = [axis for axes in layout.values() for axis in axes]
+    for name, axes in layout.items():
+        if name not in sizes:
+            return f"its layout names {name}, which is no dimension of its iteration space"
+        if axes and name in rule.whole:
+            return f"its layout splits {name}, which the op needs whole"
+        if not set(axes) <= set(mesh.names) or sizes[name] % mesh.size(axes):
+            return f"{name} (size {sizes[name]}) cannot be split over {', '.join(axes)}"
+        if not rule.allows(Dim(name, sizes[name]), axes, mesh):
+            return f"its layout splits {name}, which the op needs whole or in single elements"
+    return "its layout puts two dimensions on one mesh axis" if len(set(used)) != len(used) else None
+
+
+class _Equations:
+    """Checks equations by themselves, out of any scope."""
+
+    def __init__(
+        self,
+        program: Program,
+        level: Level,
+        seen: set[Equation | Argument | Output],
+        alike: set[tuple[object, ...]],
+    ) -> None:
+        self.dims, self.mesh, self.rule, self.level = program.dims, program.mesh, LEVELS[level], level
+        self.seen, self.alike = seen, alike
+
+    def check(self, eqn: Equation) -> None:
+        """Raises `VerifyError` unless the equation is sound or is like one that is."""
+        if eqn in self.seen:
+            return
+        key = _likeness(eqn)
+        if key not in self.alike or eqn.regions:
+            reason = self.error(eqn)
+            if reason is not None:
+                raise VerifyError(reason, equation_text(eqn), eqn.span)
+            self.alike.add(key)
+        self.seen.add(eqn)
+
+    def error(self, eqn: Equation) -> str | None:
+        """The first invariant of an equation that does not hold, or None."""
+        if eqn.op not in OPS and eqn.op != LOOP:
+            return f"unknown op {eqn.op}"
+        if eqn.op in MOVES and eqn.op not in self.rule.moves:
+            return f"op {eqn.op} is not legal at level {self.level}"
+        if eqn.op == TRAINING and self.rule.layouts:
+            return f"`training` is not bound, at level {self.level}"
+        for value in (*eqn.operands, *eqn.results):
+            wrong = type_error(value.type, self.dims, self.mesh)
+            if wrong:
+                return f"{value} is {value.type}: {wrong}"
+        if eqn.op == LOOP or eqn.regions:
+            return self.attrs_error(eqn) or loop_error(eqn)
+        opdef = OPS[eqn.op]
+        return self.attrs_error(eqn) or _infer_error(opdef, eqn) or self.place_error(opdef, eqn)
+
+    def attrs_error(self, eqn: Equation) -> str | None:
+        for key, value in eqn.attrs.items():
+            for dim in _dims_in(value):
+                if self.dims.get(dim.name) != dim:
+                    return f"{key} has dimension {dim.name} (size {dim.size}), which the program does not declare"
+        return None
+
+    def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:
+        if (eqn.layout is not None) != self.rule.layouts:
+            return (
+                f"at level {self.level} every equation has a layout"
+                if self.rule.layouts
+                else "it has a layout"
+            )
+        if not self.rule.placed and not all(v.type.is_global for v in (*eqn.operands, *eqn.results)):
+            return f"at level {self.level} types are global"
+        if eqn.layout is not None and self.mesh:
+            rule = opdef.layout_rule(eqn)
+            space = [*rule.reduced, *(dim for value in eqn.results for dim in value.type.dims)]
+            wrong = layout_error(eqn.layout, space, rule, self.mesh)
+            if wrong:
+                return wrong
+        return _placement_error(opdef, eqn, self.mesh) if self.rule.placed and self.mesh else None
+
+
+def _likeness(eqn: Equation) -> tuple[object, ...]:
+    """All that an equation's soundness depends on."""
+    return (
+        eqn.op,
+        tuple([value.type for value in eqn.operands]),
+        tuple([value.type for value in eqn.results]),
+        tuple(eqn.attrs.items()),
+        None if eqn.layout is None else tuple(eqn.layout.items()),
+    )
+
+
+def _dims_in(value: Any) -> list[Dim]:
+    """The dimensions in an attribute."""
+    if isinstance(value, tuple):
+        return [dim for item in value for dim in _dims_in(item)]
+    return [value] if isinstance(value, Dim) else []
+
+
+def _types(values: Iterable[TensorType]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _infer_error(opdef: OpDef, eqn: Equation) -> str | None:
+    found = tuple(value.type.unsplit() for value in eqn.results)
+    try:
+        inferred = opdef.infer([value.type.unsplit() for value in eqn.operands], eqn.attrs)
+    except OpError as error:
+        return f"the type rule of {eqn.op} refuses: {error}"
+    return (
+        None
+        if inferred == found
+        else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
+    )
+
+
+def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
+    found = tuple(value.type for value in eqn.results)
+    try:
+        placed = opdef.place(opdef, eqn, mesh)
+    except PlacementError as error:
+        return f"the place rule of {eqn.op} refuses: {error}"
+    return (
+        None if placed == found else f"the place rule of {eqn.op} gives {_types(placed)}, not {_types(found)}"
+    )
+
+
+class _FunctionCheck:
+    """Walks one function or region with the values that are in scope."""
+
+    def __init__(
+        self,
+        program: Program,
+        function: Function,
+        rule: LevelRule,
+        equations: _Equations,
+        outer: str | None = None,
+    ) -> None:
+        self.program, self.function, self.rule, self.equations = program, function, rule, equations
+        self.is_region = outer is not None
+        self.may_ask = function.name == "forward" if outer is None else outer.endswith("function forward")
+        self.where = f"region {function.name} of {outer}" if outer else f"function {function.name}"
+        self.declared = {parameter.name: parameter.type for parameter in program.parameters}
+        self.arguments = {argument.value.name: argument.value.type for argument in function.arguments}
+        self.visible: set[Value] = set()
+        self.names: set[str] = set()
+
+    def run(self) -> None:
+        _unique((output.name for output in self.function.outputs), "outputs", self.where)
+        for argument in self.function.arguments:
+            self.argument(argument)
+        self.body(self.function.body)
+        for output in self.function.outputs:
+            self.output(output)
+        _unique((o.updates for o in self.function.outputs if o.updates is not None), "updates", self.where)
+
+    def wrong(self, reason: str, eqn: Equation | None) -> VerifyError:
+        return VerifyError(reason, equation_text(eqn), eqn.span) if eqn else VerifyError(reason, self.where)
+
+    def define(self, value: Value, eqn: Equation | None = None) -> None:
+        """A value that `eqn` (or, without one, the function as an argument) defines comes into scope."""
+        if value in self.visible:
+            raise self.wrong(f"{value} is defined twice", eqn)
+        if value.name in self.names:
+            raise self.wrong(f"another value is called {value}", eqn)
+        self.visible.add(value)
+        self.names.add(value.name)
+
+    def body(self, body: tuple[Equation, ...]) -> None:
+        for eqn in body:
+            self.used(eqn.operands, eqn)
+            if eqn.op == TRAINING and not self.may_ask:
+                raise self.wrong("`training` occurs in `forward` alone", eqn)
+            self.equations.check(eqn)
+            for region in eqn.regions:
+                _FunctionCheck(self.program, region, self.rule, self.equations, self.where).run()
+            for value in eqn.results:
+                self.define(value, eqn)
+
+    def used(self, values: tuple[Value, ...], eqn: Equation) -> None:
+        if not self.visible.issuperset(values):
+            value = next(value for value in values if value not in self.visible)
+            raise self.wrong(f"{value} is not defined before its use", eqn)
+
+    def end(self, node: Argument | Output, where: str, pending: bool) -> None:
+        """What holds of arguments and outputs alike: invariants 6, 8, 9 and 11; `pending` says whether anything may be."""
+        if node in self.equations.seen:
+            return
+        type, layout = node.value.type, node.layout
+        wrong = type_error(type, self.program.dims, self.program.mesh)
+        if wrong:
+            raise VerifyError(f"{node.value} is {type}: {wrong}", where)
+        if type.pending and not pending:
+            raise VerifyError(f"{node.value} is {type}: nothing may be pending there", where)
+        if (layout is not None) != self.rule.layouts:
+            raise VerifyError("it has no layout" if layout is None else "it has a layout", where)
+        placed = (
+            type.unsplit().split_by(layout or {}, type.pending, type.reduction)
+            if self.rule.placed
+            else type.unsplit()
+        )
+        if type != placed:
+            raise VerifyError(f"{node.value} is {type}, and its layout makes it {placed}", where)
+        self.equations.seen.add(node)
+
+    def argument(self, argument: Argument) -> None:
+        where = f"argument {argument.value} of {self.where}"
+        self.define(argument.value)
+        self.end(argument, where, argument.role == "carried")
+        declared = self.declared.get(argument.value.name)
+        if argument.role == "parameter" and not self.is_region and declared != argument.value.type.unsplit():
+            raise VerifyError("the program does not declare such a parameter", where, argument.span)
+
+    def output(self, output: Output) -> None:
+        where = f"output {output.name} of {self.where}"
+        if output.value not in self.visible:
+            raise VerifyError(f"{output.value} is not defined", where)
+        self.end(output, where, self.is_region)
+        if output.updates is not None and self.arguments.get(output.updates) != output.value.type:
+            raise VerifyError(f"it is {output.value.type} and updates {output.updates}", where)

@@ -1,0 +1,100 @@
+"""Reverse-mode differentiation of a body of equations.
+
+Walks the equations backwards from the values that have cotangents, asks each op's gradient rule for its operands' cotangents in
+terms of other ops, and adds up the contributions of a value's uses. Gradient equations carry the span of the equation that
+they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.passes.autodiff.loop_gradient import pull_back
+
+
+def active_values(body: Iterable[Equation], wanted: Iterable[Value]) -> set[Value]:
+    """Float values that depend on a wanted one."""
+    active = set(wanted)
+    for eqn in body:
+        if not any(value in active for value in eqn.operands):
+            continue
+        results = _active_results(eqn, active) if eqn.regions else eqn.results
+        active.update(value for value in results if value.type.dtype in FLOATS)
+    return active
+
+
+def active_inside(eqn: Equation, active: set[Value]) -> set[Value]:
+    """The values in a loop's region that depend on a wanted one, through earlier iterations too."""
+    region = region_of(eqn)
+    named = {argument.value.name: argument.value for argument in region.arguments}
+    going = {a.value for v, a in pairs(eqn) if v in active and v.type.dtype in FLOATS}
+    while True:
+        inside = active_values(region.body, going)
+        more = {named[o.updates] for o in region.outputs if o.updates and o.value in inside} - going
+        if not more:
+            return inside
+        going |= more
+
+
+def _active_results(eqn: Equation, active: set[Value]) -> list[Value]:
+    inside = active_inside(eqn, active)
+    named = {argument.value.name: argument.value for argument in region_of(eqn).arguments}
+    outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
+    return [v for v, o in outputs if o.value in inside or (o.updates and named[o.updates] in inside)]
+
+
+def total(builder: Builder, contributions: Sequence[Value]) -> Value:
+    total = contributions[0]
+    for contribution in contributions[1:]:
+        total = builder("add", total, contribution)
+    return total
+
+
+def _pull_back(
+    builder: Builder, eqn: Equation, cotangents: dict[Value, list[Value]], active: set[Value]
+) -> None:
+    """Add what the equation contributes to its operands' cotangents."""
+    if not any(value in active for value in eqn.operands):
+        return
+    builder.span = eqn.span
+    totals = [total(builder, cotangents[v]) if v in cotangents else None for v in eqn.results]
+    cotangents.update({v: [t] for v, t in zip(eqn.results, totals, strict=True) if t is not None})
+    for operand, part in _parts(builder, eqn, totals, active):
+        if part is not None and operand in active:
+            cotangents.setdefault(operand, []).append(part)
+
+
+def _parts(
+    builder: Builder, eqn: Equation, totals: Sequence[Value | None], active: set[Value]
+) -> Iterable[tuple[Value, Value | None]]:
+    """The operands with their cotangents. A result that nothing depends on has zeros as its own."""
+    if eqn.regions:
+        inside = active_inside(eqn, active)
+        arguments = [argument for argument in region_of(eqn).arguments if argument.value in inside]
+        return pull_back(builder, eqn, totals, arguments, backward)
+    given = [
+        builder("full", dims=v.type.dims, value=0, dtype=v.type.dtype) if t is None else t
+        for v, t in zip(eqn.results, totals, strict=True)
+    ]
+    return zip(eqn.operands, OPS[eqn.op].gradient(builder, eqn, given), strict=True)
+
+
+def backward(
+    builder: Builder, body: Sequence[Equation], seeds: Mapping[Value, Value], wanted: Sequence[Value]
+) -> dict[Value, Value]:
+    """The cotangents of `wanted` values, given those of results; values that nothing depends on are left out."""
+    active = active_values(body, wanted)
+    cotangents = {value: [seed] for value, seed in seeds.items()}
+    for eqn in reversed(body):
+        if any(value in cotangents for value in eqn.results):
+            _pull_back(builder, eqn, cotangents, active)
+    return {
+        value: builder.ordered(total(builder, cotangents[value]), value.type.dims)
+        for value in wanted
+        if value in cotangents
+    }

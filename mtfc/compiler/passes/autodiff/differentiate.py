@@ -1,0 +1,274 @@
+"""differentiate: add the training step, by reverse-mode differentiation of `forward`.
+
+The step returns the loss and the values that `report` names (see `ir/training_reports.py`).
+
+With `accumulate = K` the step takes K micro-batches, stacked along a new first dimension of each input, and minimizes the mean of
+their losses: gradients are added up and parameters updated once.
+
+Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its parameters
+Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
+         or, with of=gradients, function gradients(x, w) -> (y, loss, d_x, d_w) { ... }
+         or, with of=module, besides `step` functions of loss and gradients alone (see `gradient_functions`)
+In the added functions `training` is true (see `ir/training_flag.py`).
+After this pass no gradient and no update is implicit; nothing is split yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
+from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
+from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.training_reports import GRAD_NORM, LEARNING_RATE, gradient_norm, handed_out, inlined
+from mtfc.compiler.ir.types import FLOATS, Dim, scalar
+from mtfc.compiler.ir.updates import Updater, update_of, updated
+from mtfc.compiler.passes.autodiff.backward import backward
+from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.passes.pass_base import Pass
+
+
+@attrs.frozen
+class Differentiate(Pass):
+    """`of` selects the functions to add.
+
+    `step`: the training step, if the program trains. `gradients`: gradients of all float inputs and parameters. `module`: the
+    step, and functions of loss and gradients alone for other callers.
+    """
+
+    name: ClassVar[str] = "differentiate"
+    of: str = "step"
+
+    def run(self, program: Program) -> Program:
+        if self.of == "gradients":
+            return _declared(
+                attrs.evolve(program, functions=(*program.functions, gradients_function(program)))
+            )
+        training = program.training
+        if training is None or not training.updates:
+            return program
+        return _declared(with_step(program, training, with_gradients=self.of == "module"))
+
+
+def _declared(program: Program) -> Program:
+    """The program with the dimensions that loops keep values under: see `loop_gradient.py`."""
+    loops = (eqn for function in program.functions for eqn in walk(function.body) if eqn.regions)
+    dims = {dim.name: dim for eqn in loops for value in eqn.results for dim in value.type.dims}
+    return (
+        program
+        if dims.keys() <= program.dims.keys()
+        else attrs.evolve(program, dims={**program.dims, **dims})
+    )
+
+
+def _float_arguments(function: Function, roles: tuple[str, ...]) -> list[Value]:
+    return [a.value for a in function.arguments if a.role in roles and a.value.type.dtype in FLOATS]
+
+
+def _trained(function: Function, training: Training) -> list[Value]:
+    """Return the parameters that have an update: no gradient of a frozen parameter is computed."""
+    names = updated(training)
+    return [value for value in _float_arguments(function, ("parameter",)) if value.name in names]
+
+
+def _continue(function: Function) -> Builder:
+    """A builder whose body starts with the function's own."""
+    builder = Builder(names_of(function), stage="backward")
+    builder.body.extend(function.body)
+    return builder
+
+
+def _seeds(builder: Builder, forward: Function, training: Training | None) -> dict[Value, Value]:
+    """1 for the minimized value; without training, ones for every float output (the gradient of their sum)."""
+    lines = {value: eqn.span for eqn in forward.body for value in eqn.results}
+    seeds: dict[Value, Value] = {}
+    for output in forward.outputs:
+        value = output.value
+        wanted = training is None or output.name == training.minimize
+        if wanted and value.type.dtype in FLOATS and value not in seeds:
+            builder.span = lines.get(value)
+            seeds[value] = builder("full", dims=value.type.dims, value=1.0, dtype=value.type.dtype)
+    return seeds
+
+
+def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value]) -> dict[Value, str]:
+    """A gradient that the backward pass computed is called `d_` and the value's name."""
+    computed = {value for eqn in body if eqn.stage == "backward" for value in eqn.results}
+    return {g: f"d_{value.name}" for value, g in gradients.items() if g in computed}
+
+
+def gradients_function(program: Program) -> Function:
+    """forward's outputs, and the gradient of every float input and parameter (zeros where nothing depends on it)."""
+    forward = bound(program.function("forward"), training=True)
+    builder = _continue(forward)
+    wanted = _float_arguments(forward, ("input", "parameter"))
+    gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
+    for value in wanted:
+        if value not in gradients:
+            gradients[value] = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+    outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
+    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.outputs, *outputs))
+    return rename_values(function, _named_gradients(builder.body, gradients))
+
+
+def _clipped(
+    builder: Builder, gradients: Mapping[Value, Value], norm: Value, limit: float
+) -> dict[Value, Value]:
+    """Scale gradients so that their joint norm, given as `norm`, becomes at most `limit`."""
+    most = builder.constant(limit, "f32")
+    scale = builder("div", most, builder("maximum", norm, most))
+    return {value: builder("mul", g, builder.cast(scale, g.type.dtype)) for value, g in gradients.items()}
+
+
+@attrs.frozen
+class Differentiated:
+    """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
+
+    Both belong to one batch, or are means over several.
+    """
+
+    builder: Builder
+    arguments: tuple[Argument, ...]
+    outputs: Mapping[str, Value]
+    gradients: dict[Value, Value]
+
+
+def _whole_batch(forward: Function, training: Training) -> Differentiated:
+    builder = _continue(forward)
+    parameters = _trained(forward, training)
+    gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
+    values = {output.name: output.value for output in forward.outputs}
+    outputs = {name: values[name] for name in handed_out(forward, training)}
+    return Differentiated(builder, forward.arguments, outputs, gradients)
+
+
+def _minimized(forward: Function, training: Training) -> Value:
+    return next(output.value for output in forward.outputs if output.name == training.minimize)
+
+
+def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differentiated:
+    """The mean over a loop's micro-batches."""
+    arguments = tuple(stacked(argument, micro) for argument in forward.arguments)
+    builder = Builder(Names(argument.value.name for argument in arguments), training.span, "backward")
+
+    def gradients(inner: Builder, body: Function) -> dict[Value, Value]:
+        loss = _minimized(body, training)
+        seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
+        return backward(inner, body.body, {loss: seed}, _trained(body, training))
+
+    names = handed_out(forward, training)
+    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients)
+    dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
+    means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
+    outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
+    return Differentiated(builder, arguments, outputs, sums)
+
+
+def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
+    """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
+
+    `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
+    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is.
+    """
+    forward = bound(program.function("forward"), training=True)
+    yield _gradients("batch_gradients", _whole_batch(forward, training), training)
+    if micro is not None:
+        yield _gradients("step_gradients", _micro_batches(forward, training, micro), training)
+    if training.clip is not None:
+        yield _clipping(forward, training, training.clip)
+
+
+def _gradients(name: str, found: Differentiated, training: Training) -> Function:
+    """Return the function of the loss and the gradient of each parameter, zeros for a parameter without a gradient."""
+    builder, gradients = found.builder, found.gradients
+    names = _named_gradients(builder.body, gradients)
+    given = list[Output]()
+    for value in (a.value for a in found.arguments if a.role == "parameter"):
+        gradient = gradients.get(value) or builder(
+            "full", dims=value.type.dims, value=0.0, dtype=value.type.dtype
+        )
+        given.append(Output(value.name, gradient, value.name))
+    handed = Output(training.minimize, found.outputs[training.minimize])
+    function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))
+    return numbered(rename_values(function, names))
+
+
+def _clipping(forward: Function, training: Training, limit: float) -> Function:
+    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter."""
+    arguments = tuple(argument for argument in forward.arguments if argument.role == "parameter")
+    values = [argument.value for argument in arguments]
+    builder = Builder(Names(value.name for value in values), training.span, "update")
+    clipped = _clipped(builder, {v: v for v in values}, gradient_norm(builder, values), limit)
+    outputs = tuple(Output(value.name, clipped[value], value.name) for value in values)
+    return Function("clip_gradients", arguments, tuple(builder.body), outputs)
+
+
+def _updated(
+    builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
+) -> tuple[list[Argument], list[Output]]:
+    """The update of every parameter that has a gradient: the state that it needs, and what it replaces."""
+    spans = {parameter.name: parameter.span for parameter in program.parameters}
+    updater = Updater(builder)
+    states, outputs = list[Argument](), list[Output]()
+    for parameter, gradient in gradients.items():
+        builder.span = spans[parameter.name]
+        found = updater.apply(update_of(training, parameter.name), parameter, gradient)
+        states += found[0]
+        outputs += found[1]
+    return states, outputs
+
+
+def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Value]) -> dict[str, Value]:
+    """Append the norm of the gradients and the learning rate, where the step needs them."""
+    found = dict[str, Value]()
+    if training.clip is not None or GRAD_NORM in training.report:
+        found[GRAD_NORM] = gradient_norm(builder, gradients.values())
+    if training.learning_rate is not None:
+        found[LEARNING_RATE] = inlined(builder, training.learning_rate)
+    return found
+
+
+def with_step(program: Program, training: Training, with_gradients: bool = False) -> Program:
+    """Add forward pass, gradients and updates as `step`; a parameter that is frozen, or has no gradient, stays as it is."""
+    forward, micro = bound(program.function("forward"), training=True), None
+    if training.accumulate > 1:
+        program, micro = with_micro_dim(program, training.accumulate)
+    more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
+    found = _whole_batch(forward, training) if micro is None else _micro_batches(forward, training, micro)
+    builder, gradients = found.builder, found.gradients
+    names = _named_gradients(builder.body, gradients)
+    builder.stage, builder.span = "update", training.span
+    own = _built_in(builder, training, gradients)
+    if training.clip is not None:
+        gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
+    states, changed = _updated(builder, program, training, gradients)
+    kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
+    unchanged = (Output(value.name, value, value.name) for value in kept)
+    values = {**own, **found.outputs}
+    handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
+    replacing = _apart(handed, (*changed, *unchanged))
+    step = Function("step", (*found.arguments, *states), tuple(builder.body), (*handed, *replacing))
+    functions = (*program.functions, *more, numbered(rename_values(step, names)))
+    done = attrs.evolve(training, updates=(), learning_rate=None)
+    return attrs.evolve(program, functions=functions, training=done)
+
+
+def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Output, ...]:
+    """Rename outputs that replace arguments where another output has the same name."""
+    names = Names(output.name for output in handed)
+    return tuple(attrs.evolve(output, name=names.fresh(output.name)) for output in replacing)
+
+
+def numbered(function: Function) -> Function:
+    """The function with its argument for the step's number in place of `step_number`, which is 0 anywhere else."""
+    counting = [eqn for eqn in function.body if eqn.op == "step_number"]
+    if not counting:
+        return function
+    argument = Argument(Value(names_of(function).fresh("step"), scalar("i32")), "step", counting[0].span)
+    number = Substitution(dict.fromkeys((eqn.result for eqn in counting), argument.value))
+    body = [number.equation(eqn) for eqn in function.body if eqn.op != "step_number"]
+    return attrs.evolve(number.function(function, body), arguments=(*function.arguments, argument))

@@ -1,0 +1,119 @@
+"""Micro-batches: forward and backward pass in a loop over slices of the inputs, one slice's activations alive at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.ops.collectives import axes_of
+from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
+from mtfc.compiler.ir.training_reports import wide
+from mtfc.compiler.ir.types import Dim, TensorType, scalar
+
+REGION = "micro_batches"
+
+Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
+"""Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
+
+
+def is_over_micro_batches(eqn: Equation) -> bool:
+    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
+    return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
+
+
+def gathered_anew(eqn: Equation) -> list[Value]:
+    """Return the operands that each micro-batch gathers: parameters that are stored split over further axes."""
+    if not is_over_micro_batches(eqn):
+        return []
+    gathers = [each for each in walk(region_of(eqn).body) if each.op == "all_gather"]
+    axes = {axis for each in gathers for axis in axes_of(each)}
+    return [v for v, a in pairs(eqn) if a.role == "invariant" and not axes.isdisjoint(v.type.split_axes)]
+
+
+def with_micro_dim(program: Program, number: int) -> tuple[Program, Dim]:
+    """The program with one more dimension, which counts micro-batches."""
+    micro = Dim(Names(program.dims).fresh("micro"), number)
+    return attrs.evolve(program, dims={**program.dims, micro.name: micro}), micro
+
+
+def stacked(argument: Argument, micro: Dim) -> Argument:
+    """An input with `micro` as its first dimension; a parameter as it is."""
+    if argument.role != "input":
+        return argument
+    old = argument.value
+    return attrs.evolve(argument, value=Value(old.name, TensorType(old.type.dtype, (micro, *old.type.dims))))
+
+
+def over_micro_batches(
+    b: Builder,
+    forward: Function,
+    arguments: tuple[Argument, ...],
+    micro: Dim,
+    outputs: Sequence[str],
+    gradients: Gradients,
+) -> tuple[tuple[Value, ...], dict[Value, Value]]:
+    """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
+
+    `arguments` are the forward function's, with stacked inputs. The sums are carries, pending or not, so each sum is completed
+    once.
+    """
+    body, counted = _counted(b, fresh_copy(forward), micro)
+    inner = Builder(names_of(body), b.span, "backward")
+    inner.body = list(body.body)
+    found = gradients(inner, body)
+    inner.span = b.span
+    values = {output.name: output.value for output in body.outputs}
+    sums = {f"sum_{name}": wide(inner, values[name]) for name in outputs}
+    sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
+    region = _region(inner, body, sums)
+    operands = [_zeros(b, argument.value) for argument in region.arguments if argument.role == "carried"]
+    operands += [argument.value for argument in arguments if argument.role == "parameter"]
+    operands += [counted["step"]] if counted else []
+    operands += [argument.value for argument in arguments if argument.role == "input"]
+    operands += [counted["number"]] if counted else []
+    like = Equation(
+        LOOP, (), (), {"dim": micro, "reverse": False, "checkpoint": False}, span=b.span, stage="backward"
+    )
+    loop = make_loop(b.names, region, operands, like)
+    b.append(loop)
+    original = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
+    totals, of_gradients = loop.results[: len(outputs)], loop.results[len(outputs) :]
+    return totals, {original[p]: total for p, total in zip(found, of_gradients, strict=True)}
+
+
+def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str, Value]]:
+    """The body with numbers that go on from one micro-batch to the next in place of `step_number`, and what they are made of.
+
+    They need two more arguments: the step and the number of the micro-batch.
+    """
+    counting = [eqn for eqn in body.body if eqn.op == "step_number"]
+    if not counting:
+        return body, {}
+    inner = Builder(names_of(body), counting[0].span)
+    step, number = (Value(inner.names.fresh(name), scalar("i32")) for name in ("step", "micro_batch"))
+    before = inner("mul", step, inner.constant(micro.size, "i32"))
+    new = Substitution(dict.fromkeys((eqn.result for eqn in counting), inner("add", before, number)))
+    equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if eqn.op != "step_number")]
+    arguments = (*body.arguments, Argument(step, "parameter"), Argument(number, "input"))
+    made = {"step": b("step_number"), "number": b("range", dim=micro)}
+    return attrs.evolve(new.function(body, equations), arguments=arguments), made
+
+
+def _zeros(b: Builder, like: Value) -> Value:
+    return b("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
+
+
+def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Function:
+    """One micro-batch: `sums` are the values added up, by the names under which the sums are carried."""
+    arguments, outputs = [], []
+    for name, value in sums.items():
+        total = Value(inner.names.fresh(name), value.type)
+        arguments.append(Argument(total, "carried"))
+        outputs.append(Output(total.name, inner("add", total, value), total.name))
+    arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
+    arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
+    return Function(REGION, tuple(arguments), tuple(inner.body), tuple(outputs))

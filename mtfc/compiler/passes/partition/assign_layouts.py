@@ -1,0 +1,228 @@
+"""assign-layouts: give every equation the layout of its iteration space, and every argument and output a placement.
+
+The computation layout is restricted to the dimensions of each equation (Mesh-TensorFlow paper, section 5). On top of that:
+values with a `value` rule take that one, and so do equations that one names; equations of the update run in the layout in which
+the optimizer state is stored, so that a gradient is scattered before and a parameter gathered after them; what a loop slices
+stays as it is stored, so that it is gathered one slice at a time; dimensions that an op needs whole stay so; and where two
+dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
+
+The loop over micro-batches takes parameters as they are stored, and keeps the sums of gradients as parameters are stored. A
+parameter split by a rule of `params` is gathered again in each micro-batch, and its gradient scattered: memory stays that of one
+micro-batch. A sum over axes that do not split the parameter stays pending, and is completed once per step.
+
+An axis of size 1 splits nothing and is left out everywhere.
+
+Input:   %h: f32[batch, hidden] = einsum %x, %w          with layout { batch: rows, hidden: cols }
+Output:  %h: f32[batch, hidden] = einsum %x, %w  layout {batch: rows, hidden: cols}
+After this pass every equation, argument and output has a layout; types are still global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.analysis.equation_names import placeable_names
+from mtfc.compiler.analysis.reshard_plans import plan
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.loops import ROLES, dim_of, looped_dims, pairs, region_of, sliced_type
+from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.passes.autodiff.micro_batches import is_over_micro_batches
+from mtfc.compiler.passes.partition.layout_rules import Ruling, owners
+from mtfc.compiler.passes.pass_base import Pass
+
+Splits = Mapping[str, Axes]
+
+
+@attrs.frozen
+class AssignLayouts(Pass):
+    name: ClassVar[str] = "assign-layouts"
+    level: ClassVar[Level | None] = "assigned"
+
+    def run(self, program: Program) -> Program:
+        mesh, layout = program.mesh or Mesh("single", ()), program.layout or Layout("undistributed")
+        placed = attrs.evolve(program, mesh=mesh, layout=layout)
+        looped = frozenset[Dim]().union(*map(looped_dims, program.functions))
+
+        def assigned(function: Function) -> Function:
+            names = placeable_names(function)
+            ruling = Ruling(mesh, layout, names, looped, owners(function, layout))
+            return Assignment(mesh, ruling).function(function)
+
+        return placed.map_functions(assigned)
+
+
+def only_sliced(function: Function) -> set[Value]:
+    """Values that nothing uses but loops, slice by slice: parameters of all layers, cast, say."""
+    sliced: set[Value] = set()
+    others = {output.value for output in function.outputs}
+    for eqn in function.body:
+        roles = [a.role for a in region_of(eqn).arguments] if eqn.regions else [""] * len(eqn.operands)
+        for value, role in zip(eqn.operands, roles, strict=True):
+            (sliced if role == "sliced" else others).add(value)
+    return sliced - others
+
+
+class Assignment:
+    """Assigns layouts to one function, in order of definition."""
+
+    def __init__(self, mesh: Mesh, ruling: Ruling) -> None:
+        self.mesh, self.ruling = mesh, ruling
+        self.placed: dict[Value, TensorType] = {}
+        self.sliced: set[Value] = set()
+        self.kept: dict[Value, Splits] = {}  # start or update of a sum of gradients -> the layout of the sum
+
+    def function(self, function: Function) -> Function:
+        """A function, or a loop's region."""
+        arguments = tuple(self._argument(argument) for argument in function.arguments)
+        self.sliced |= only_sliced(function)
+        for eqn in filter(is_over_micro_batches, function.body):
+            self.kept |= {operand: self._summed(a) for operand, a in pairs(eqn) if a.role == "carried"}
+        body = tuple(self._loop(eqn) if eqn.regions else self._equation(eqn) for eqn in function.body)
+        replaced = {argument.value.name: argument for argument in arguments}
+        outputs = tuple(self._output(output, replaced) for output in function.outputs)
+        return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
+
+    def _restrict(self, type: TensorType, rules: Rules) -> dict[str, Axes]:
+        return {dim.name: rules.get(dim.name) for dim in type.dims if rules.get(dim.name)}
+
+    def _argument(self, argument: Argument) -> Argument:
+        type = argument.value.type
+        layout = argument.layout
+        if layout is None:
+            layout = self._restrict(type, self.ruling.stored(argument))
+        layout = self._legal(type, layout) if argument.role in ROLES else layout
+        self.placed[argument.value] = type.split_by(layout)
+        return attrs.evolve(argument, layout=layout)
+
+    def _output(self, output: Output, arguments: Mapping[str, Argument]) -> Output:
+        """An update is stored like what it replaces; any other result leaves as it was computed, but that a rule names it."""
+        rules = self.ruling.own(output)
+        if rules is None:
+            if output.updates is None:
+                return attrs.evolve(output, layout=shown_layout(self.placed[output.value]))
+            layout = arguments[output.updates].layout or {}
+        else:
+            layout = self._restrict(output.value.type, rules)
+        return attrs.evolve(output, layout=self._legal(output.value.type, layout))
+
+    def _loop(self, eqn: Equation) -> Equation:
+        over_micro_batches, dim = is_over_micro_batches(eqn), dim_of(eqn)
+        arguments = tuple(self._arriving(o, a, dim, over_micro_batches) for o, a in pairs(eqn))
+        if over_micro_batches:
+            layouts = {a.value.name: a.layout for a in arguments if a.role == "carried"}
+            self.kept |= {o.value: layouts[o.updates] or {} for o in region_of(eqn).outputs if o.updates}
+        region = self.function(attrs.evolve(region_of(eqn), arguments=arguments))
+        for result, output in zip(eqn.results, region.outputs, strict=True):
+            self.placed[result] = result.type.split_by(output.layout or {})
+        return attrs.evolve(eqn, regions=(region,), layout={})
+
+    def _arriving(self, operand: Value, argument: Argument, dim: Dim, over_micro_batches: bool) -> Argument:
+        """Place a loop's argument; a slice is placed as the whole array is, with the loop's own dimension not split."""
+        if argument.role == "sliced":
+            return attrs.evolve(argument, layout=shown_layout(sliced_type(self.placed[operand], dim)))
+        if not over_micro_batches or self.ruling.own(argument) is not None:
+            return argument
+        if argument.role == "invariant":
+            return attrs.evolve(argument, layout=shown_layout(self.placed[operand]))
+        return attrs.evolve(argument, layout=self._summed(argument))
+
+    def _summed(self, argument: Argument) -> Splits:
+        """Return the layout of a sum of gradients over micro-batches: the layout of a parameter with these dimensions."""
+        type = argument.value.type
+        return self._legal(type, self._restrict(type, self.ruling.parameter(type)))
+
+    def _equation(self, eqn: Equation) -> Equation:
+        rule = OPS[eqn.op].layout_rule(eqn)
+        is_free = rule is BY_NAME and self.ruling.own(eqn) is None
+        if is_free and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results):
+            layout = shown_layout(self.placed[eqn.operands[0]])
+        elif is_free and eqn.results[0] in self.kept:
+            layout = dict(self.kept[eqn.results[0]])
+        else:
+            layout = self._injective(eqn, rule, self._wanted(eqn, rule))
+        for value in eqn.results:
+            self.placed[value] = value.type.split_by(layout)
+        return attrs.evolve(eqn, layout=layout)
+
+    def _wanted(self, eqn: Equation, rule: LayoutRule) -> dict[str, Axes]:
+        """The rules restricted to the iteration space, where the op and the operands' sizes allow it."""
+        own, rules = self.ruling.defined(eqn), self.ruling.reduced(eqn)
+        dims = [dim for value in eqn.results for dim in value.type.dims]
+        wanted = {
+            dim.name: own.get(dim.name) for dim in dims if rule.allows(dim, own.get(dim.name), self.mesh)
+        }
+        wanted.update({dim.name: rules.get(dim.name) for dim in rule.reduced})
+        return {
+            name: axes
+            for name, axes in wanted.items()
+            if axes and self._sources_divide(eqn, rule, name, axes)
+        }
+
+    def _sources_divide(self, eqn: Equation, rule: LayoutRule, name: str, axes: Axes) -> bool:
+        """Whether every operand dimension that runs along iteration dimension `name` divides evenly."""
+        return all(
+            dim.size % self.mesh.size(axes) == 0
+            for value in eqn.operands
+            for dim in value.type.dims
+            if rule.index.get(dim.name, dim.name) == name
+        )
+
+    def _injective(self, eqn: Equation, rule: LayoutRule, wanted: dict[str, Axes]) -> dict[str, Axes]:
+        """`wanted` with each axis left to one dimension: the choice that sends the fewest bytes."""
+        users: dict[str, list[str]] = {}
+        for dim, axes in wanted.items():
+            for axis in axes:
+                users.setdefault(axis, []).append(dim)
+        contested = [axis for axis, dims in users.items() if len(dims) > 1]
+        if not contested:
+            return wanted
+        choices = [
+            self._allowed(eqn, rule, _without(wanted, contested, winners))
+            for winners in product(*(users[axis] for axis in contested))
+        ]
+        return min(choices, key=lambda layout: self._sent(eqn, rule, layout, wanted))
+
+    def _allowed(self, eqn: Equation, rule: LayoutRule, layout: Splits) -> dict[str, Axes]:
+        """`layout` without dimensions that the op cannot compute in the parts that it leaves of them."""
+        results = {dim.name: dim for value in eqn.results for dim in value.type.dims}
+        return {
+            name: axes
+            for name, axes in layout.items()
+            if name not in results or rule.allows(results[name], axes, self.mesh)
+        }
+
+    def _sent(self, eqn: Equation, rule: LayoutRule, layout: Splits, wanted: Splits) -> float:
+        """Bytes that a processor sends to bring operands and result where `layout` and then `wanted` need them."""
+        pairs: list[tuple[TensorType, TensorType]] = []
+        for value in eqn.operands:
+            needed = {dim.name: rule.operand_axes(dim.name, layout) for dim in value.type.dims}
+            pairs.append((self.placed[value], value.type.split_by(needed)))
+        for value in eqn.results:
+            reduced = [axis for dim in rule.reduced for axis in layout.get(dim.name, ())]
+            made = value.type.split_by(layout, self.mesh.ordered(reduced), rule.reduction)
+            pairs.append((made, value.type.split_by(self._legal(value.type, wanted))))
+        return sum(plan(source, target, self.mesh)[0] for source, target in pairs)
+
+    def _legal(self, type: TensorType, wanted: Splits) -> dict[str, Axes]:
+        """`wanted` for one tensor; an axis that two of its dims want goes to the first."""
+        taken: set[str] = set()
+        legal: dict[str, Axes] = {}
+        for dim in type.dims:
+            axes = tuple(axis for axis in wanted.get(dim.name, ()) if axis not in taken)
+            legal |= {dim.name: axes} if axes else {}
+            taken.update(axes)
+        return legal
+
+
+def _without(wanted: Splits, contested: Iterable[str], winners: Iterable[str]) -> dict[str, Axes]:
+    winner = dict(zip(contested, winners, strict=True))
+    kept = {d: tuple(axis for axis in axes if winner.get(axis, d) == d) for d, axes in wanted.items()}
+    return {dim: axes for dim, axes in kept.items() if axes}

@@ -1,0 +1,247 @@
+"""combine-collectives: merge all-reduces over the same axes that can run together, and small all-gathers of parameters.
+
+Each collective costs a latency of its own; small ones cost little else. An all-reduce can run as soon as its operand is there;
+from then on it waits for others of its kind until one of the waiting results is used, or until together they hold at least
+`max_bytes` on a processor: gradients travel in buckets, in the order in which they are made, each as soon as it is full (Li et
+al., "PyTorch Distributed", VLDB 2020, section 3.2.2). Equations between scalars (what is left of a loss, say) wait along with
+what they use.
+
+What only the update needs waits apart from what the next equation needs: a sum over the batch in a batch normalization would
+else carry megabytes of gradients along while everything stands still. Where these are few bytes, a latency costs more.
+
+All-gathers of stored parameters, and of parameters just updated, run together where the first of them is needed. A group is as
+many in a row as fill at most `max_bytes` once they are gathered. So no all-gather is delayed, and parameters gathered early take
+little memory. All-gathers larger than a quarter of `max_bytes` run alone: a latency adds little to their bytes. All-gathers that
+run together have one dtype, and vary along the same axes, so that they can be sent as one array.
+
+Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
+Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
+After this pass no two all-reduces that could be one, and are waited for alike, are apart (within `max_bytes`), and no two small
+all-gathers that follow each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, get_args
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
+from mtfc.compiler.ir.loops import is_loop, pairs, within
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, gathered_dims
+from mtfc.compiler.ir.types import Axes, Mesh
+from mtfc.compiler.passes.pass_base import Pass
+
+FEW_BYTES = 64 << 10
+"""So much takes about as long as a latency: tens of microseconds at some GB/s, or one at a hundred."""
+
+
+@attrs.frozen
+class CombineCollectives(Pass):
+    name: ClassVar[str] = "combine-collectives"
+    max_bytes: int = 4 << 20
+
+    def run(self, program: Program) -> Program:
+        mesh = program.placed_on
+        return program.map_functions(lambda function: combined(function, mesh, self.max_bytes))
+
+
+def combined(
+    function: Function, mesh: Mesh, max_bytes: int, stored: frozenset[Value] = frozenset()
+) -> Function:
+    """Combine the collectives of a function, in each loop apart.
+
+    `stored` are the arguments of a loop's region that are parameters outside, or slices of parameters.
+    """
+    roots = {argument.value for argument in function.arguments if argument.role == "parameter"}
+    known = _with_copies(roots.union(stored), function.body)
+
+    def with_combined_region(eqn: Equation) -> Equation:
+        inner = frozenset(a.value for v, a in pairs(eqn) if v in known) if eqn.regions else frozenset()
+        return within(eqn, lambda region: combined(region, mesh, max_bytes, inner))
+
+    body = [with_combined_region(eqn) for eqn in function.body]
+    if not is_loop(function):
+        known.update(output.value for output in function.outputs if output.updates)
+    inside = attrs.evolve(function, body=tuple(Gathers(mesh, max_bytes, known).run(body)))
+    return attrs.evolve(function, body=tuple(Combiner(mesh, max_bytes).run(inside)))
+
+
+def _with_copies(values: set[Value], body: Iterable[Equation]) -> set[Value]:
+    """Return the values, and the results that depend on one of them alone, such as the cast of a parameter."""
+    found = set(values)
+    for eqn in body:
+        if len(eqn.operands) == 1 and eqn.operands[0] in found and eqn.op not in KIND_OF and not eqn.regions:
+            found.update(eqn.results)
+    return found
+
+
+GatherKey = tuple[Axes, Axes, str, Stage]
+"""The properties that all-gathers need in common to be one: axes, varying axes of the operands, dtype and stage."""
+
+
+class Gathers:
+    """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
+
+    def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
+        self.mesh, self.max_bytes, self.parameters = mesh, max_bytes, parameters
+        self.waiting: dict[GatherKey, deque[Equation]] = {}
+        self.taken: set[Equation] = set()
+
+    def run(self, body: Sequence[Equation]) -> Iterator[Equation]:
+        late = {value for eqn in body for value in eqn.results}
+        for eqn in filter(self._is_small, body):
+            self.waiting.setdefault(self._key(eqn), deque()).append(eqn)
+        for eqn in body:
+            if eqn not in self.taken:
+                yield gathered([*self._together(eqn, late)]) if self._is_small(eqn) else eqn
+            late.difference_update(eqn.results)
+
+    def _is_small(self, eqn: Equation) -> bool:
+        if eqn.op != "all_gather" or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
+            return False
+        return 4 * eqn.result.type.local_bytes(self.mesh) <= self.max_bytes
+
+    def _key(self, eqn: Equation) -> GatherKey:
+        type = eqn.operands[0].type
+        return axes_of(eqn), type.varying(self.mesh), type.dtype, eqn.stage
+
+    def _together(self, first: Equation, late: set[Value]) -> Iterator[Equation]:
+        """Yield the first all-gather still to come, and the next ones whose operands exist and that fit into `max_bytes`."""
+        waiting, room = self.waiting[self._key(first)], self.max_bytes
+        while waiting and waiting[0].operands[0] not in late:
+            room -= waiting[0].result.type.local_bytes(self.mesh)
+            if room < 0:
+                return
+            self.taken.add(waiting[0])
+            yield waiting.popleft()
+
+
+def gathered(eqns: list[Equation]) -> Equation:
+    """Merge all-gathers into one."""
+    dims = tuple(dim for eqn in eqns for dim in gathered_dims(eqn))
+    joint = merged(eqns)
+    return attrs.evolve(joint, attrs={"dims": dims, "axes": axes_of(joint)}) if len(eqns) > 1 else joint
+
+
+@attrs.frozen
+class Bucket:
+    """What all-reduces have in common that can be one; patient ones are those that nothing but the update waits for."""
+
+    axes: Axes
+    reduction: str
+    dtype: str
+    is_patient: bool
+
+
+def patient(function: Function) -> set[Equation]:
+    """All-reduces whose results the update alone uses, or nothing, through scalars and further all-reduces."""
+    found: set[Equation] = set()
+    needed: set[Value] = set()
+    for eqn in reversed(function.body):
+        passes_on = eqn.op == "all_reduce" or not (
+            eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results))
+        )
+        waits = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
+        if not waits:
+            needed.update(eqn.operands)
+        elif eqn.op == "all_reduce":
+            found.add(eqn)
+    return found
+
+
+STAGES = get_args(Stage)
+
+
+def merged(eqns: list[Equation]) -> Equation:
+    """One equation for all, with the span of the first; gradients among its results make it part of the backward pass."""
+    if len(eqns) == 1:
+        return eqns[0]
+    operands = tuple(value for eqn in eqns for value in eqn.operands)
+    results = tuple(value for eqn in eqns for value in eqn.results)
+    stage = max((eqn.stage for eqn in eqns), key=STAGES.index)
+    return attrs.evolve(eqns[0], operands=operands, results=results, stage=stage)
+
+
+class Combiner:
+    """Walks one function; `waiting` holds all-reduces, `deferred` the scalar equations that wait for them, by result."""
+
+    def __init__(self, mesh: Mesh, max_bytes: int) -> None:
+        self.mesh, self.max_bytes = mesh, max_bytes
+        self.body: list[Equation] = []
+        self.patient: set[Equation] = set()
+        self.waiting: dict[Bucket, list[Equation]] = {}
+        self.bytes: dict[Bucket, int] = {}
+        self.bucket_of: dict[Value, Bucket] = {}
+        self.deferred: dict[Value, Equation] = {}
+        self.reductions: dict[Value, list[Equation]] = {}
+
+    def run(self, function: Function) -> list[Equation]:
+        self.patient = patient(function)
+        for eqn in function.body:
+            if eqn.op == "all_reduce":
+                self.reductions.setdefault(eqn.operands[0], []).append(eqn)
+        self._ready(tuple(argument.value for argument in function.arguments))
+        for eqn in function.body:
+            if eqn.op != "all_reduce":
+                self._append(eqn)
+                self._ready(eqn.results)
+        self._settle()
+        return self.body
+
+    def _append(self, eqn: Equation) -> None:
+        if self._can_wait(eqn):
+            self.deferred[eqn.result] = eqn
+            return
+        if any(value in self.deferred for value in eqn.operands):
+            self._settle()
+        for value in eqn.operands:
+            self._flush(self.bucket_of.get(value))
+        self.body.append(eqn)
+
+    def _can_wait(self, eqn: Equation) -> bool:
+        """Whether it computes a scalar, which nothing reduces, from one that waits."""
+        if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
+            return False
+        waits = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
+        return waits and not any(value.type.dims for value in (*eqn.operands, eqn.result))
+
+    def _settle(self) -> None:
+        """Emit all that waits."""
+        for bucket in sorted(self.waiting, key=lambda each: each.is_patient):
+            self._flush(bucket)
+        self.body += self.deferred.values()
+        self.deferred.clear()
+
+    def _ready(self, values: tuple[Value, ...]) -> None:
+        """All-reduces of the values may run from here on, and so those of their results."""
+        for value in values:
+            for eqn in self.reductions.get(value, ()):
+                self._flush(self.bucket_of.get(value))
+                self._wait(eqn)
+                self._ready(eqn.results)
+
+    def _wait(self, eqn: Equation) -> None:
+        type = eqn.operands[0].type
+        bucket = Bucket(axes_of(eqn), type.reduction, type.dtype, eqn in self.patient)
+        size = sum(value.type.local_bytes(self.mesh) for value in eqn.operands)
+        self.waiting.setdefault(bucket, []).append(eqn)
+        self.bytes[bucket] = self.bytes.get(bucket, 0) + size
+        self.bucket_of.update(dict.fromkeys(eqn.results, bucket))
+        if self.bytes[bucket] >= self.max_bytes:
+            self._flush(bucket)
+
+    def _flush(self, bucket: Bucket | None) -> None:
+        """Emit what waits in a bucket, if anything does, and with it the few bytes that could wait longer."""
+        if bucket is None or bucket not in self.waiting:
+            return
+        others = attrs.evolve(bucket, is_patient=True)
+        along = [others] if others != bucket and 0 < self.bytes.get(others, 0) <= FEW_BYTES else []
+        eqns = [eqn for each in (bucket, *along) for eqn in self.waiting.pop(each)]
+        self.body.append(merged(eqns))
+        for each in (bucket, *along):
+            del self.bytes[each]
+        for value in (value for eqn in eqns for value in eqn.results):
+            del self.bucket_of[value]

@@ -1,0 +1,65 @@
+"""lower-collectives: turn each `reshard` into the cheapest chain of collectives, and a `shift` between processors into one.
+
+Input:   %y_2: f32[batch{rows}, io] = reshard %y                     with %y: f32[batch{rows}, io] +{cols}
+Output:  %y_2: f32[batch{rows}, io] = all_reduce %y axes={cols}
+After this pass no `reshard` remains, and a dimension along which a `shift` goes is whole.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.analysis.reshard_plans import plan
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.passes.pass_base import Pass
+
+
+@attrs.frozen
+class LowerCollectives(Pass):
+    name: ClassVar[str] = "lower-collectives"
+    level: ClassVar[Level | None] = "lowered"
+
+    def run(self, program: Program) -> Program:
+        mesh = program.placed_on
+        return program.map_functions(lambda function: lowered(function, mesh))
+
+
+def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
+    """The reshard's collectives; the last one defines its result."""
+    value, chain = eqn.operands[0], []
+    steps = plan(value.type, eqn.result.type, mesh)[1]
+    for step in steps:
+        result = eqn.result if step is steps[-1] else Value(names.fresh(value.name), step.after)
+        chain.append(
+            attrs.evolve(eqn, op=step.op, operands=(value,), results=(result,), attrs=dict(step.attrs))
+        )
+        value = result
+    return chain
+
+
+def _between_processors(eqn: Equation) -> Equation:
+    """A shift as the collective that it is where its dimension is split."""
+    dim = eqn.attrs["dim"]
+    assert isinstance(dim, Dim)
+    axes = eqn.result.type.axes_of(dim.name)
+    return attrs.evolve(eqn, op="shift_shards", attrs={**eqn.attrs, "axes": axes}, layout={}) if axes else eqn
+
+
+def lowered(function: Function, mesh: Mesh) -> Function:
+    names = names_of(function)
+    body: list[Equation] = []
+    for eqn in function.body:
+        if eqn.op == "reshard":
+            body += _chain(eqn, mesh, names)
+        elif eqn.op == "shift":
+            body.append(_between_processors(eqn))
+        else:
+            body.append(within(eqn, lambda region: lowered(region, mesh)))
+    return attrs.evolve(function, body=tuple(body))

@@ -1,0 +1,206 @@
+"""propagate-layouts: an equation runs in the layout that its uses want, or its operand has, where it sends or computes less there.
+
+The layout rules place an intermediate value although nobody looks at it. Between two renames, say, they may ask for all of a
+tensor on every processor: an all-gather, and a slice right after it, where one all-to-all does. Equations are visited from
+last to first, so that a whole chain follows its end. Those that reduce a dimension stay where the rules put them, and so do
+those that may add up pending sums, which place-reductions completes together. What a loop yields takes the placement that all
+uses of the stack want, where that is smaller: a gradient is scattered layer by layer, for example.
+
+Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
+Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
+After this pass no such equation would send less, and compute no more, in its uses' layout; types are still global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.reshard_plans import plan
+from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
+from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
+from mtfc.compiler.ir.opdef import BY_NAME
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.sharding_rules import result_types
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.passes.partition.reshard_inserter import wanted_type
+from mtfc.compiler.passes.pass_base import Pass
+
+
+@attrs.frozen
+class PropagateLayouts(Pass):
+    name: ClassVar[str] = "propagate-layouts"
+
+    def run(self, program: Program) -> Program:
+        mesh = program.placed_on
+        named = set(program.layout.value_rules) if program.layout else set()
+        return program.map_functions(
+            lambda function: Following(mesh, fixed(function, named)).function(function)
+        )
+
+
+def fixed(function: Function, named: set[str]) -> set[Placeable]:
+    """What stays where a `value` rule puts it."""
+    if not named:
+        return set()
+    names = placeable_names(function)
+    paths = {eqn for eqn in walk(function.body) if eqn.path in named}
+    return paths.union(each for each, name in names.items() if name in named)
+
+
+def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
+    """Of each value that is no output, the equations that use it, with the operand's number."""
+    uses: dict[Value, list[tuple[Equation, int]]] = {}
+    for eqn in function.body:
+        for i, value in enumerate(eqn.operands):
+            uses.setdefault(value, []).append((eqn, i))
+    for output in function.outputs:
+        uses.pop(output.value, None)
+    return uses
+
+
+class Following:
+    """Moves the layouts of one function's equations towards their uses."""
+
+    def __init__(self, mesh: Mesh, fixed: set[Placeable]) -> None:
+        self.mesh, self.fixed = mesh, fixed
+        self.placed: dict[Value, TensorType] = {}
+        self.pending: dict[Value, set[str]] = {}  # axes over which a sum may be pending
+        self.changed: dict[Equation, Equation] = {}
+
+    def function(self, function: Function) -> Function:
+        for argument in function.arguments:
+            self.placed[argument.value] = argument.value.type.split_by(argument.layout or {})
+        for eqn in function.body:
+            self._place(eqn)
+        uses = inner_uses(function)
+        for eqn in reversed(function.body):
+            if eqn.regions:
+                self.changed[eqn] = self._loop(eqn, uses)
+            elif self._moves(eqn) and eqn.result in uses:
+                self._follow(eqn, uses[eqn.result])
+        return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
+
+    def _loop(self, eqn: Equation, uses: Mapping[Value, list[tuple[Equation, int]]]) -> Equation:
+        region = region_of(eqn)
+        outputs = tuple(
+            output
+            if output.updates or output in self.fixed
+            else self._yielded(output, dim_of(eqn), uses.get(result, []))
+            for result, output in zip(eqn.results, region.outputs, strict=True)
+        )
+        inside = Following(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
+        changed = attrs.evolve(eqn, regions=(inside,))
+        for result, output in zip(eqn.results, outputs, strict=True):
+            self.placed[result] = result.type.split_by(output.layout or {})
+        return changed
+
+    def _yielded(self, output: Output, dim: Dim, uses: list[tuple[Equation, int]]) -> Output:
+        """The output placed as all uses of the stack want it, if that is a part of what it is placed as."""
+        wanted = dict.fromkeys(self._wanted(use) for use in uses)
+        if len(wanted) != 1:
+            return output
+        (type,) = wanted
+        made = output.value.type.split_by(output.layout or {})
+        if type.axes_of(dim.name) or sliced_type(type, dim).local_size(self.mesh) >= made.local_size(
+            self.mesh
+        ):
+            return output
+        return attrs.evolve(output, layout=shown_layout(sliced_type(type, dim)))
+
+    def _place(self, eqn: Equation) -> None:
+        if eqn.regions:
+            for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+                self.placed[result] = result.type.split_by(output.layout or {})
+            return
+        types = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
+        self.placed.update(zip(eqn.results, types, strict=True))
+        passing = self._passing(eqn)
+        for value, type in zip(eqn.results, types, strict=True):
+            own = set(type.pending) if type.reduction == "sum" else set()
+            if own or passing:
+                self.pending[value] = own | passing
+
+    def _passing(self, eqn: Equation) -> set[str]:
+        """Axes over which a sum may be pending in operands, and pass through the equation as it is laid out."""
+        taken = {axis for axes in (eqn.layout or {}).values() for axis in axes}
+        return set().union(*(self._joint(eqn, group) - taken for group in OPS[eqn.op].linear(eqn)))
+
+    def _joint(self, eqn: Equation, group: tuple[int, ...]) -> set[str]:
+        """Axes over which sums may be pending in all operands of a group."""
+        return set.intersection(*(self.pending.get(eqn.operands[i], set()) for i in group))
+
+    def _moves(self, eqn: Equation) -> bool:
+        opdef = OPS[eqn.op]
+        if not eqn.operands or len(eqn.results) > 1 or eqn in self.fixed or opdef.layout_rule(eqn).reduced:
+            return False
+        return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
+
+    def _wanted(self, use: tuple[Equation, int]) -> TensorType:
+        return wanted_type(self.changed.get(use[0], use[0]), use[1])
+
+    def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
+        """Take the best of the layout it has, the one that all uses want, and the one that its only operand has."""
+        wanted = dict.fromkeys(self._wanted(use) for use in uses)
+        layouts = [layout for layout in self._candidates(eqn, list(wanted)) if layout != eqn.layout]
+        if not layouts:
+            return
+        candidates = [attrs.evolve(eqn, layout=layout) for layout in layouts]
+        size = self._made(eqn).local_size(self.mesh)
+        fitting = [c for c in candidates if self._runs(c) and self._made(c).local_size(self.mesh) <= size]
+        best = min([eqn, *fitting], key=lambda candidate: self._cost(candidate, wanted))
+        if best is not eqn:
+            self.changed[eqn] = best
+            self.placed[eqn.result] = self._made(best)
+
+    def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
+        rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
+        found = wanted if len(wanted) == 1 else []
+        if len(operands) == 1 and rule is BY_NAME and not operands[0].pending:
+            found = [*found, operands[0]]
+        for type in found:
+            if all(
+                rule.allows(dim, axes, self.mesh) for dim, axes in zip(type.dims, type.splits, strict=True)
+            ):
+                yield shown_layout(type)
+
+    def _made(self, eqn: Equation) -> TensorType:
+        (type,) = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
+        return type
+
+    def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
+        """Bytes that a processor sends before and after the equation, and elements that it computes."""
+        passing = self._passing(eqn)
+        made = self._pending(self._made(eqn), passing)
+        sent = self._sent(eqn, passing) + sum(plan(made, type, self.mesh)[0] for type in wanted)
+        return sent, made.local_size(self.mesh)
+
+    def _pending(self, type: TensorType, axes: set[str]) -> TensorType:
+        """The type with sums pending over `axes` too."""
+        return attrs.evolve(type, pending=self.mesh.ordered({*type.pending, *axes})) if axes else type
+
+    def _runs(self, eqn: Equation) -> bool:
+        """Whether the operands' dimensions divide as the equation's layout splits them."""
+        rule, layout = OPS[eqn.op].layout_rule(eqn), eqn.layout or {}
+
+        def divides(size: int, axes: Axes) -> bool:
+            return size % self.mesh.size(axes) == 0
+
+        return all(
+            divides(dim.size, rule.operand_axes(dim.name, layout))
+            for v in eqn.operands
+            for dim in v.type.dims
+        )
+
+    def _sent(self, eqn: Equation, passing: set[str]) -> float:
+        """Bytes that a processor sends to bring the operands to where the equation's layout needs them."""
+        sent = 0.0
+        for i, value in enumerate(eqn.operands):
+            arriving = self.pending.get(value, set())
+            source = self._pending(self.placed[value], arriving)
+            sent += plan(source, self._pending(wanted_type(eqn, i), arriving & passing), self.mesh)[0]
+        return sent

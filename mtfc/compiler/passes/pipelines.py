@@ -1,0 +1,152 @@
+"""The pipelines: which passes run, in which order, and the loop that runs them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.verifier import Level, Verifier
+from mtfc.compiler.passes.autodiff.differentiate import Differentiate
+from mtfc.compiler.passes.binarize_einsum import BinarizeEinsum
+from mtfc.compiler.passes.bind_training import BindTraining
+from mtfc.compiler.passes.cse import Cse
+from mtfc.compiler.passes.dce import Dce
+from mtfc.compiler.passes.mixed_precision import MixedPrecision
+from mtfc.compiler.passes.partition.assign_layouts import AssignLayouts
+from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
+from mtfc.compiler.passes.partition.insert_reshards import InsertReshards
+from mtfc.compiler.passes.partition.lower_collectives import LowerCollectives
+from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
+from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
+from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.passes.simplify import Simplify
+from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
+
+Observer = Callable[[Pass, Program, float], None]
+"""Called after each pass with the pass, what it made, and the seconds it took."""
+
+PASSES: dict[str, type[Pass]] = {
+    cls.name: cls
+    for cls in (
+        MixedPrecision,
+        Differentiate,
+        BindTraining,
+        Simplify,
+        Cse,
+        Dce,
+        PartitionSpatial,
+        BinarizeEinsum,
+        AssignLayouts,
+        PropagateLayouts,
+        InsertReshards,
+        PlaceReductions,
+        LowerCollectives,
+        CombineCollectives,
+    )
+}
+
+
+def simplification() -> tuple[Pass, ...]:
+    """Return the passes for a model in training before differentiation; the `soap` space makes its operators from the result."""
+    return (MixedPrecision(), BindTraining(training=True), Simplify(), Cse(), Dce())
+
+
+def differentiation(of: str = "step") -> tuple[Pass, ...]:
+    """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
+    added = map(Differentiate, of.split("+"))
+    return (MixedPrecision(), *added, BindTraining(), Simplify(), Cse(), Dce())
+
+
+def preparation() -> tuple[Pass, ...]:
+    """The last changes to a global program: the equations that it then has get layouts."""
+    return (PartitionSpatial(), BinarizeEinsum(), Simplify(), Cse(), Dce())
+
+
+def placing() -> tuple[Pass, ...]:
+    """From a global program to one whose equations all have layouts: what comes after depends on nothing else of the layout."""
+    return (*preparation(), AssignLayouts(), PropagateLayouts())
+
+
+def realizing() -> tuple[Pass, ...]:
+    """From there to one processor's program with explicit collectives."""
+    return (
+        InsertReshards(),
+        PlaceReductions(),
+        Cse(),
+        Dce(),
+        LowerCollectives(),
+        CombineCollectives(),
+    )
+
+
+def partitioning() -> tuple[Pass, ...]:
+    """From a global program to one processor's program."""
+    return (*placing(), *realizing())
+
+
+def common() -> tuple[Pass, ...]:
+    """What partitioning does first whatever the layout is."""
+    return (BinarizeEinsum(most=2), Simplify(), Cse(), Dce())
+
+
+def default_pipeline(of: str = "step") -> tuple[Pass, ...]:
+    return (*differentiation(of), *partitioning())
+
+
+def run(
+    program: Program, passes: Iterable[Pass], observers: Sequence[Observer] = (), level: Level = "global"
+) -> Program:
+    """Run the passes in order and verify what each leaves. Raises `VerifyError` where one has broken an invariant."""
+    verifier = Verifier()
+    for each in passes:
+        start = time.perf_counter()
+        program = each.run(program)
+        seconds = time.perf_counter() - start
+        level = each.level or level
+        verifier.check(program, level)
+        for observe in observers:
+            observe(each, program, seconds)
+    return program
+
+
+def lower(
+    program: Program,
+    mesh: Mesh | None,
+    layout: Layout | None,
+    of: str = "step",
+    observers: Sequence[Observer] = (),
+) -> Program:
+    """Return the SPMD program of a model under a layout. `of` is `step`, `gradients`, or both, as for `differentiation`."""
+    placed = attrs.evolve(program, mesh=mesh, layout=layout)
+    return run(placed, default_pipeline(of), observers)
+
+
+_ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+
+
+def parse_pipeline(text: str) -> tuple[Pass, ...]:
+    """`differentiate,combine-collectives{max_bytes=0}` as passes. Raises `PipelineError`."""
+    passes, position = [], 0
+    while position < len(text):
+        match = _ITEM.match(text, position)
+        if match is None:
+            raise PipelineError(f"expected a pass name at `{text[position:].strip()}`")
+        passes.append(_parse_pass(match[1], match[2] or ""))
+        position = match.end()
+    return tuple(passes)
+
+
+def _parse_pass(name: str, options: str) -> Pass:
+    if name not in PASSES:
+        raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(PASSES)}")
+    pairs = [option.partition("=") for option in options.split(",") if option.strip()]
+    return PASSES[name].with_options({key.strip(): value.strip() for key, _, value in pairs})
+
+
+def print_pipeline(passes: Iterable[Pass]) -> str:
+    return ",".join(map(str, passes))

@@ -1,0 +1,99 @@
+"""partition-spatial: where the layout splits a dimension that an op mixes the positions of, have the shards do it together.
+
+An op's `distribute` rule says how: in terms of other ops, on the dimension cut in two, [blocks, inner] (see `spatial/position_blocks.py`).
+What the shards tell each other is then as little as the rule can make it: the halos of a window, the total of a cumulative sum.
+Ops without such a rule, and those whose rule does not apply, keep the dimension whole; where the layout splits it, it will be
+gathered.
+
+Input:   %y: f32[n] = shift %x dim=n by=1 wrap=false                                     with layout { n: all }, all: 4, n = 8
+Output:  %r: f32[n.blocks, n.part] = reshape %x; %t: f32[n.blocks, n.part_2] = slice %r (the last element of each block);
+         %s = shift %t dim=n.blocks by=1 wrap=false; ... %c = concat %s, %h (the others); %y: f32[n] = reshape %c
+After this pass the program declares the new dimensions, and its layout has rules for those that are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
+from mtfc.compiler.passes.partition.layout_rules import Ruling
+from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.spatial.position_blocks import Blocks, NewDims
+
+
+@attrs.frozen
+class PartitionSpatial(Pass):
+    name: ClassVar[str] = "partition-spatial"
+
+    def run(self, program: Program) -> Program:
+        if program.mesh is None or program.layout is None:
+            return program
+        each = Distribution(program.mesh, Ruling(program.mesh, program.layout), NewDims(program.dims))
+        changed = program.map_functions(each.function)
+        added = each.dims.added
+        blocks = Rules(tuple((name, axes) for name, (_, axes) in added.items() if axes))
+        return attrs.evolve(
+            changed,
+            dims={**program.dims, **{name: dim for name, (dim, _) in added.items()}},
+            layout=attrs.evolve(program.layout, blocks=program.layout.blocks.override(blocks)),
+        )
+
+
+@attrs.frozen
+class Distribution:
+    """Distributes the equations of one program."""
+
+    mesh: Mesh
+    ruling: Ruling
+    dims: NewDims
+
+    def function(self, function: Function) -> Function:
+        """A function, or a loop's region."""
+        names = names_of(function)
+        defined = {value: eqn for eqn in function.body for value in eqn.results}
+        body: list[Equation] = []
+        for eqn in function.body:
+            body += self._equations(within(eqn, self.function), names, defined)
+        return attrs.evolve(function, body=tuple(body))
+
+    def _equations(self, eqn: Equation, names: Names, defined: Mapping[Value, Equation]) -> list[Equation]:
+        rule = None if eqn.regions else OPS[eqn.op].distribute
+        if rule is None:
+            return [eqn]
+        build = Builder(names, eqn.span, eqn.stage)
+        blocks = Blocks(build, self._axes, self.mesh.size, defined.get, self.dims)
+        results = rule(blocks, eqn)
+        return [eqn] if results is None else _ending_in(eqn, build, results)
+
+    def _axes(self, eqn: Equation, dim: Dim) -> Axes:
+        """The axes that split `dim` in every operand and result, if it divides evenly and no other dimension there wants one."""
+        rules = self.ruling.defined(eqn)
+        axes = rules.get(dim.name)
+        types = [value.type for value in (*eqn.operands, *eqn.results) if dim in value.type.dims]
+        free = all(set(axes).isdisjoint(_others(type, dim, rules)) for type in types)
+        return axes if axes and free and dim.size % self.mesh.size(axes) == 0 else ()
+
+
+def _others(type: TensorType, dim: Dim, rules: Rules) -> list[str]:
+    """The axes that split the other dimensions of a tensor."""
+    return [axis for other in type.dims if other != dim for axis in rules.get(other.name)]
+
+
+def _ending_in(eqn: Equation, build: Builder, results: tuple[Value, ...]) -> list[Equation]:
+    """What a rule has built, under the names of the results that it stands for, the first of which keeps its path."""
+    old = Substitution()
+    for value, result in zip(eqn.results, results, strict=True):
+        made = build.ordered(result, value.type.dims)
+        assert made.type == value.type, f"{eqn.op} is distributed as {made.type}, not {value.type}"
+        is_new = any(made in each.results for each in build.body)
+        old[made if is_new else build("transpose", made, dims=made.type.dims)] = value
+    body = [old.equation(each) for each in build.body]
+    return [attrs.evolve(e, path=eqn.path) if eqn.results[0] in e.results else e for e in body]

@@ -1,0 +1,217 @@
+"""The space of global layouts: every shape of the mesh, and every legal map from dimensions to its axes.
+
+A layout is legal if no axis splits two dimensions of one tensor and all sizes divide (Mesh-TensorFlow paper, section 5). In one
+axis's eyes a layout is a set of dimensions of which no two lie in one tensor, so a map is written as one set of axes for each
+dimension, a bit mask. Several axes split a dimension in the mesh's order, the outer ones first. What loops run along stays whole.
+
+How parameters and the optimizer's state are stored are maps of their own, a column for each dimension that parameters have:
+parameters are split as the computation splits them, and state as parameters are, over no fewer axes. Each axis that is added is
+added to one dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, reduce
+from math import isqrt, prod
+from operator import or_
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mtfc.compiler.ir.core import Function, Value, walk
+from mtfc.compiler.ir.loops import looped_dims
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
+from mtfc.compiler.search.global_layouts.dimension_names import OPTIMIZER, PARAMS
+
+AXES = ("x", "y", "z", "u", "v", "w")
+"""Names of mesh axes by default, the outermost first."""
+
+Columns: TypeAlias = frozenset[int]
+
+Integers: TypeAlias = NDArray[np.int64]
+
+Rows: TypeAlias = NDArray[np.uint8]
+"""Layouts: [layout, column] is the set of axes that a dimension is split over."""
+
+
+@attrs.frozen
+class Column:
+    """A dimension under one set of rules: `name` is `d`, `params.d` or `optimizer.d`.
+
+    base: the column whose axes it has at least. beside: those of the same rules that some tensor has beside it.
+    """
+
+    name: str
+    dim: Dim
+    base: int | None
+    beside: Columns
+
+
+@attrs.frozen(slots=False)
+class Space:
+    """The columns; those of the computation come first, those of the state last. fixed: rules that are not to be chosen."""
+
+    columns: tuple[Column, ...]
+    fixed: Rules
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """Columns by name; where storage is not searched, a stored dimension is split as the computation splits it."""
+        own = {column.name: i for i, column in enumerate(self.columns)}
+        plain = [(name, i) for name, i in own.items() if self.columns[i].base is None]
+        params = {f"{PARAMS}{name}": own.get(f"{PARAMS}{name}", i) for name, i in plain}
+        state = {
+            f"{OPTIMIZER}{name}": own.get(f"{OPTIMIZER}{name}", params[f"{PARAMS}{name}"])
+            for name, _ in plain
+        }
+        return {**state, **params, **own}
+
+    @cached_property
+    def storing(self) -> Columns:
+        """The columns of storage."""
+        return frozenset(i for i, column in enumerate(self.columns) if column.base is not None)
+
+    def masks(self, column: int, mesh: Mesh) -> list[int]:
+        """The sets of axes that a column can have, or be given besides its base's; axes of size 1 split nothing."""
+        dim = self.columns[column].dim
+        if dim.name in self.fixed.by_dim and column not in self.storing:
+            return [sum(1 << mesh.names.index(axis) for axis in self.fixed.get(dim.name))]
+        units = sum(1 << i for i, (_, size) in enumerate(mesh.axes) if size == 1)
+        sets = (mask for mask in range(1 << len(mesh.axes)) if not mask & units)
+        return [mask for mask in sets if dim.size % degree(mask, mesh) == 0]
+
+    def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
+        """Each row with each set of axes that the column can have beside those that are decided; and which row each was."""
+        base, beside = self.columns[column].base, self.columns[column].beside
+        taken = union(rows, beside & decided)
+        start = np.zeros(len(rows), np.uint8)
+        if base is not None:
+            start = rows[:, base]
+            bases = frozenset(b for i in beside if (b := self.columns[i].base) is not None)
+            taken = taken | union(rows, bases) | start | self._added(rows, column, decided)
+        found, origins = [], []
+        for mask in self.masks(column, mesh):
+            sizes = np.array([degree(mask | each, mesh) for each in range(1 << len(mesh.axes))])
+            legal = ((taken & mask) == 0) & (self.columns[column].dim.size % sizes[start] == 0)
+            more = rows[legal].copy()
+            more[:, column] = start[legal] | mask
+            found.append(more)
+            origins.append(np.flatnonzero(legal))
+        return np.concatenate(found), np.concatenate(origins)
+
+    def bounds(self, rows: Rows, decided: Columns, mesh: Mesh) -> tuple[Rows, Rows]:
+        """Of each row, the sets of axes that columns have at least and at most, of which only some are decided."""
+        low, high = rows.copy(), rows.copy()
+        for i in (i for i in range(len(self.columns)) if i not in decided):
+            base, beside = self.columns[i].base, self.columns[i].beside
+            most = np.uint8(reduce(or_, self.masks(i, mesh), 0))
+            free = most & ~union(rows, beside & decided)
+            low[:, i] = 0 if base is None else low[:, base]
+            high[:, i] = free if base is None else free | high[:, base]
+        return low, high
+
+    def _added(self, rows: Rows, column: int, decided: Columns) -> Rows:
+        """The axes that decided columns of the same rules have been given besides their bases'."""
+        kind = self.columns[column].name.partition(".")[0]
+        added = np.zeros(len(rows), np.uint8)
+        for i in decided & self.storing:
+            base = self.columns[i].base
+            if base is not None and self.columns[i].name.startswith(f"{kind}."):
+                added |= rows[:, i] & ~rows[:, base]
+        return added
+
+
+def union(rows: Rows, columns: Columns) -> Rows:
+    """The axes in any of the columns, for each row."""
+    found: Rows = np.bitwise_or.reduce(rows[:, sorted(columns)], axis=1)
+    return found
+
+
+def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -> Space:  # noqa: B008
+    """The layouts of a model's forward pass; its gradients have no tensors of other dimensions. `storage`: its columns too."""
+    tensors = {frozenset(value.type.dims) for value in values_of(forward)}
+    looped = looped_dims(forward)
+    found = {dim for tensor in tensors for dim in tensor if dim.size > 1 and dim not in looped}
+    columns = list(_columns("", sorted(found, key=lambda dim: dim.name), tensors, {}, 0))
+    if storage:
+        parameters = {frozenset(a.value.type.dims) for a in forward.arguments if a.role == "parameter"}
+        stored = [column.dim for column in columns if any(column.dim in each for each in parameters)]
+        for kind in (PARAMS, OPTIMIZER):
+            bases = {column.dim: i for i, column in enumerate(columns)}
+            columns += _columns(kind, stored, parameters, bases, len(columns))
+    return Space(tuple(columns), fixed)
+
+
+def _columns(
+    kind: str, dims: list[Dim], tensors: Iterable[frozenset[Dim]], bases: dict[Dim, int], first: int
+) -> Iterator[Column]:
+    """A column for each dimension, numbered from `first` on; each later one of a dimension is the base of the next."""
+    number = {dim: first + i for i, dim in enumerate(dims)}
+    for dim in dims:
+        together = {other for tensor in tensors if dim in tensor for other in tensor if other in number}
+        yield Column(
+            f"{kind}{dim.name}", dim, bases.get(dim), frozenset(number[each] for each in together - {dim})
+        )
+
+
+def values_of(function: Function) -> Iterator[Value]:
+    """All values of a function, those in loops too."""
+    yield from (argument.value for argument in function.arguments)
+    for eqn in walk(function.body):
+        yield from eqn.results
+        yield from (argument.value for region in eqn.regions for argument in region.arguments)
+
+
+def degree(mask: int, mesh: Mesh) -> int:
+    """The processors along a set of axes."""
+    return prod(size for i, (_, size) in enumerate(mesh.axes) if mask >> i & 1)
+
+
+def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterator[Mesh]:
+    """Yield all shapes of `devices` processors with up to `most_axes` axes, in all orders of sizes: the innermost axis matters.
+
+    Axes have the first of the `names`.
+    """
+    for number in range(1, most_axes + 1):
+        for sizes in _factors(devices, number):
+            yield Mesh("found_mesh", tuple(zip(names, sizes, strict=False)))
+
+
+def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
+    """Of one processor, one axis of size one is the only mesh."""
+    if number == 1:
+        yield (product,)
+        return
+    for first in _divisors(product):
+        yield from ((first, *rest) for rest in _factors(product // first, number - 1))
+
+
+def _divisors(number: int) -> list[int]:
+    """All but 1 and the number itself, ascending."""
+    small = [each for each in range(2, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def axes_of(mask: int, mesh: Mesh) -> Axes:
+    return tuple(name for i, name in enumerate(mesh.names) if mask >> i & 1)
+
+
+def layout_of(space: Space, masks: list[int], mesh: Mesh) -> Layout:
+    """The layout of a row. What storage adds to a dimension are its innermost axes."""
+    sections: dict[str, list[tuple[str, Axes]]] = {"": [], PARAMS: [], OPTIMIZER: []}
+    for column, mask in zip(space.columns, masks, strict=True):
+        kind = column.name.removesuffix(column.dim.name)
+        if mask != (0 if column.base is None else masks[column.base]):
+            sections[kind].append((column.dim.name, _axes(space, column, mask, masks, mesh)))
+    rules, params, optimizer = (Rules(tuple(each)) for each in sections.values())
+    return Layout("found", rules, params, optimizer)
+
+
+def _axes(space: Space, column: Column, mask: int, masks: list[int], mesh: Mesh) -> Axes:
+    if column.base is None:
+        return axes_of(mask, mesh)
+    before = masks[column.base]
+    return (*_axes(space, space.columns[column.base], before, masks, mesh), *axes_of(mask & ~before, mesh))

@@ -1,0 +1,148 @@
+"""The strategies of an equation: how each mesh axis serves it.
+
+An axis splits one dimension of the iteration space; or a sum that arrives pending over it passes through, where the equation is
+linear; or it is not used, and all processors along it do the same. Splitting a dimension that the equation reduces away is
+SoyBean's third aligned form, which leaves a sum pending (arXiv:1805.04170, section 4.2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from math import inf
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import LayoutRule
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.sharding_rules import operand_type, result_types
+from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.search.per_equation.clock import in_time
+from mtfc.compiler.search.per_equation.conversions import orders
+
+Group = tuple[int, ...]
+
+
+@attrs.frozen
+class Strategy:
+    """A layout of the iteration space, and the operands through which sums pass that are pending over further axes."""
+
+    layout: Mapping[str, Axes]
+    passing: tuple[tuple[str, Group], ...] = ()
+
+    @property
+    def passed(self) -> Axes:
+        return tuple(axis for axis, _ in self.passing)
+
+    def operand_type(self, rule: LayoutRule, eqn: Equation, operand: int) -> TensorType:
+        """How operand number `operand` must be placed. `eqn` has this strategy's layout."""
+        pending = tuple(axis for axis, group in self.passing if operand in group)
+        return operand_type(rule, eqn, operand, pending)
+
+    def made(self, rule: LayoutRule, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+        """How the results are placed."""
+        return result_types(eqn, rule, self.passed, mesh)
+
+
+@attrs.frozen(eq=False)
+class Choices:
+    """What equations that look alike can do: strategies, and an equation with the layout of each, whose operands and results are
+    placed as it needs and makes them.
+    """
+
+    strategies: tuple[Strategy, ...]
+    placed: tuple[Equation, ...]
+
+    @classmethod
+    def of(cls, eqn: Equation, strategies: Iterable[Strategy], mesh: Mesh) -> Choices:
+        rule, found = OPS[eqn.op].layout_rule(eqn), tuple(strategies)
+        return cls(found, tuple(_placed(eqn, rule, each, mesh) for each in found))
+
+    def needed(self, operand: int) -> list[TensorType]:
+        """How operand number `operand` must be placed for each."""
+        return [eqn.operands[operand].type for eqn in self.placed]
+
+    def made(self, result: int) -> list[TensorType]:
+        """How result number `result` is placed by each."""
+        return [eqn.results[result].type for eqn in self.placed]
+
+
+def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> Equation:
+    own = attrs.evolve(eqn, layout=strategy.layout)
+    needed = (strategy.operand_type(rule, own, i) for i in range(len(eqn.operands)))
+    made = strategy.made(rule, own, mesh)
+    return attrs.evolve(
+        own,
+        operands=tuple(Value(v.name, type) for v, type in zip(eqn.operands, needed, strict=True)),
+        results=tuple(Value(v.name, type) for v, type in zip(eqn.results, made, strict=True)),
+    )
+
+
+def strategies(
+    eqn: Equation,
+    mesh: Mesh,
+    splittable: Collection[str],
+    pending: Collection[int],
+    redundant: bool = True,
+    until: float = inf,
+) -> Iterator[Strategy]:
+    """All strategies that are legal for an equation.
+
+    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Unless `redundant`, each axis
+    is used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5). Raises `NotFound` where that
+    is not done `until`, a time of `time.monotonic`.
+    """
+    rule = OPS[eqn.op].layout_rule(eqn)
+    dims = [dim for dim in _space(eqn, rule) if dim.name in splittable]
+    groups = [group for group in OPS[eqn.op].linear(eqn) if set(group) <= set(pending)]
+    if any(value.type.dtype not in FLOATS for value in eqn.results):
+        groups = []
+    axes = tuple(axis for axis, size in mesh.axes if size > 1)
+    roles = [(*_roles(eqn, rule, dims, axis, mesh), *groups, None) for axis in axes]
+    for choice in product(*roles):
+        chosen = tuple(zip(axes, choice, strict=True))
+        passing = tuple((axis, role) for axis, role in chosen if isinstance(role, tuple))
+        named = tuple((axis, role) for axis, role in chosen if isinstance(role, str))
+        unused = [axis for axis, role in chosen if role is None]
+        for layout in in_time(orders(named, tuple(dim.name for dim in dims)), until):
+            if not _divides(eqn, rule, dims, layout, mesh):
+                continue
+            if redundant or not any(_has_room(eqn, rule, dims, layout, axis, mesh) for axis in unused):
+                yield Strategy(layout, passing)
+
+
+def _has_room(
+    eqn: Equation,
+    rule: LayoutRule,
+    dims: Sequence[Dim],
+    layout: Mapping[str, Axes],
+    axis: str,
+    mesh: Mesh,
+) -> bool:
+    """Whether some dimension could be split over one more axis."""
+    more = ({**layout, dim.name: (*layout.get(dim.name, ()), axis)} for dim in dims)
+    return any(_divides(eqn, rule, dims, each, mesh) for each in more)
+
+
+def _space(eqn: Equation, rule: LayoutRule) -> list[Dim]:
+    """The dimensions of the iteration space."""
+    return list(dict.fromkeys((*(dim for v in eqn.results for dim in v.type.dims), *rule.reduced)))
+
+
+def _roles(eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh: Mesh) -> list[str]:
+    """The dimensions that an axis can split, alone."""
+    return [dim.name for dim in dims if _divides(eqn, rule, dims, {dim.name: (axis,)}, mesh)]
+
+
+def _divides(
+    eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], layout: Mapping[str, Axes], mesh: Mesh
+) -> bool:
+    """Whether the op can be computed in these parts, and results and operands divide evenly."""
+    reduced = {dim.name for dim in rule.reduced}
+    for dim in dims:
+        axes = layout.get(dim.name, ())
+        if dim.size % mesh.size(axes) or (dim.name not in reduced and not rule.allows(dim, axes, mesh)):
+            return False
+    needed = dict.fromkeys(dim for value in eqn.operands for dim in value.type.dims)
+    return not any(dim.size % mesh.size(rule.operand_axes(dim.name, layout)) for dim in needed)

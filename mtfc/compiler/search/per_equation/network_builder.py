@@ -1,0 +1,391 @@
+"""How the network of a function is built: in order of the program, with a clock for how long each value is held.
+
+A value is in memory from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`; a
+slice, and what a loop carries or yields, has memory of its own. What a reshard makes for a single use is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.analysis.liveness import takes_over, unstored
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of, stacked_type
+from mtfc.compiler.ir.opdef import no_flops
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.search.per_equation.choice_network import Edge, Network, Node, Owner
+from mtfc.compiler.search.per_equation.clock import in_time
+from mtfc.compiler.search.per_equation.conversions import Conversions, Indices, Numbers, Placements
+from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
+from mtfc.compiler.search.per_equation.pending_values import may_be_pending
+
+Work = Callable[[Equation, Choices], Numbers]
+"""What an equation costs, once, by each of its strategies."""
+
+
+Copying = Callable[[Equation, Value, Sequence[TensorType]], Numbers]
+"""What it costs an equation once that it has an operand or a result copied, placed in each of these ways, if it is not what was
+sent or what will be.
+"""
+
+
+def no_work(eqn: Equation, choices: Choices) -> Numbers:
+    """Where only what is sent counts."""
+    return np.zeros(len(choices.strategies))
+
+
+def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Numbers:
+    """Where nothing is copied, or that does not count."""
+    return np.zeros(len(types))
+
+
+KEPT_FOREVER = 1 << 40
+"""A time after everything."""
+
+
+@attrs.frozen(eq=False)
+class _Source:
+    """Where a value comes from: a node, and how each of its options leaves the value; the last ones may have been sent."""
+
+    node: int
+    placements: Placements
+    made: Indices
+    sent: int = 0
+
+    def seconds(self, use: _Use) -> Numbers:
+        """What it costs to use the value once, by how it is left and needed."""
+        same = self.made[:, None] == use.needed
+        same[len(self.made) - self.sent :] = False
+        found: Numbers = self.placements.costs[np.ix_(self.made, use.needed)] + np.where(
+            same, use.copied, 0.0
+        )
+        return found
+
+
+@attrs.frozen(eq=False)
+class _Use:
+    """A node that needs a value, how each of its options needs it, and what it costs if that is copied."""
+
+    node: int
+    needed: Indices
+    copied: Numbers
+
+
+def is_free(eqn: Equation) -> bool:
+    """Whether it makes something of nothing, as every use can do for itself."""
+    return not eqn.regions and not eqn.operands and OPS[eqn.op].flops is no_flops
+
+
+def _stage(node: Node) -> str | None:
+    return node.owner.stage if isinstance(node.owner, Equation) else None
+
+
+def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
+    return tuple(axes for name, axes in zip(type.names, type.splits, strict=True) if name in names)
+
+
+@attrs.define(eq=False)
+class NetworkBuilder:
+    """Builds the network of one function.
+
+    splittable: dimensions that a layout can name. published: with the restrictions of SoyBean's paper, that no two processors
+    do the same where that can be helped, and that no sum is passed on that is pending. gradients: how much it counts what it
+    costs to bring gradients to the update. until: when to give up, a time of `time.monotonic`; that raises `NotFound`.
+    """
+
+    mesh: Mesh
+    conversions: Conversions
+    splittable: Collection[str]
+    work: Work
+    copying: Copying = no_copying
+    published: bool = False
+    gradients: float = 1.0
+    until: float = inf
+    nodes: list[Node] = attrs.field(factory=list)
+    edges: list[Edge] = attrs.field(factory=list)
+    pending: set[Value] = attrs.field(factory=set)
+    sources: dict[Value, _Source] = attrs.field(factory=dict)
+    uses: dict[Value, list[_Use]] = attrs.field(factory=dict)
+    makers: dict[Value, Equation] = attrs.field(factory=dict)
+    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
+    unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict)
+    choices: dict[object, Choices] = attrs.field(factory=dict)
+    clock: int = 0
+
+    def network(self, function: Function) -> Network:
+        self.pending = set() if self.published else may_be_pending(function)
+        ports = {
+            argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
+            for argument in function.arguments
+        }
+        self._body(function, 1)
+        for output in function.outputs:
+            self._given(output, ports)
+        self._connect(function, 1)
+        return Network(function, tuple(self.nodes), tuple(self.edges), self.free)
+
+    # Nodes and edges
+
+    def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
+        self.nodes.append(Node(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
+        return len(self.nodes) - 1
+
+    def _port(self, owner: Owner, value: Value, birth: int, death: int) -> int:
+        """A node for a value that enters, with all its placements."""
+        options = self._placements(value)
+        number = self._node(owner, options, self._bytes(options))
+        self.nodes[number].birth, self.nodes[number].death = birth, death
+        self._comes_from(value, number, options)
+        return number
+
+    def _placements(self, value: Value) -> list[TensorType]:
+        """Those that a layout can ask for."""
+        return [
+            type
+            for type in self.conversions.of(value.type).types
+            if (not type.pending or value in self.pending)
+            and all(
+                not axes or name in self.splittable
+                for name, axes in zip(type.names, type.splits, strict=True)
+            )
+        ]
+
+    def _bytes(self, types: Iterable[TensorType]) -> Numbers:
+        return np.array([type.local_bytes(self.mesh) for type in types], np.float64)
+
+    def _comes_from(
+        self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum"
+    ) -> None:
+        placements = self.conversions.of(value.type, reduction)
+        self.sources[value] = _Source(node, placements, placements.indices(types))
+
+    def _edge(self, first: int, second: int, costs: Numbers) -> None:
+        if first == second or not costs.any():
+            return
+        if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
+            costs = np.multiply(costs, self.gradients, out=costs.copy(), where=np.isfinite(costs))
+        self.edges.append(Edge(first, second, costs))
+
+    def _kept(self, value: Value, until: int) -> None:
+        """What is not stored is read in others."""
+        for source in self.unstored.get(value, ()):
+            if source in self.sources:
+                self._kept(source, until)
+        node = self.nodes[self.sources[value].node]
+        node.death = max(node.death, until)
+
+    # Equations
+
+    def _body(self, function: Function, times: int) -> None:
+        replaced = {output.value for output in function.outputs if output.updates is not None}
+        self.unstored |= unstored(function)
+        for eqn in in_time(function.body, self.until):
+            self.clock += 1
+            if eqn.regions:
+                self._loop(eqn, times)
+            elif is_free(eqn):
+                self.makers[eqn.result] = eqn
+            else:
+                self._equation(eqn, times, replaced)
+
+    def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
+        """What replaces an argument is written over it, and holds nothing."""
+        rule = OPS[eqn.op].layout_rule(eqn)
+        pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
+        choices = self._choices(eqn, pending)
+        held = np.zeros(len(choices.strategies))
+        for i, value in enumerate(eqn.results):
+            if value not in replaced and value not in self.unstored:
+                held += self._bytes(choices.made(i))
+        node = self._node(eqn, choices.strategies, held)
+        self.nodes[node].costs = self.work(eqn, choices) * times
+        for i, value in enumerate(eqn.operands):
+            self._uses(eqn, value, node, choices.needed(i))
+        for i, value in enumerate(eqn.results):
+            self._comes_from(value, node, choices.made(i), rule.reduction)
+
+    def _choices(self, eqn: Equation, pending: list[int]) -> Choices:
+        """The same for all equations that look alike."""
+        types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
+        key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
+        if key not in self.choices:
+            found = strategies(eqn, self.mesh, self.splittable, pending, not self.published, self.until)
+            self.choices[key] = Choices.of(eqn, found, self.mesh)
+        return self.choices[key]
+
+    def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
+        """A result may be written over an operand."""
+        if self._is_free(value, node, types):
+            return
+        needed = self.sources[value].placements.indices(types)
+        known = self.uses.setdefault(value, [])
+        if not any(use.node == node and np.array_equal(use.needed, needed) for use in known):
+            known.append(_Use(node, needed, self.copying(eqn, value, types)))
+        over = any(takes_over(eqn, value, result, self.mesh) for result in eqn.results)
+        self._kept(value, self.clock + (not over))
+
+    def _is_free(self, value: Value, node: int, types: Sequence[TensorType]) -> bool:
+        """Whether a value is made of nothing: then its equation runs in the layout that its first use needs."""
+        eqn = self.makers.get(value)
+        if eqn is not None:
+            self.free.setdefault(eqn, (node, types))
+        return eqn is not None
+
+    # Loops and outputs
+
+    def _loop(self, eqn: Equation, times: int) -> None:
+        region, begin = region_of(eqn), self.clock
+        inner = times * dim_of(eqn).size
+        ports = {a.value.name: self._port(a, a.value, begin, begin) for a in region.arguments}
+        for operand, argument in pairs(eqn):
+            ENTER[argument.role](self, operand, ports[argument.value.name], times)
+        self._body(region, inner)
+        self.clock += 1
+        for operand, argument in pairs(eqn):
+            if operand in self.sources:
+                self._kept(operand, begin if argument.role == "carried" else self.clock)
+            if argument.role == "carried":
+                self._kept(argument.value, self.clock)
+        for result, output in zip(eqn.results, region.outputs, strict=True):
+            self._leaves(result, output, ports, begin, inner)
+        self._connect(region, inner)
+
+    def _carried(self, operand: Value, port: int, times: int) -> None:
+        """What is complete can be seen as pending for nothing: one processor has it, and the others zeros. For what a maximum is
+        pending, no sum can be.
+        """
+        types = self._types(port)
+        if self._is_free(operand, port, types):
+            return
+        source = self.sources[operand]
+        places, whole = source.placements, [attrs.evolve(type, pending=()) for type in types]
+        ways = [each for each in (whole, types) if places.numbers.keys() >= set(each)]
+        costs = [places.costs[np.ix_(source.made, places.indices(each))] for each in ways]
+        self._edge(source.node, port, np.min(costs, axis=0) * times)
+
+    def _invariant(self, operand: Value, port: int, times: int) -> None:
+        """It is the operand itself, or a copy that is placed otherwise, and is held beside it."""
+        node, types = self.nodes[port], self._types(port)
+        node.options, node.shared = (*types, *types), len(types)
+        node.costs = np.zeros(2 * len(types))
+        node.held = np.concatenate([np.zeros(len(types)), node.held])
+        argument = node.owner
+        assert isinstance(argument, Argument)
+        self._comes_from(argument.value, port, (*types, *types))
+        if self._is_free(operand, port, (*types, *types)):
+            return
+        source = self.sources[operand]
+        needed = source.placements.indices(types)
+        costs = source.placements.costs[np.ix_(source.made, needed)] * times
+        same = np.where(source.made[:, None] == needed, 0.0, np.inf)
+        self._edge(source.node, port, np.concatenate([same, costs], axis=1))
+
+    def _sliced(self, operand: Value, port: int, times: int) -> None:
+        """Each slice stays as the stack is placed, whose own dimension becomes whole."""
+        types = self._types(port)
+        stacks = [operand.type.split_by(shown_layout(type)) for type in types]
+        if self._is_free(operand, port, stacks):
+            return
+        source = self.sources[operand]
+        needed = source.placements.indices(stacks)
+        costs = source.placements.costs[np.ix_(source.made, needed)] * times
+        kept = [_splits(source.placements.types[i], types[0].names) for i in source.made]
+        same = np.array([[splits == type.splits for type in types] for splits in kept])
+        self._edge(source.node, port, np.where(same, costs, np.inf))
+
+    def _types(self, node: int) -> Sequence[TensorType]:
+        return self.nodes[node].options  # type: ignore[return-value]
+
+    def _leaves(
+        self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
+    ) -> None:
+        """What is carried leaves as it goes around; what is yielded is placed in any way, iteration by iteration."""
+        source = self.sources.get(output.value)
+        if output.updates is not None:
+            port, types = ports[output.updates], self._types(ports[output.updates])
+        else:
+            slices = [type for type in self._placements(output.value) if not type.pending]
+            types = [stacked_type(type, result.type.dims[0]) for type in slices]
+            port = self._node(output, slices, self._bytes(types))
+            self.nodes[port].birth = begin
+        if source is not None:
+            self._kept(output.value, self.clock)
+            use = self._given_away(source, output, port)
+            self._edge(source.node, port, source.seconds(use) * times)
+        self._comes_from(result, port, types)
+
+    def _given_away(self, source: _Source, output: Output, port: int) -> _Use:
+        """What a loop keeps of an iteration may have to be copied."""
+        types, maker = self._types(port), self.nodes[source.node].owner
+        copied = np.zeros(len(types))
+        if output.updates is None and isinstance(maker, Equation):
+            copied = self.copying(maker, output.value, types)
+        return _Use(port, source.placements.indices(types), copied)
+
+    def _given(self, output: Output, ports: Mapping[str, int]) -> None:
+        """What leaves the function: like what it replaces, or completed where it is."""
+        source = self.sources.get(output.value)
+        if source is None:
+            return
+        costs = source.placements.costs
+        if output.updates is not None:
+            port = ports[output.updates]
+            needed = source.placements.indices(self._types(port))
+            self._edge(source.node, port, costs[np.ix_(source.made, needed)])
+            return
+        self._kept(output.value, KEPT_FOREVER)
+        made = [source.placements.types[i] for i in source.made]
+        complete = source.placements.indices(type.split_by(shown_layout(type)) for type in made)
+        self.nodes[source.node].costs += costs[source.made, complete]
+
+    # Uses
+
+    def _connect(self, function: Function, times: int) -> None:
+        """Edges from each value to the equations that use it, by way of a version where there are several."""
+        values = [argument.value for argument in function.arguments]
+        values += [value for eqn in function.body for value in eqn.results]
+        for value in in_time(values, self.until):
+            uses = self.uses.get(value, [])
+            if len(uses) > 1:
+                self._version(value, self.sources[value], uses, times)
+            elif uses:
+                self._needs(self.sources[value], uses[0], times)
+
+    def _needs(self, source: _Source, use: _Use, times: int) -> None:
+        self._edge(source.node, use.node, source.seconds(use) * times)
+
+    def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> None:
+        """The value as it is made, or a copy as its first use needs it: that is there when the compiler comes to the others."""
+        first, *others = uses
+        needs = {int(i) for use in others for i in use.needed}
+        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
+        places, origin = source.placements, self.nodes[source.node]
+        same = np.unique(source.made)
+        options = [places.types[i] for i in (*same, *copies)]
+        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
+        number = self._node(value, options, held)
+        node = self.nodes[number]
+        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
+        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
+        moved = places.costs[np.ix_(source.made, copies)] * times
+        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
+        given = _Source(number, places, same).seconds(first) * times
+        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
+        self._edge(number, first.node, np.concatenate([given, taken]))
+        version = _Source(number, places, np.concatenate([same, copies]), len(copies))
+        for use in others:
+            self._needs(version, use, times)
+
+
+ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {
+    "carried": NetworkBuilder._carried,
+    "invariant": NetworkBuilder._invariant,
+    "sliced": NetworkBuilder._sliced,
+}
+"""How each kind of argument enters a loop."""

@@ -1,0 +1,132 @@
+"""The best of all strategies of a small graph, and that it is (FlexFlow, section 8.4: A*).
+
+What is looked at are sets of strategies: for each operator the configurations that it may still have. `strategy_bounds.py` says what a
+step takes at least with each of these; those with which it takes no less than under the best strategy that is known are dropped,
+which raises the bounds of others, until nothing changes. Then one operator's configurations are told apart. The set with the
+least bound is next, so that no strategy takes less than this, whenever the time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf, prod
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.search.found import Progress, silent
+from mtfc.compiler.search.placement.operators.strategy_space import Choices
+from mtfc.compiler.search.placement.parts.block_arrays import Array
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
+from mtfc.compiler.search.placement.strategy_bounds import Bounds
+from mtfc.compiler.search.placement.transfer_times import OutOfReach, Waits, waits
+
+ROUNDING = 1e-9
+"""Sums in another order differ by less."""
+
+
+@attrs.frozen
+class Best:
+    """The best strategy, and what no strategy is below; how many there are, how many sets of them were looked at, how many were
+    simulated, and whether `KeyboardInterrupt` ended the search.
+    """
+
+    best: Evaluated
+    lower_bound: float
+    strategies: int
+    sets: int
+    simulated: int
+    is_interrupted: bool = False
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.lower_bound >= self.best.seconds
+
+
+def best_strategy(
+    evaluator: Evaluator,
+    choices: Sequence[Choices],
+    known: Evaluated,
+    deadline: float = inf,
+    progress: Progress = silent,
+) -> Best:
+    """The best of all strategies; `known` is one that is already there. `deadline` is a time of `time.perf_counter`;
+    `KeyboardInterrupt` ends the search like that.
+    """
+    count = prod(each.count for each in choices)
+    try:
+        tables = waits(evaluator.tasks, [list(each) for each in choices], deadline)
+    except (OutOfReach, KeyboardInterrupt) as ended:
+        return Best(known, 0.0, count, 0, 0, isinstance(ended, KeyboardInterrupt))
+    search = _Search(evaluator, choices, tables, known)
+    is_interrupted = False
+    try:
+        search.run(deadline, progress)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    least = min(search.least, search.best.seconds)
+    return Best(search.best, least, count, search.sets, search.simulated, is_interrupted)
+
+
+class _Search:
+    def __init__(
+        self, evaluator: Evaluator, choices: Sequence[Choices], waits: Waits, known: Evaluated
+    ) -> None:
+        self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
+        self.everything, self.bounds = waits.parts > 0, Bounds(waits)
+        self.sets = self.simulated = 0
+        self.least = 0.0
+
+    def run(self, deadline: float, progress: Progress) -> None:
+        """Until `least`, which no strategy but the best is below, is the best, or the time is up."""
+        open: list[tuple[float, int, Array]] = [(0.0, 0, self.everything)]
+        pushed = 0
+        while open and open[0][0] < self._limit:
+            self.least = open[0][0]
+            if time.perf_counter() > deadline:
+                return
+            progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, self.least)
+            for bound, allowed in self._look(heappop(open)[2]):
+                pushed += 1
+                heappush(open, (bound, -pushed, allowed))
+        self.least = inf
+
+    @property
+    def _limit(self) -> float:
+        """Bounds from here on are not below the best, but for rounding."""
+        return self.best.seconds * (1 - ROUNDING)
+
+    def _look(self, allowed: Array) -> list[tuple[float, Array]]:
+        """Smaller sets, and what is at least taken in them, that hold all that is better than the best in a set."""
+        self.sets += 1
+        left = -1
+        while (now := int(allowed.sum())) != left:
+            left, found = now, self.bounds.of(allowed)
+            allowed = allowed & (found < self._limit)
+            if not allowed.any(axis=1).all():
+                return []
+        counts = allowed.sum(axis=1)
+        if (counts == 1).all():
+            self._simulate(np.argmax(allowed, axis=1).tolist())
+            return []
+        operator = int(np.argmin(np.where(counts > 1, counts, np.inf)))
+        return [
+            (float(found[operator, each]), _only(allowed, operator, each))
+            for each in np.flatnonzero(allowed[operator]).tolist()
+        ]
+
+    def _simulate(self, chosen: Sequence[int]) -> None:
+        self.simulated += 1
+        strategy = tuple(options[i] for options, i in zip(self.choices, chosen, strict=True))
+        found = self.evaluator.full(strategy, self.best.seconds)
+        if found.seconds < self.best.seconds:
+            self.best = found
+
+
+def _only(allowed: Array, operator: int, configuration: int) -> Array:
+    found = allowed.copy()
+    found[operator] = False
+    found[operator, configuration] = True
+    return found

@@ -1,0 +1,217 @@
+"""The search of FlexFlow (section 6): Markov chains from known and random strategies, and then descent to a local optimum.
+
+A proposal is a random configuration for a random operator; of a cost c' instead of c it is accepted with probability min(1,
+exp(beta (c - c'))), the random number being drawn first: it says how long a step may be at most, and simulation ends where that
+is exceeded. Two more kinds of proposals, which the paper does not have, change operators together that would else have to
+disagree on the way: all that have the same parameters, as the steps of a recurrent layer, to one random configuration; and a
+stretch of operators that follow each other to a random number of parts by samples. A chain ends when it has made its proposals,
+or half of them in a row have not improved its best strategy; or with the time.
+
+The descent, too, changes layers as well as single operators: a local optimum is one that neither makes better.
+
+No choice depends on the time but when it ends, so a search that has the time for its proposals finds the same wherever it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
+from math import inf, log
+from random import Random
+
+import attrs
+
+from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.search.found import NothingFits, Progress, silent
+from mtfc.compiler.search.placement.baseline_strategies import parameters_of
+from mtfc.compiler.search.placement.operators.operator_graph import Operator
+from mtfc.compiler.search.placement.operators.strategy import Configuration
+from mtfc.compiler.search.placement.operators.strategy_space import Choices
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
+
+SHARPNESS = 300.0
+"""beta times the cost at the start: what takes 1/300 longer is accepted with probability 1/e."""
+CHAINS = 0.6
+"""How much of the time is for chains, all together; the rest is for the descent."""
+STRETCHES, LAYERS = 0.25, 0.4
+"""How often a stretch of operators changes, or a layer where operators share parameters; else it is one operator."""
+
+
+@attrs.frozen
+class Budget:
+    """Of a whole search: seconds, proposals of each chain, and strategies that the descent may look at; None for any number."""
+
+    seconds: float
+    proposals: int | None = None
+    descent: int | None = None
+
+
+@attrs.frozen
+class Found:
+    """The best strategy, how many were looked at, and whether no change of one operator makes it better.
+
+    is_interrupted: whether `KeyboardInterrupt` ended the search.
+    """
+
+    best: Evaluated
+    evaluated: int
+    locally_optimal: bool
+    is_interrupted: bool = False
+
+
+class Search:
+    """A search for a strategy of one graph. Every result is reached from the same random numbers.
+
+    held: operators that have fewer choices than others alike, and so are changed by themselves.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        choices: Sequence[Choices],
+        seed: int = 0,
+        progress: Progress = silent,
+        held: Collection[int] = (),
+    ) -> None:
+        self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
+        self.progress = progress
+        self.best: Evaluated | None = None
+        self.held = held
+        self.layers = _layers(evaluator, choices, held)
+        self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
+        sizes = {dim.size for dim in self.samples if dim is not None}
+        self.lists = {
+            n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
+        }
+
+    def run(self, starts: Sequence[Evaluated], budget: Budget) -> Found:
+        """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
+        these find, the best one's first.
+
+        Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised where
+        there is none.
+        """
+        first = self.evaluator.count
+        try:
+            best, is_local = self._run(starts, budget)
+        except KeyboardInterrupt:
+            if self.best is None or self.best.seconds == inf:
+                raise
+            return Found(self.best, self.evaluator.count - first, False, is_interrupted=True)
+        return Found(best, self.evaluator.count - first, is_local)
+
+    def _run(self, starts: Sequence[Evaluated], budget: Budget) -> tuple[Evaluated, bool]:
+        begin = time.perf_counter()
+        found: list[Evaluated] = []
+        for number, start in enumerate(starts):
+            is_over = time.perf_counter() > begin + budget.seconds
+            if is_over and any(each.seconds < inf for each in found):
+                break
+            share = begin + budget.seconds * CHAINS * (number + 1) / len(starts)
+            found.append(self.chain(start, budget.proposals, share))
+        found.sort(key=lambda each: each.seconds)
+        best, is_local = found[0], False
+        if best.seconds == inf:
+            raise NothingFits("no strategy was found whose memory suffices")
+        last = inf if budget.descent is None else self.evaluator.count + budget.descent
+        for each in found:
+            descended, ended = self.descend(each, begin + budget.seconds, last)
+            if descended.seconds < best.seconds or descended is best or each is best:
+                best, is_local = descended, ended
+        return best, is_local
+
+    def _keep(self, found: Evaluated) -> Evaluated:
+        if self.best is None or found.seconds < self.best.seconds:
+            self.best = found
+        return found
+
+    def chain(self, start: Evaluated, proposals: int | None, deadline: float) -> Evaluated:
+        """A chain from one strategy; the best that it comes by."""
+        begin = time.perf_counter()
+        best = current = self._keep(start)
+        improved, since = 0, begin
+        for number in count():
+            if proposals is None:
+                is_over = time.perf_counter() - since > (deadline - begin) / 2
+            else:
+                is_over = number == proposals or number - improved > proposals / 2
+            if is_over or time.perf_counter() > deadline:
+                break
+            self.progress(f"{self.evaluator.count} strategies", best.seconds, None)
+            proposed = self.evaluator.delta(current, self.propose(), self._limit(current, start))
+            if proposed.seconds == inf and current.seconds < inf:
+                continue
+            if proposed.seconds < inf or proposed.held.max() < current.held.max():
+                current = proposed
+            if current.seconds < best.seconds:
+                best, improved, since = self._keep(current), number, time.perf_counter()
+        return best
+
+    def _limit(self, current: Evaluated, start: Evaluated) -> float:
+        """The cost up to which the next proposal is accepted."""
+        if current.seconds == inf:
+            return inf
+        scale = start.seconds if start.seconds < inf else current.seconds
+        return current.seconds - log(1.0 - self.random.random()) * scale / SHARPNESS
+
+    def propose(self) -> dict[int, Configuration]:
+        """A random configuration for a random operator, for those of a random layer, or by samples for some in a row."""
+        kind = self.random.random()
+        if kind < STRETCHES:
+            return self._stretch()
+        operators = [self.random.randrange(len(self.choices))]
+        if self.layers and kind < STRETCHES + LAYERS:
+            operators = self.random.choice(self.layers)
+        configuration = self.choices[operators[0]].draw(self.random)
+        return dict.fromkeys(operators, configuration)
+
+    def _stretch(self) -> dict[int, Configuration]:
+        """Operators in a row by samples, on the same devices; those that cannot be are left as they are."""
+        count = len(self.choices)
+        first, length = self.random.randrange(count), 2 ** self.random.randint(1, count.bit_length())
+        parts = self.random.choice(list(self.lists))
+        devices = self.random.choice(self.lists[parts])
+        found = {}
+        for i in range(first, min(first + length, count)):
+            dim = self.samples[i]
+            degrees = ((dim.name, parts),) if dim is not None and parts > 1 else ()
+            if i not in self.held and (parts == 1 or (degrees and degrees in self.choices[i].legal)):
+                found[i] = Configuration(degrees, devices)
+        return found
+
+    def descend(self, current: Evaluated, deadline: float, last: float = inf) -> tuple[Evaluated, bool]:
+        """Change a layer or an operator at a time as long as that helps; whether none could help when it ended, with the time or
+        when `last` strategies had been looked at in all.
+        """
+        changed = [*self.layers, *([operator] for operator in range(len(self.choices)))]
+        since = at = 0
+        while since < len(changed):
+            for configuration in self.choices[changed[at][0]]:
+                if time.perf_counter() > deadline or self.evaluator.count >= last:
+                    return current, False
+                if all(current.strategy[operator] == configuration for operator in changed[at]):
+                    continue
+                self.progress(f"{self.evaluator.count} strategies, descending", current.seconds, None)
+                changes = dict.fromkeys(changed[at], configuration)
+                found = self.evaluator.delta(current, changes, current.seconds)
+                if found.seconds < current.seconds:
+                    current, since = self._keep(found), 0
+            since += 1
+            at = (at + 1) % len(changed)
+        return current, True
+
+
+def _samples(operator: Operator, evaluator: Evaluator) -> Dim | None:
+    return next((dim for dim in operator.dims if dim.name in evaluator.tasks.graph.samples), None)
+
+
+def _layers(evaluator: Evaluator, choices: Sequence[Choices], held: Collection[int]) -> list[list[int]]:
+    """Operators that share parameters and have the same legal degrees, by which they are; none that is held."""
+    graph = evaluator.tasks.graph
+    found: Mapping[object, list[int]] = {}
+    for number, operator in enumerate(graph.operators):
+        own = parameters_of(graph, operator)
+        if own and number not in held:
+            found.setdefault((own, choices[number].degrees), []).append(number)  # type: ignore[attr-defined]
+    return [operators for operators in found.values() if len(operators) > 1]

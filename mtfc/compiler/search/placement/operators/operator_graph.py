@@ -1,0 +1,297 @@
+"""The operator graph: what FlexFlow gives configurations to (section 4), made of the equations of an unrolled program.
+
+An operator is a heavy equation (a product, a convolution, a reduction, a lookup) with the component-wise ones that follow it, as
+libraries fuse them: their forward and backward pass and the update of their parameters belong together. Components of that rule:
+
+- Equations that only view data or make it from nothing belong to whoever uses them, in a copy for each user; so do
+  component-wise ones of a model's inputs and parameters, and whatever depends on neither. So what is sent is what they
+  view, and not windows of it.
+- A component-wise equation belongs to the last operator that it depends on. Operators of one step whose results only it uses,
+  of the same dimensions, join them: the products of an LSTM with its input and with its state are one operator.
+- A sum over a dimension in which its operator may be split is not an operator of its own. The operator goes on in a new *step*
+  once the parts' sums are added up: a convolution and its batch normalization are one operator of three steps.
+
+What an operator may be split in are the dimensions that all its results have; those that it reduces within are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Function, Output, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.structure import renaming
+from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.passes.autodiff.backward import active_values
+from mtfc.compiler.search.placement.operators.unroll import Slices, Unrolled
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """Equations that each part of an operator evaluates without hearing from others.
+
+    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: what other steps use, or the model
+    returns. pending: those outputs of which each part has a term only, to be added up before they are used.
+    """
+
+    number: int
+    operator: int
+    equations: tuple[Equation, ...]
+    inputs: tuple[Value, ...]
+    arguments: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    pending: frozenset[Value]
+
+
+@attrs.frozen(eq=False)
+class Operator:
+    """What has a configuration: `dims` are those in which it may be split, the samples' first if it has them."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    steps: tuple[Step, ...]
+
+
+@attrs.frozen(eq=False)
+class OperatorGraph:
+    """A model without loops as operators, in an order in which they can run.
+
+    samples: names of the dimensions that number the samples. loss: what the step minimizes, if anything. slices: see `Unrolled`.
+    frozen: parameters that are not trained, by their names in `function`.
+    """
+
+    function: Function
+    slices: Mapping[str, tuple[str, Slices]]
+    operators: tuple[Operator, ...]
+    samples: frozenset[str]
+    loss: Value | None
+    frozen: frozenset[str] = frozenset()
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        found = [step for operator in self.operators for step in operator.steps]
+        return tuple(sorted(found, key=lambda step: step.number))
+
+    @cached_property
+    def operator_of(self) -> dict[Step, Operator]:
+        return {step: operator for operator in self.operators for step in operator.steps}
+
+    @cached_property
+    def makers(self) -> dict[Value, Step]:
+        """The step that computes each value that another one uses."""
+        return {value: step for step in self.steps for value in step.outputs}
+
+    @cached_property
+    def parameters(self) -> tuple[Value, ...]:
+        return tuple(a.value for a in self.function.arguments if a.role == "parameter")
+
+    @cached_property
+    def active(self) -> frozenset[Value]:
+        """Values that depend on a trained parameter through ops with a derivative."""
+        trained = (value for value in self.parameters if value.name not in self.frozen)
+        wanted = [value for value in trained if value.type.dtype in FLOATS]
+        return frozenset(active_values(self.function.body, wanted))
+
+
+def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
+    """The operators of a function without loops; `loss` is the name of the output that is minimized."""
+    function = unrolled.function
+    groups = _Groups(function)
+    minimized = next((o.value for o in function.outputs if o.name == loss), None)
+    steps = list(_steps(groups, function.outputs))
+    names = _names(groups, steps)
+    samples = sample_dims(function, unrolled.looped)
+    operators = []
+    for group, name in names.items():
+        own = tuple(step for step in steps if step.operator == group)
+        dims = sorted(groups.dims[group], key=lambda dim: dim.name not in samples)
+        operators.append(Operator(name, tuple(dims), own))
+    return OperatorGraph(function, unrolled.slices, tuple(operators), samples, minimized)
+
+
+def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
+    """The first dimension of each input that no loop ran along, and what that is renamed to."""
+    inputs = (a.value.type.dims for a in function.arguments if a.role == "input")
+    left = ([dim.name for dim in dims if dim not in looped] for dims in inputs)
+    found = {names[0] for names in left if names}
+    for eqn in function.body:
+        if eqn.op == "rename":
+            found |= {new.name for old, new in renaming(eqn.attrs).items() if old.name in found}
+    return frozenset(found)
+
+
+def _storage(eqn: Equation) -> str:
+    return OPS[eqn.op].storage
+
+
+class _Groups:
+    """Which operator each equation belongs to, and in which of its steps; equations without one are copied to their users.
+
+    `dims` are the dimensions in which an operator may be split. Numbers of operators go upward along the values that they use.
+    `complete` is what follows from sums that are added up alone: every part has it, or what it needs of it. `constant` is what
+    depends on nothing that the model is given.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.body = function.body
+        self.makers = {value: eqn for eqn in function.body for value in eqn.results}
+        self.users = _users(function)
+        self.outputs = {output.value for output in function.outputs}
+        self.group: dict[Equation, int] = {}
+        self.step: dict[Equation, int] = {}
+        self.dims: dict[int, tuple[Dim, ...]] = {}
+        self.pending: set[Value] = set()
+        self.complete: set[Value] = set()
+        self.constant: set[Value] = set()
+        for number, eqn in enumerate(function.body):
+            self._place(number, eqn)
+
+    def _place(self, number: int, eqn: Equation) -> None:
+        is_constant = all(value in self.constant for value in eqn.operands)
+        self.constant.update(eqn.results if is_constant else ())
+        sources = self.sources(eqn.operands)
+        given = any(value in self.outputs for value in eqn.results)
+        if _storage(eqn) in ("view", "made") and not given:
+            return
+        if (_storage(eqn) == "fused" or is_constant) and not sources and not given:
+            return
+        if _storage(eqn) == "reduced":
+            self._reduce(number, eqn, sources)
+        elif _storage(eqn) in ("fused", "view") and sources:
+            self._join(number, eqn, sources)
+        else:
+            self._found(number, eqn)
+
+    def sources(self, values: Iterable[Value]) -> list[Equation]:
+        """The equations of operators that values come from, through views and what is copied."""
+        found: dict[Equation, None] = {}
+        for value in values:
+            eqn = self.makers.get(value)
+            if eqn in self.group:
+                found[eqn] = None
+            elif eqn is not None:
+                found.update(dict.fromkeys(self.sources(eqn.operands)))
+        return list(found)
+
+    def _found(self, number: int, eqn: Equation) -> None:
+        """A new operator."""
+        self.group[eqn], self.step[eqn] = number, 0
+        self.dims[number] = eqn.results[0].type.dims
+
+    def _reduce(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
+        """A reduction of what an operator computes, and not of a view of it, may belong to it."""
+        maker = self.makers.get(eqn.operands[0])
+        if maker is None or maker not in self.group:
+            self._found(number, eqn)
+            return
+        group = max(self.group[source] for source in sources)
+        operand, kept = eqn.operands[0].type.dims, eqn.result.type.dims
+        if not (set(operand) - set(kept)) & set(self.dims[group]):
+            self._join(number, eqn, sources)
+        elif eqn.op == "sum" and self.group[maker] == group and set(self.dims[group]) <= set(operand):
+            self.group[eqn], self.step[eqn] = group, self._next_step(group, sources)
+            self.pending.add(eqn.result)
+            self.complete.add(eqn.result)
+        else:
+            self._found(number, eqn)
+
+    def _join(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
+        """Into the last of the sources' operators, unless no dimension were left in which it could be split."""
+        group = max(self.group[source] for source in sources)
+        is_complete = all(source.results[0] in self.complete for source in sources)
+        names = tuple(dim for dim in self.dims[group] if all(dim in v.type.dims for v in eqn.results))
+        if self.dims[group] and not names and not is_complete:
+            self._found(number, eqn)
+            return
+        for other in {self.group[source] for source in sources} - {group}:
+            if self._is_part_of(other, group, eqn):
+                self._merge(other, group)
+        self.group[eqn], self.step[eqn] = group, self._next_step(group, sources)
+        if is_complete:
+            self.complete.update(eqn.results)
+        else:
+            self.dims[group] = names
+
+    def _next_step(self, group: int, sources: Sequence[Equation]) -> int:
+        """The last step that the sources belong to, or the one after it where they are pending there."""
+        own = [source for source in sources if self.group[source] == group]
+        return max(self.step[s] + any(v in self.pending for v in s.results) for s in own)
+
+    def _is_part_of(self, other: int, group: int, eqn: Equation) -> bool:
+        """Whether an operator has one step, the dimensions of another, and results that only this equation uses."""
+        members = [each for each in self.group if self.group[each] == other]
+        if set(self.dims[other]) != set(self.dims[group]) or any(self.step[each] for each in members):
+            return False
+        users = {user for each in members for value in each.results for user in self.users.get(value, ())}
+        results = {value for each in members for value in each.results}
+        return users <= {*members, eqn} and not results & self.outputs
+
+    def _merge(self, other: int, group: int) -> None:
+        for each in [each for each in self.group if self.group[each] == other]:
+            self.group[each] = group
+        del self.dims[other]
+
+
+def _users(function: Function) -> dict[Value, list[Equation]]:
+    users: dict[Value, list[Equation]] = {}
+    for eqn in function.body:
+        for value in eqn.operands:
+            users.setdefault(value, []).append(eqn)
+    return users
+
+
+def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[Step]:
+    """The steps of all operators, numbered in an order in which they can run."""
+    members: dict[tuple[int, int], list[Equation]] = {}
+    for eqn in groups.body:
+        if eqn in groups.group:
+            members.setdefault((groups.group[eqn], groups.step[eqn]), []).append(eqn)
+    used = {output.value for output in outputs}
+    parts = []
+    for key in sorted(members):
+        equations, outside = _closure(groups, members[key])
+        used.update(outside)
+        parts.append((key, equations, outside))
+    for number, (key, equations, outside) in enumerate(parts):
+        made = [value for eqn in members[key] for value in eqn.results if value in used]
+        inputs = tuple(value for value in outside if value in groups.makers)
+        given = tuple(value for value in outside if value not in groups.makers)
+        yield Step(
+            number, key[0], equations, inputs, given, tuple(made), frozenset(groups.pending & set(made))
+        )
+
+
+def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, ...], tuple[Value, ...]]:
+    """Equations of one step with the copied ones that they use, in order, and the values that come from outside."""
+    inside = set(own)
+    outside: dict[Value, None] = {}
+    todo = list(own)
+    while todo:
+        for value in todo.pop().operands:
+            eqn = groups.makers.get(value)
+            if eqn is None or (eqn in groups.group and eqn not in inside):
+                outside[value] = None
+            elif eqn not in inside:
+                inside.add(eqn)
+                todo.append(eqn)
+    order = {eqn: i for i, eqn in enumerate(groups.body)}
+    return tuple(sorted(inside, key=order.__getitem__)), tuple(outside)
+
+
+def _names(groups: _Groups, steps: Sequence[Step]) -> dict[int, str]:
+    """A name for each operator: the path of its last equation that has one, with a number where that is taken: `h_2[3]`."""
+    found: dict[int, str] = {}
+    for group in sorted(groups.dims):
+        equations = [eqn for step in steps if step.operator == group for eqn in step.equations]
+        own = [eqn for eqn in equations if groups.group.get(eqn) == group]
+        paths = [eqn.path for eqn in own if eqn.path]
+        base, *indices = (paths[-1] if paths else own[-1].results[0].name).replace("]", "").split("[")
+        at = f"[{', '.join(indices)}]" if indices else ""
+        number, taken = 1, found.values()
+        while (name := base + (f"_{number}" if number > 1 else "") + at) in taken:
+            number += 1
+        found[group] = name
+    return found

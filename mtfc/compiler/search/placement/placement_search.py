@@ -1,0 +1,188 @@
+"""The `soap` space of a program on a machine, and the search in it from all that FlexFlow starts from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import inf, prod
+from random import Random
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.updates import updated
+from mtfc.compiler.search.found import Progress, silent
+from mtfc.compiler.search.placement.baseline_strategies import data_parallel, expert, random_strategy
+from mtfc.compiler.search.placement.exhaustive import best_strategy
+from mtfc.compiler.search.placement.graph.strategy_tasks import Tasks
+from mtfc.compiler.search.placement.lower_bound import lower_bound
+from mtfc.compiler.search.placement.mcmc import Budget, Found, Search
+from mtfc.compiler.search.placement.operators.cotangent_flow import flow
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, operator_graph
+from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
+from mtfc.compiler.search.placement.operators.strategy_space import Choices, space
+from mtfc.compiler.search.placement.operators.unroll import unroll
+from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
+
+
+@attrs.frozen(eq=False)
+class SoapSpace:
+    """What there is to choose: the configurations of each operator of a graph, and how strategies are evaluated. held: operators
+    that have fewer than they could.
+    """
+
+    graph: OperatorGraph
+    hardware: Hardware
+    devices: int
+    choices: list[Choices]
+    evaluator: Evaluator
+    held: frozenset[int] = frozenset()
+
+    def holding(self, asked: Mapping[int, Configuration]) -> SoapSpace:
+        """The part of it with some configurations, by number of the operator; on any devices where one has none."""
+        choices = [each.holding(asked[i]) if i in asked else each for i, each in enumerate(self.choices)]
+        return attrs.evolve(self, choices=choices, held=frozenset(asked))
+
+    @property
+    def strategies(self) -> int:
+        """How many there are."""
+        return prod(each.count for each in self.choices)
+
+    def data_parallel(self) -> Evaluated:
+        return self.evaluator.full(data_parallel(self.graph, self.choices, self.devices))
+
+    def expert(self) -> Evaluated:
+        return self.evaluator.full(expert(self.graph, self.choices, self.hardware, self.devices))
+
+
+@attrs.frozen(eq=False)
+class SoapResult:
+    """The best strategy, and those that it is compared with by name; see `mcmc.Found`. proven: what an exhaustive search says
+    that no strategy is below.
+    """
+
+    space: SoapSpace
+    best: Evaluated
+    baselines: Mapping[str, Evaluated]
+    evaluated: int
+    locally_optimal: bool
+    is_interrupted: bool = False
+    proven: float = 0.0
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """No strategy is below."""
+        return max(self.proven, lower_bound(self.space.evaluator.tasks, self.space.choices))
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.lower_bound >= self.best.seconds
+
+
+def operators_of(program: Program) -> OperatorGraph:
+    """The operator graph of a model's forward pass, which precision and local rewrites have been applied to."""
+    minimize = program.training.minimize if program.training is not None else None
+    return operator_graph(unroll(program.function("forward")), minimize)
+
+
+def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
+    """Return the graph of a training step, which computes no gradients of frozen parameters."""
+    if program.training is None or not program.training.updates:
+        return graph
+    own = ((value.name, graph.slices.get(value.name, (value.name,))[0]) for value in graph.parameters)
+    trained = updated(program.training)
+    return attrs.evolve(graph, frozen=frozenset(name for name, full in own if full not in trained))
+
+
+def soap_space(program: Program, hardware: Hardware, devices: int, parts: int = 1) -> SoapSpace:
+    """The space of a program on some devices of a machine: its training step, or where there is none its forward pass. parts:
+    how many a strategy may have of an operator, if more than there are devices; its search has no meaning then.
+    """
+    graph = _without_frozen(operators_of(program), program)
+    found = flow(graph)
+    choices = space(found, hardware, max(devices, parts))
+    tasks = Tasks(found, hardware, devices, program.training, choices)
+    return SoapSpace(graph, hardware, devices, choices, Evaluator(tasks))
+
+
+def soap_search(
+    within: SoapSpace,
+    budget: Budget,
+    seed: int = 0,
+    progress: Progress = silent,
+    given: Mapping[str, Strategy] = {},
+) -> SoapResult:
+    """The best strategy that chains from data parallelism, the expert's and those `given` by name, the best one first, and from a
+    random strategy find; from this where there is more than thrice the time that the others took to be evaluated.
+
+    Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised
+    where there is none.
+    """
+    known: dict[str, Evaluated] = {}
+    try:
+        found = _chains(within, budget, seed, progress, given, known)
+    except KeyboardInterrupt:
+        best = min(known.values(), key=lambda each: each.seconds, default=None)
+        if best is None or best.seconds == inf:
+            raise
+        found = Found(best, len(known), locally_optimal=False, is_interrupted=True)
+    return SoapResult(within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted)
+
+
+def _chains(
+    within: SoapSpace,
+    budget: Budget,
+    seed: int,
+    progress: Progress,
+    given: Mapping[str, Strategy],
+    known: dict[str, Evaluated],
+) -> Found:
+    """See `soap_search`. What chains start from, and is not random, is put into `known` as soon as it is evaluated."""
+    begin = time.perf_counter()
+    known["data_parallel"] = within.data_parallel()
+    known["expert"] = within.expert()
+    for name, strategy in given.items():
+        known[name] = within.evaluator.full(strategy)
+    starts = sorted(known.values(), key=lambda each: each.seconds)
+    if not within.choices:  # a model that gives back what it is given
+        return Found(starts[0], len(known), locally_optimal=True)
+    if budget.seconds > 4 * (time.perf_counter() - begin):
+        starts.append(within.evaluator.full(random_strategy(within.choices, Random(seed))))
+    search = Search(within.evaluator, within.choices, seed, progress)
+    left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
+    return search.run(starts, left)
+
+
+def forced_search(
+    within: SoapSpace, known: Sequence[Evaluated], budget: Budget, progress: Progress = silent
+) -> SoapResult:
+    """The best strategy that chains find in a space in which operators are held: from what is known of the whole space, with
+    these operators changed. Raises like `soap_search`.
+    """
+    starts: dict[Strategy, None] = {}
+    for each in known:
+        strategy = list(each.strategy)
+        for operator in within.held:
+            legal = list(within.choices[operator])
+            strategy[operator] = strategy[operator] if strategy[operator] in legal else legal[0]
+        starts[tuple(strategy)] = None
+    search = Search(within.evaluator, within.choices, progress=progress, held=within.held)
+    found = search.run([within.evaluator.full(each) for each in starts], budget)
+    return SoapResult(within, found.best, {}, found.evaluated, found.locally_optimal, found.is_interrupted)
+
+
+def proven(within: SoapSpace, result: SoapResult, seconds: float, progress: Progress = silent) -> SoapResult:
+    """What an exhaustive search makes of a result, as far as it comes in some seconds, or before `KeyboardInterrupt`."""
+    deadline = time.perf_counter() + seconds
+    found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
+    return SoapResult(
+        within,
+        found.best,
+        result.baselines,
+        result.evaluated + found.simulated,
+        found.is_optimal or (result.locally_optimal and found.best is result.best),
+        found.is_interrupted,
+        proven=found.lower_bound,
+    )

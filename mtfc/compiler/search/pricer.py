@@ -1,0 +1,98 @@
+"""What a model costs under one layout after another: it is differentiated once, and compiled for each."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.memory import memory_of, memory_on
+from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.passes.pipelines import common, differentiation, placing, realizing
+from mtfc.compiler.search.found import Objective, Price, Pricing
+
+
+@attrs.frozen
+class Pricer:
+    """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
+
+    known: what layouts cost that were shown, with overlap too; these are not compiled again. alike: what programs cost, by their
+    texts once equations have layouts: many rules of a layout change nothing, as what they split follows its uses.
+    """
+
+    program: Program
+    hardware: Hardware
+    known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+    alike: dict[tuple[bytes, bool], Price] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, program: Program, hardware: Hardware) -> Pricer:
+        """For a model as it was elaborated."""
+        for each in differentiation():
+            program = each.run(program)
+        step = program.function("step" if program.has_function("step") else "forward")
+        return cls(attrs.evolve(program, functions=(step,)), hardware)
+
+    def undistributed(self) -> Function:
+        """The function, as far as it is the same under all layouts."""
+        program = self.program
+        for each in common():
+            program = each.run(program)
+        (function,) = program.functions
+        return function
+
+    def lowered(self, mesh: Mesh, layout: Layout) -> Function:
+        """One processor's program."""
+        return _lowered(self._placed(mesh, layout))
+
+    def _placed(self, mesh: Mesh, layout: Layout) -> Program:
+        program = attrs.evolve(self.program, mesh=mesh, layout=layout)
+        for each in placing():
+            program = each.run(program)
+        return program
+
+    def pricing(self, objective: Objective) -> Pricing:
+        """What layouts are compared by: only where overlap counts are steps simulated."""
+        return self.with_overlap if objective == "overlap" else self
+
+    def with_overlap(self, mesh: Mesh, layout: Layout) -> Price:
+        """The price, with the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
+        if (mesh, layout) not in self.known:
+            self.known[mesh, layout] = self._priced(mesh, layout, overlaps=True)
+        return self.known[mesh, layout]
+
+    def __call__(self, mesh: Mesh, layout: Layout) -> Price:
+        return self.known.get((mesh, layout)) or self._priced(mesh, layout, overlaps=False)
+
+    def _priced(self, mesh: Mesh, layout: Layout, overlaps: bool) -> Price:
+        placed = self._placed(mesh, layout)
+        named = Layout("", values=layout.values)
+        text = print_program(attrs.evolve(placed, layout=named))
+        key = blake2b(text.encode()).digest(), overlaps
+        if key not in self.alike:
+            self.alike[key] = self._price(_lowered(placed), mesh, overlaps)
+        return self.alike[key]
+
+    def _price(self, function: Function, mesh: Mesh, overlaps: bool) -> Price:
+        seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
+        memory = memory_of(function, mesh, Numbers(mesh)).total
+        tiled = memory_on(function, mesh, self.hardware.device).total
+        assert isinstance(memory, int) and isinstance(tiled, int), "sizes are numbers"
+        price = Price(*seconds, memory, tiled)
+        if not overlaps:
+            return price
+        return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)
+
+
+def _lowered(placed: Program) -> Function:
+    for each in realizing():
+        placed = each.run(placed)
+    (function,) = placed.functions
+    return function

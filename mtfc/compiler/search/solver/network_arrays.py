@@ -1,0 +1,124 @@
+"""A network as flat arrays, as the compiled loops of `message_passing.py` take it. It does not change any more."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.reducible_network import Network
+
+Floats = NDArray[np.float64]
+
+
+class Arrays(NamedTuple):
+    """Nodes are numbered from 0 on in the order of `nodes`, the numbers that they have in the network.
+
+    An arc is an edge seen from one of its ends; arcs are sorted by that node, then by the other. "Per strategy" arrays have
+    the strategies of node i at `first[i] : first[i + 1]`.
+    """
+
+    nodes: Integers
+    first: Integers
+    cost: Integers
+    """Per strategy."""
+    arcs: Integers
+    """The arcs of node i are `arcs[i] : arcs[i + 1]`."""
+    head: Integers
+    """The other node of an arc. [arcs]"""
+    back: Integers
+    """The same edge seen from there. [arcs]"""
+    table: Integers
+    """Where an arc's costs start in `pair_cost`, row-major over (this node's strategies, the other's). [arcs]"""
+    slot: Integers
+    """Where a vector over this node's strategies starts that belongs to an arc: see messages. [arcs]"""
+    pair_cost: Integers
+    pair_float: Floats
+    items: Integers
+    """The items of node i are `items[i] : items[i + 1]`."""
+    start: Integers
+    """First row of an item. [items]"""
+    end: Integers
+    usage: Integers
+    """Where the bytes of an item start in `bytes`, over its node's strategies. [items]"""
+    bytes: Floats
+    free: Floats
+    """What memory there is in each row. [rows]"""
+    impossible: int
+    """What stands for FORBIDDEN here: more than any possible choice costs, and little enough that sums of it fit."""
+
+    @property
+    def size(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def slots(self) -> int:
+        """The length of an array of messages."""
+        return int(self.slot[-1] + self.first[-1]) if len(self.slot) else 0
+
+    def price(self, prices: Floats) -> Floats:
+        """What an item's byte costs under prices per row. [items]"""
+        total = np.concatenate([[0.0], prices.cumsum()])
+        priced: Floats = total[self.end] - total[self.start]
+        return priced
+
+    def used(self, choices: Integers) -> Floats:
+        """What a choice uses of `free`. [rows]"""
+        owner = np.repeat(np.arange(self.size), np.diff(self.items))
+        held = self.bytes[self.usage + choices[owner]]
+        change = np.zeros(len(self.free) + 1)
+        np.add.at(change, self.start, held)
+        np.add.at(change, self.end, -held)
+        return change.cumsum()[:-1]
+
+
+def pack(network: Network) -> Arrays:
+    """The network's arrays, in the order of the nodes' numbers."""
+    nodes = sorted(network.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    ends = [(node, other) for node in nodes for other in sorted(network.tables[node])]
+    number = {end: arc for arc, end in enumerate(ends)}
+    impossible = _impossible(network)
+    tables = [np.minimum(network.tables[node][other], impossible) for node, other in ends]
+    items = [item for node in nodes for item in network.items[node]]
+    pair_cost = _joined([table.ravel() for table in tables])
+    return Arrays(
+        nodes=np.array(nodes, np.int64),
+        first=_starts([len(network.costs[node]) for node in nodes]),
+        cost=_joined([np.minimum(network.costs[node], impossible) for node in nodes]),
+        arcs=_starts([len(network.tables[node]) for node in nodes]),
+        head=np.array([place[other] for _, other in ends], np.int64),
+        back=np.array([number[other, node] for node, other in ends], np.int64),
+        table=_starts([table.size for table in tables])[:-1],
+        slot=_starts([table.shape[0] for table in tables])[:-1],
+        pair_cost=pair_cost,
+        pair_float=pair_cost.astype(np.float64),
+        items=_starts([len(network.items[node]) for node in nodes]),
+        start=np.array([item.start for item in items], np.int64),
+        end=np.array([item.end for item in items], np.int64),
+        usage=_starts([len(item.usage) for item in items])[:-1],
+        bytes=_joined([item.usage for item in items]).astype(np.float64),
+        free=network.free.astype(np.float64),
+        impossible=impossible,
+    )
+
+
+def _impossible(network: Network) -> int:
+    """One more than if each node and edge cost the most that it can."""
+    costs = [network.costs[node] for node in network.nodes]
+    tables = [
+        table for node in network.nodes for other, table in network.tables[node].items() if other > node
+    ]
+    most = sum(int(each.max(initial=0, where=each < FORBIDDEN)) for each in (*costs, *tables))
+    return min(most + 1, FORBIDDEN)
+
+
+def _starts(lengths: list[int]) -> Integers:
+    """Where each of several rows of these lengths starts, and where the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _joined(rows: list[Any]) -> Integers:
+    return np.concatenate([np.zeros(0, np.int64), *rows])

@@ -1,0 +1,292 @@
+"""Hardware: declarations of machines, and what can be wrong with their figures.
+
+A declaration is entries within entries. What entries there are, which must be there and what each holds stands in two tables
+below; nothing else here knows them by name but the functions that make the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mtfc.compiler.cost.hardware import (
+    KERNELS,
+    KINDS,
+    NEIGHBOURING,
+    Device,
+    Hardware,
+    Kind,
+    Link,
+    Rate,
+    Scratchpad,
+)
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
+from mtfc.frontend.semantics.constants import number
+from mtfc.frontend.semantics.scope import Scope, listing
+from mtfc.frontend.syntax import ast
+
+Read = Callable[[ast.Figure, Scope], Any]
+
+LEAST, MOST = 1e-6, 1e30
+"""Figures between these can be multiplied and divided without leaving the floats."""
+
+MOST_DEVICES = 2**31
+"""Far more than there are; products of sizes stay small integers."""
+
+
+def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[str, Hardware | None]:
+    """The machines by name, with None for those that have failed."""
+    places: dict[str, Span] = {}
+    return {
+        decl.name.text: _hardware(decl, scope)
+        for decl in decls
+        if scope.declare("hardware", decl.name, places)
+    }
+
+
+def _hardware(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
+    found = _entries(
+        decl.figures, {"device": _device}, ("device",), f"hardware `{decl.name.text}`", decl, scope
+    )
+    places: dict[str, Span] = {}
+    named = [link for link in decl.links if scope.declare("link", link.name, places)]
+    links = [_link(link, is_last=link is decl.links[-1], scope=scope) for link in named]
+    made = [link for link in links if link is not None]
+    if found is None or len(made) < len(decl.links):
+        return None
+    return Hardware(decl.name.text, found["device"], tuple(made))
+
+
+def _device(figure: ast.Figure, scope: Scope) -> Device | None:
+    if not isinstance(figure.value, ast.Figures):
+        _wrong(figure, "`{ flops: ..., memory: ..., bandwidth: ... }`", scope)
+        return None
+    found = _entries(
+        figure.value.entries, DEVICE, ("flops", "memory", "bandwidth"), "a device", figure, scope
+    )
+    return None if found is None else Device(**found)
+
+
+def _link(link: ast.Link, is_last: bool, scope: Scope) -> Link | None:
+    found = _entries(link.figures, LINK, ("kind", "bandwidth"), "a link", link, scope)
+    if found is None:
+        return None
+    kind: Kind = found["kind"]
+    sizes: tuple[int, ...] = found.pop("size", ())
+    if not sizes and not (is_last and kind == "switch"):
+        help = "only an outermost switch has room for any number"
+        scope.error("E314", f"link `{link.name.text}` has no `size`", link.name.span, help=help)
+        return None
+    if len(sizes) > 1 and kind != "torus":
+        help = "a torus has one for each side"
+        scope.error("E315", f"a {kind} has one size", _value(link, "size").span, help=help)
+        return None
+    if kind not in NEIGHBOURING and "wraps" in found:
+        scope.error(
+            "E315", f"`wraps` is for a ring or a torus, and this is a {kind}", _value(link, "wraps").span
+        )
+        return None
+    found.setdefault("latency", 0.0)
+    return Link(link.name.text, sizes=sizes, **found)
+
+
+def _value(link: ast.Link, key: str) -> ast.Node:
+    return next(figure.value for figure in link.figures if _key(figure) == key)
+
+
+def _entries(
+    figures: Iterable[ast.Figure],
+    known: Mapping[str, Read],
+    needed: Iterable[str],
+    where: str,
+    node: ast.HardwareDecl | ast.Figure | ast.Link,
+    scope: Scope,
+) -> dict[str, Any] | None:
+    """What the entries hold, by name; None, and errors, where one is wrong, unknown, given twice or missing."""
+    places: dict[str, Span] = {}
+    found: dict[str, Any] = {}
+    for figure in figures:
+        name = ast.Name(figure.key.span, _key(figure))
+        if not scope.declare("entry", name, places):
+            found[name.text] = None
+        elif name.text in known:
+            found[name.text] = known[name.text](figure, scope)
+        else:
+            scope.unknown("E012", f"{where} has no entry `{name.text}`", name, known, listing(known))
+            found[name.text] = None
+    is_misspelt = any(name not in known for name in found)
+    missing = [name for name in needed if name not in found and not is_misspelt]
+    place = node.key.span if isinstance(node, ast.Figure) else node.name.span
+    for each in missing:
+        scope.error("E314", f"{where} needs an entry `{each}`", place)
+    return None if missing or None in found.values() else found
+
+
+def _key(figure: ast.Figure) -> str:
+    return figure.key.text if isinstance(figure.key, ast.Name) else str(figure.key.value)
+
+
+# What an entry may hold
+
+
+def _wrong(figure: ast.Figure, expected: str, scope: Scope) -> None:
+    scope.error("E315", f"`{_key(figure)}` takes {expected}", figure.value.span)
+
+
+def _positive(figure: ast.Figure, scope: Scope) -> float | None:
+    return _number(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+
+
+def _is_possible(value: float) -> bool:
+    return LEAST <= value <= MOST
+
+
+def _not_negative(figure: ast.Figure, scope: Scope) -> float | None:
+    return _number(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
+
+
+def _share(figure: ast.Figure, scope: Scope) -> float | None:
+    return _number(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def _number(figure: ast.Figure, scope: Scope, expected: str, fits: Callable[[float], bool]) -> float | None:
+    if isinstance(figure.value, ast.Figures | ast.Tuple):
+        _wrong(figure, expected, scope)
+        return None
+    value = number(figure.value, scope)
+    if value is not None and not fits(value):
+        _wrong(figure, f"{expected}, and this is {value:g}", scope)
+        return None
+    return None if value is None else float(value)
+
+
+def _whole(figure: ast.Figure, scope: Scope) -> int | None:
+    value = _number(figure, scope, "a whole number from 1 on", _is_count)
+    return None if value is None else int(value)
+
+
+def _is_count(value: float) -> bool:
+    return 1 <= value <= MOST_DEVICES and value == int(value)
+
+
+def _sizes(figure: ast.Figure, scope: Scope) -> tuple[int, ...] | None:
+    nodes = figure.value.items if isinstance(figure.value, ast.Tuple) else (figure.value,)
+    sizes = [_whole(ast.Figure(node.span, figure.key, node), scope) for node in nodes]
+    found = tuple(size for size in sizes if size is not None)
+    return found if len(found) == len(sizes) else None
+
+
+def _kind(figure: ast.Figure, scope: Scope) -> Kind | None:
+    text = figure.value.text if isinstance(figure.value, ast.Name) else None
+    found = next((kind for kind in KINDS if kind == text), None)
+    if found is None:
+        _wrong(figure, f"one of: {', '.join(KINDS)}", scope)
+    return found
+
+
+def _rate(figure: ast.Figure, scope: Scope) -> Rate | None:
+    """A number, or a table of them by size."""
+    if not isinstance(figure.value, ast.Figures):
+        rate = _positive(figure, scope)
+        return None if rate is None else Rate.constant(rate)
+    points = [_point(entry, scope) for entry in figure.value.entries]
+    found = tuple(point for point in points if point is not None)
+    sizes = [size for size, _ in found]
+    if len(found) == len(points) and (not sizes or sizes != sorted(set(sizes))):
+        _wrong(figure, "a number, or numbers by ascending sizes: `{ 1e3: 2e9, 1e6: 40e9 }`", scope)
+        return None
+    return Rate(found) if len(found) == len(points) else None
+
+
+def _point(entry: ast.Figure, scope: Scope) -> tuple[float, float] | None:
+    if isinstance(entry.key, ast.Name) or not _is_possible(entry.key.value):
+        message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
+        scope.error("E315", message, entry.key.span)
+        return None
+    rate = _positive(entry, scope)
+    return None if rate is None else (float(entry.key.value), rate)
+
+
+def _flops(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
+    return _table(
+        figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", scope.dtype, _rate, scope
+    )
+
+
+def _ops(figure: ast.Figure, scope: Scope) -> dict[str, float] | None:
+    help = "they are called as in what `mtfc compile --emit ir` prints"
+    is_known = _known("op", (*OPS, *KERNELS), help, scope)
+    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
+
+
+def _collectives(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
+    is_known = _known("collective", COLLECTIVES, listing(COLLECTIVES), scope)
+    return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
+
+
+def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
+    """Whether a name is one of these; an error where it is not."""
+
+    def is_known(name: ast.Name) -> bool:
+        if name.text not in names:
+            scope.unknown("E012", f"no {what} is called `{name.text}`", name, names, help)
+        return name.text in names
+
+    return is_known
+
+
+def _table(
+    figure: ast.Figure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
+) -> dict[str, Any] | None:
+    """Entries whose keys are names of something."""
+    if not isinstance(figure.value, ast.Figures) or not figure.value.entries:
+        _wrong(figure, expected, scope)
+        return None
+    places: dict[str, Span] = {}
+    found: dict[str, Any] = {}
+    for entry in figure.value.entries:
+        name = ast.Name(entry.key.span, _key(entry))
+        is_new = scope.declare("entry", name, places)
+        found[name.text] = read(entry, scope) if is_new and is_key(name) else None
+    return None if None in found.values() else found
+
+
+def _scratchpad(figure: ast.Figure, scope: Scope) -> Scratchpad | None:
+    if not isinstance(figure.value, ast.Figures):
+        _wrong(figure, "`{ bytes: ..., wait: ... }`", scope)
+        return None
+    found = _entries(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
+    return None if found is None else Scratchpad(**found)
+
+
+DEVICE: Mapping[str, Read] = {
+    "flops": _flops,
+    "memory": _positive,
+    "bandwidth": _rate,
+    "overhead": _not_negative,
+    "loop": _not_negative,
+    "ops": _ops,
+    "overlap": _share,
+    "matrix": _whole,
+    "scratchpad": _scratchpad,
+    "loading": _positive,
+}
+SCRATCHPAD: Mapping[str, Read] = {
+    "bytes": _positive,
+    "wait": _not_negative,
+    "reads": _positive,
+    "writes": _positive,
+    "factors": _positive,
+    "results": _positive,
+}
+LINK: Mapping[str, Read] = {
+    "kind": _kind,
+    "size": _sizes,
+    "bandwidth": _rate,
+    "latency": _not_negative,
+    "shared": _whole,
+    "wraps": _whole,
+    "collectives": _collectives,
+}

@@ -1,0 +1,71 @@
+"""Hardware as the declaration that means it: what `mtfc calibrate` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware, Link, Rate, Scratchpad
+from mtfc.frontend.syntax.format import format_source
+
+
+def hardware_text(hardware: Hardware, comment: str) -> str:
+    """A file in canonical form that declares the hardware, figures rounded to four digits."""
+    device = hardware.device
+    flops = "".join(f"{dtype}: {_rate(rate)}\n" for dtype, rate in device.flops.items())
+    ops = "".join(f"{name}: {_number(rate)}\n" for name, rate in device.ops.items())
+    lines = [
+        *(f"# {line}".rstrip() for line in comment.splitlines()),
+        f"hardware {hardware.name} = {{",
+        f"device: {{\nflops: {{\n{flops}}}\nmemory: {_number(device.memory)}",
+        f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
+        *([f"loop: {_number(device.loop)}"] if device.loop else []),
+        *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
+        *([f"matrix: {device.matrix}"] if device.matrix else []),
+        *([f"loading: {_number(device.loading)}"] if device.loading != 1 else []),
+        *([_scratchpad(device.scratchpad)] if device.scratchpad else []),
+        f"ops: {{\n{ops}}}\n}}" if ops else "}",
+        *map(_link, hardware.links),
+        "}",
+    ]
+    return format_source("\n".join(lines) + "\n")
+
+
+def _scratchpad(own: Scratchpad) -> str:
+    figures = attrs.asdict(own, filter=lambda _, figure: figure is not None)
+    return (
+        "scratchpad: { " + ", ".join(f"{name}: {_number(figure)}" for name, figure in figures.items()) + " }"
+    )
+
+
+def _link(link: Link) -> str:
+    return f"link {link.name}: {{\n" + "".join(f"{line}\n" for line in _figures(link)) + "}"
+
+
+def _figures(link: Link) -> Iterator[str]:
+    yield f"kind: {link.kind}"
+    if link.sizes:
+        yield f"size: {link.sizes[0] if len(link.sizes) == 1 else link.sizes}"
+    yield f"bandwidth: {_rate(link.bandwidth)}"
+    yield f"latency: {_number(link.latency)}"
+    if link.shared > 1:
+        yield f"shared: {link.shared}"
+    if link.wraps is not None:
+        yield f"wraps: {link.wraps}"
+    if link.collectives:
+        rates = "".join(f"{kind}: {_rate(rate)}\n" for kind, rate in link.collectives.items())
+        yield f"collectives: {{\n{rates}}}"
+
+
+def _rate(rate: Rate) -> str:
+    if len(rate.points) == 1:
+        return _number(rate.points[0][1])
+    return "{ " + ", ".join(f"{_number(size)}: {_number(each)}" for size, each in rate.points) + " }"
+
+
+def _number(value: float) -> str:
+    """`1.234e9`, `16`"""
+    text = f"{value:.4g}"
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else text

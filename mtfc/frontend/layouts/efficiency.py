@@ -1,0 +1,175 @@
+"""What a layout wastes: work that several processors do alike, and rules that cannot both hold in one equation.
+
+The readme of Mesh-TensorFlow ("How do I pick a layout?") has the rule: every expensive einsum should use all mesh axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
+from mtfc.compiler.ir.types import Axes, Dim
+from mtfc.frontend.layouts.advice import LEAST, MACHINE, Advice
+from mtfc.frontend.layouts.facts import Facts, in_main_file
+from mtfc.frontend.layouts.rules import DeclaredLayout, Rule, Section
+from mtfc.frontend.semantics.scope import count
+
+MOST_PLACES = 3
+"""Maximum number of places that a warning shows beside the first."""
+
+
+def check_efficiency(
+    facts: Facts, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
+) -> Iterator[Diagnostic]:
+    """Yield W601 and W602 for one model under a legal layout; `is_legal` tests another layout."""
+    check = _Check(facts, declared, advice, is_legal)
+    if "W601" not in declared.allowed and not advice.allowed.at("W601", declared.span):
+        yield from check.duplicated()
+    if "W602" not in declared.allowed:
+        for eqn in facts.equations if declared.values else ():
+            yield from check.conflicts(eqn)
+
+
+class _Check:
+    def __init__(
+        self,
+        facts: Facts,
+        declared: DeclaredLayout,
+        advice: Advice,
+        is_legal: Callable[[DeclaredLayout], bool],
+    ) -> None:
+        self.facts, self.declared = facts, declared
+        self.advice, self.is_legal = advice, is_legal
+        self.mesh = declared.mesh
+
+    def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, Rule]:
+        """The rules for the (first) result's dimensions, which may be the value's own, and for those `reduced`."""
+        result = eqn.results[0]
+        own = self._section(result)
+        kept = {name: own[name] for name in result.type.names if name in own}
+        compute = self.declared.compute
+        return {**kept, **{dim.name: compute[dim.name] for dim in reduced if dim.name in compute}}
+
+    # W601
+
+    def duplicated(self) -> Iterator[Diagnostic]:
+        """Yield a warning for each set of unused axes of equations: all processors along these axes do the same work."""
+        groups: dict[tuple[str, ...], list[Equation]] = {}
+        for eqn in self.facts.heavy:
+            used = {axis for rule in self._rules(eqn, reduced_dims(eqn)).values() for axis in rule.axes}
+            unused = tuple(axis for axis, size in self.mesh.axes if size > 1 and axis not in used)
+            if unused and eqn.span and not self.advice.allowed.at("W601", in_main_file(eqn.span)):
+                groups.setdefault(unused, []).append(eqn)
+        for axes, equations in groups.items():
+            yield self._duplicated(axes, sorted(equations, key=lambda eqn: -self.facts.heavy[eqn]))
+
+    def _duplicated(self, unused: Sequence[str], equations: Sequence[Equation]) -> Diagnostic:
+        """Return the warning about equations, the heaviest first."""
+        eqn, *others = equations
+        assert eqn.span is not None, "others are left out"
+        axes = f"mesh {'axes' if len(unused) > 1 else 'axis'} {_list(unused)}"
+        more = f" and in {count(len(others), 'more equation')}" if others else ""
+        message = f"layout `{self.declared.name}` leaves {axes} unused here{more}: this work is done"
+        message += f" {self.mesh.size(unused)} times over"
+        labels = [Label(self.declared.span, "under this layout"), *_inside(eqn.span)]
+        places = dict.fromkeys(in_main_file(each.span) for each in others if each.span)
+        also = [Label(place, "and here") for place in places if place != in_main_file(eqn.span)]
+        help = "; ".join(text for axis in unused if (text := self._help(eqn, axis)))
+        return Diagnostic(
+            "W601", message, in_main_file(eqn.span), (*labels, *also[:MOST_PLACES]), help or None
+        )
+
+    def _help(self, eqn: Equation, axis: str) -> str | None:
+        """Return the rules for an axis that are predicted to make a step faster."""
+        dims = [dim for dim in iteration_dims(eqn) if self._may_split(dim, axis)]
+        others = [self.declared.with_rule(dim.name, (*self._axes(dim.name), axis)) for dim in dims]
+        legal = {dim.name: each for dim, each in zip(dims, others, strict=True) if self.is_legal(each)}
+        if not legal:
+            return f"none of its dimensions can be split over `{axis}` as well"
+        layouts = [each.layout for each in legal.values()]
+        program, layout = self.facts.program, self.declared.layout
+        found = self.advice.faster(program, eqn, self.mesh, layout, layouts)
+        if found is None:
+            return None
+        best = sorted(zip(found, legal, strict=True), reverse=True)
+        rules = [(self._extended(dim, axis), f"{times:.1f} times") for times, dim in best if times >= LEAST]
+        if not rules:
+            meant = "`allow W601` in the layout says that this is meant"
+            return f"no rule for `{axis}` is predicted to be faster on {MACHINE}; {meant}"
+        (rule, times), *more = rules
+        rest = "".join(f", {rule} {times}" for rule, times in more)
+        return (
+            f"split a dimension over `{axis}`: on {MACHINE} {rule} is predicted to be {times} as fast{rest}"
+        )
+
+    def _axes(self, name: str) -> Axes:
+        rule = self.declared.compute.get(name)
+        return rule.axes if rule else ()
+
+    def _may_split(self, dim: Dim, axis: str) -> bool:
+        """Whether the size divides, and no tensor has the dimension beside one that is split over the axis."""
+        divides = dim.size % self.mesh.size((*self._axes(dim.name), axis)) == 0
+        return divides and all(axis not in self._axes(name) for name in self.facts.neighbours[dim.name])
+
+    def _extended(self, dim: str, axis: str) -> str:
+        before = self._axes(dim)
+        return f"`{dim}: ({', '.join((*before, axis))})`" if before else f"`{dim}: {axis}`"
+
+    # W602
+
+    def conflicts(self, eqn: Equation) -> Iterator[Diagnostic]:
+        """A warning for each axis that two dimensions of the equation want, though no tensor is split in both.
+
+        That takes rules of a value's own. Without them, two such dimensions have no tensor in common, and one is summed before.
+        """
+        users: dict[str, list[Rule]] = {}
+        for rule in self._rules(eqn, _reduced(eqn)).values():
+            for axis in rule.axes:
+                users.setdefault(axis, []).append(rule)
+        for axis, rules in users.items():
+            if len(rules) > 1 and self.mesh.sizes[axis] > 1 and not self._is_error(eqn, axis, rules):
+                yield self._conflict(eqn, axis, rules)
+
+    def _is_error(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> bool:
+        """Whether the layout is not injective on the result or an operand: that is E301."""
+        tensors = (*eqn.operands, *eqn.results)
+        return any(sum(self._splits(value, rule.dim, axis) for rule in rules) > 1 for value in tensors)
+
+    def _section(self, value: Value) -> Section:
+        return self.declared.values.get(self.facts.paths.get(value, ""), self.declared.compute)
+
+    def _splits(self, value: Value, dim: str, axis: str) -> bool:
+        """Whether the rules for a value split that dimension of it over the axis."""
+        rule = self._section(value).get(dim)
+        return rule is not None and dim in value.type.names and axis in rule.axes
+
+    def _conflict(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> Diagnostic:
+        names = _list([rule.dim for rule in rules])
+        message = f"{names} are both split over mesh axis `{axis}` and meet here: only one of them can be"
+        labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)
+        help = "the other one stays whole in this equation; give the dimensions different axes to avoid that"
+        assert eqn.span is not None, "the user's equations have a place in the source"
+        return Diagnostic("W602", message, in_main_file(eqn.span), (*labels, *_inside(eqn.span)), help)
+
+
+def _inside(span: Span) -> Iterator[Label]:
+    """Where in a function of another file something is, if it is in one."""
+    if in_main_file(span).file != span.file:
+        yield Label(attrs.evolve(span, call=None), "by this")
+
+
+def _reduced(eqn: Equation) -> tuple[Dim, ...]:
+    """The dimensions that the equation sums away itself: those that one operand alone has are summed before."""
+    reduced = OPS[eqn.op].layout_rule(eqn).reduced
+    if len(eqn.operands) == 1:
+        return reduced
+    return tuple(dim for dim in reduced if sum(dim in value.type.dims for value in eqn.operands) > 1)
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)

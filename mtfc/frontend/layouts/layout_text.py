@@ -1,0 +1,45 @@
+"""Layouts and meshes as the declarations that mean them: what a search writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.frontend.syntax.format import format_source
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """`mesh grid = [rows: 2, cols: 4]`"""
+    return f"mesh {mesh.name} = [{', '.join(f'{axis}: {size}' for axis, size in mesh.axes)}]\n"
+
+
+def layout_text(layout: Layout, mesh: Mesh, allowed: Sequence[str] = ()) -> str:
+    """Return a layout's declaration, with the warnings that it allows, in canonical form."""
+    entries = ", ".join([*_entries(layout), *(f"allow {code}" for code in allowed)])
+    return format_source(f"layout {layout.name} on {mesh.name} = {{ {entries} }}\n")
+
+
+def rules_text(layout: Layout) -> str:
+    """What stands between a layout's braces, on one line."""
+    return ", ".join(_entries(layout))
+
+
+def _entries(layout: Layout) -> Iterator[str]:
+    yield from _rules(layout.rules)
+    for name, rules in (("params", layout.params), ("optimizer", layout.optimizer)):
+        if rules.axes:
+            yield f"{name}: {_braced(rules)}"
+    for path, rules in layout.values:
+        yield f"value {path}: {_braced(rules)}"
+
+
+def _braced(rules: Rules) -> str:
+    return f"{{ {', '.join(_rules(rules))} }}" if rules.axes else "{}"
+
+
+def _rules(rules: Rules) -> Iterator[str]:
+    return (f"{dim}: {_axes(axes)}" for dim, axes in rules.axes)
+
+
+def _axes(axes: Axes) -> str:
+    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"

@@ -1,0 +1,244 @@
+"""Whether a layout is legal for a program (Mesh-TensorFlow paper, section 5).
+
+On every tensor it must be injective, no axis splitting two dimensions, and the sizes must divide evenly. Each broken rule is
+reported once, at the rule, with the first value that it is broken for. What is legal but wasteful is in `efficiency.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Dim, Layout, Mesh
+from mtfc.frontend.layouts.advice import Advice
+from mtfc.frontend.layouts.efficiency import check_efficiency
+from mtfc.frontend.layouts.facts import Facts, Shapes, Tensor, by_shape
+from mtfc.frontend.layouts.renaming import renaming
+from mtfc.frontend.layouts.rules import DeclaredLayout, Rule, Section
+
+Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
+"""What a layout can name in the program as the compiler places it: see `Facts`."""
+
+
+SUGGESTIONS = 20
+"""For so many unknown names of a layout like ones are looked for, which takes a while among thousands."""
+
+
+def no_names(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
+    """Nothing but what the user has named."""
+    return {}
+
+
+def check_layouts(
+    programs: Iterable[Program],
+    layouts: Iterable[DeclaredLayout],
+    placeable: Placeable = no_names,
+    unused: Collection[str] = (),
+    advice: Advice | None = None,
+) -> list[Diagnostic]:
+    """Return all errors and warnings of layouts for the models of one file.
+
+    unused: names of values that the programs lack because nothing uses them. Rules may name these values.
+    """
+    shared = [Facts(program) for program in programs]
+    found: list[Diagnostic] = []
+    for declared in layouts:
+        facts = [each for each in shared if declared.is_for(each.program.name)]
+        if declared.values:
+            facts = [_facts(each.program, declared, placeable) for each in facts]
+        found += _unknown_paths(facts, declared, unused)
+        found += _absent_dims(facts, declared)
+        for each in facts:
+            found += _check(each, declared, advice or Advice())
+    return found
+
+
+def _facts(program: Program, declared: DeclaredLayout, placeable: Placeable) -> Facts:
+    return Facts(program, lambda: placeable(program, declared.mesh, declared.layout))
+
+
+def check_layout(
+    program: Program, declared: DeclaredLayout, placeable: Placeable = no_names
+) -> list[Diagnostic]:
+    """What is wrong or wasteful about one layout for one model."""
+    facts = _facts(program, declared, placeable)
+    return [*_absent_dims([facts], declared), *_check(facts, declared, Advice())]
+
+
+def _check(facts: Facts, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
+    errors = list(_errors(facts, declared))
+    yield from errors
+    named = all(path in facts.by_path for path in declared.values)
+    if named and not errors and (not advice.several or _is_meant_for(facts, declared)):
+        yield from check_efficiency(facts, declared, advice, lambda other: not any(_errors(facts, other)))
+
+
+def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E301 and E302."""
+    reported: set[tuple[Span, ...]] = set()
+    for section, shapes, suffix in _applications(facts, declared):
+        yield from _not_injective(facts, section, shapes, suffix, declared, reported)
+        yield from _indivisible(section, shapes, declared, reported)
+
+
+def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
+    """True if a layout is for this one of several models.
+
+    Such a layout names models or values, splits a dimension of the model, or has no rules and so is for every model.
+    """
+    rules = (*declared.compute.values(), *declared.params.values(), *declared.optimizer.values())
+    return (
+        bool(declared.models or declared.values)
+        or not rules
+        or any(rule.dim in facts.neighbours for rule in rules)
+    )
+
+
+def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
+    """Each set of rules, with the tensors that it applies to and how to say so."""
+    own = declared.values
+    others = by_shape(t for t in facts.tensors if t.path not in own) if own else facts.shapes
+    parameters = by_shape(t for t in facts.parameters if t.path not in own) if own else facts.stored
+    yield declared.compute, others, ""
+    yield declared.params, parameters, " where parameters are stored"
+    yield declared.optimizer, parameters, " where optimizer state is stored"
+    for path, section in own.items():
+        yield section, by_shape(facts.of_path(path)), ""
+
+
+# E301
+
+
+def _not_injective(
+    facts: Facts,
+    section: Section,
+    shapes: Shapes,
+    suffix: str,
+    declared: DeclaredLayout,
+    reported: set[tuple[Span, ...]],
+) -> Iterator[Diagnostic]:
+    clashes: dict[tuple[str, Span, Span], tuple[Rule, Rule, list[Tensor]]] = {}
+    for names, alike in shapes.items():
+        for axis, one, other in _clashes(names, section):
+            entry = clashes.setdefault((axis, one.span, other.span), (one, other, []))
+            entry[2].extend(alike)
+    for (axis, *spans), (one, other, affected) in clashes.items():
+        if tuple(spans) not in reported:
+            reported.add(tuple(spans))
+            free = _free_axis(one, other, section, shapes, declared.mesh)
+            help = free or KEEP.format(axis)
+            if not suffix:
+                help += renaming(facts, affected, (other, one), section, may_declare=not free) or ""
+            yield _clash(axis, one, other, affected, suffix, declared.name, help)
+
+
+def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, Rule, Rule]]:
+    """The axes that two dimensions of one tensor are split over, with both rules in the order in which they are written."""
+    users: dict[str, Rule] = {}
+    for name in names:
+        rule = section.get(name)
+        for axis in rule.axes if rule else ():
+            other = users.setdefault(axis, rule)  # type: ignore[arg-type]
+            if rule is not None and other is not rule:
+                first, second = sorted((rule, other), key=lambda each: each.span)
+                yield axis, first, second
+
+
+def _clash(
+    axis: str, one: Rule, other: Rule, affected: Sequence[Tensor], suffix: str, layout: str, help: str
+) -> Diagnostic:
+    tensor = next((each for each in affected if each.path), affected[0])
+    message = f"layout `{layout}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
+    more = len(affected) - 1
+    rest = f", and {more} more value{'s' * (more > 1)} like it" if more else ""
+    labels = [Label(one.span, f"`{one.dim}` is split over `{axis}` here")]
+    if tensor.place:
+        labels.append(Label(tensor.place, f"{tensor.shown} is {tensor.type}{rest}"))
+    return Diagnostic("E301", message, other.span, tuple(labels), help)
+
+
+KEEP = "keep one of the two rules, or use a mesh with another axis than `{}` for the other dimension"
+
+
+def _free_axis(one: Rule, other: Rule, section: Section, shapes: Shapes, mesh: Mesh) -> str | None:
+    """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
+    for rule in (other, one):
+        beside = {name: dim for alike in shapes.values() for name, dim in _dims(alike[0], rule.dim)}
+        used = {each for name in beside for each in _axes(section, name)}
+        size = beside[rule.dim].size
+        free = [name for name in mesh.names if name not in used and size % mesh.sizes[name] == 0]
+        if free:
+            return f"axis `{free[0]}` is free: write `{rule.dim}: {free[0]}`"
+    return None
+
+
+def _dims(tensor: Tensor, needed: str) -> Iterator[tuple[str, Dim]]:
+    """The dimensions of a tensor by name, if it has the one that is needed."""
+    if needed in tensor.type.names:
+        yield from zip(tensor.type.names, tensor.type.dims, strict=True)
+
+
+def _axes(section: Section, name: str) -> tuple[str, ...]:
+    return section[name].axes if name in section else ()
+
+
+# E302
+
+
+def _indivisible(
+    section: Section,
+    shapes: Shapes,
+    declared: DeclaredLayout,
+    reported: set[tuple[Span, ...]],
+) -> Iterator[Diagnostic]:
+    """Rules for dimensions that some tensor has and that do not divide evenly."""
+    mesh = declared.mesh
+    dims = {dim.name: dim for alike in shapes.values() for dim in alike[0].type.dims}
+    for rule in section.values():
+        dim = dims.get(rule.dim)
+        if dim is None or dim.size % mesh.size(rule.axes) == 0 or (rule.span,) in reported:
+            continue
+        reported.add((rule.span,))
+        parts = mesh.size(rule.axes)
+        over = " and ".join(f"`{axis}` ({mesh.sizes[axis]})" for axis in rule.axes)
+        message = f"`{dim.name}` has size {dim.size}, which cannot be split evenly over {over}"
+        label = Label(rule.declared, f"`{dim.name}` is {dim.size}")
+        help = f"make it a multiple of {parts}, or split another dimension"
+        yield Diagnostic("E302", message, rule.span, (label,), help)
+
+
+# Rules for single values
+
+
+def _unknown_paths(
+    facts: Sequence[Facts], declared: DeclaredLayout, unused: Collection[str]
+) -> Iterator[Diagnostic]:
+    """E305: rules for values that no model has. The first ones come with names that are like theirs."""
+    if not declared.values or not facts:
+        return
+    left_out = {_unnumbered(path) for path in unused}
+    asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
+    unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
+    known = {name for each in facts for name in (*each.by_path, *each.placeable)} if unknown else set()
+    for number, path in enumerate(unknown):
+        near = nearest(path, known) if number < SUGGESTIONS else None
+        help = f"did you mean `{near}`?" if near else None
+        yield Diagnostic("E305", f"no model has a value `{path}`", declared.paths[path].span, help=help)
+
+
+def _unnumbered(path: str) -> str:
+    """Return `layers.dense_2.h` as `layers.dense.h`: values that are left out have no numbers."""
+    return re.sub(r"_\d+(?=\.|$)", "", path)
+
+
+def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
+    """E306: rules for dimensions that no value of the name has, in any model."""
+    for path, section in declared.values.items():
+        named = [tensor for each in facts for tensor in each.of_path(path)]
+        for rule in section.values():
+            if named and not any(rule.dim in tensor.type.names for tensor in named):
+                labels = [Label(t.place, f"`{path}` is {t.type}") for t in named if t.place]
+                message = f"`{path}` has no dimension `{rule.dim}`"
+                yield Diagnostic("E306", message, rule.span, tuple(labels))

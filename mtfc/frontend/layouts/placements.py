@@ -1,0 +1,219 @@
+"""Placements: how each operator is split and on which devices its parts are, from text to strategies and back.
+
+What a declaration alone can get wrong is checked when a file is read. Whether the operators exist and can be split so is known
+once there are operators, of a program that has been prepared: see `strategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import prod
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostics, Label, Span
+from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorGraph
+from mtfc.compiler.search.placement.operators.regions import Unsplittable
+from mtfc.compiler.search.placement.operators.strategy import Configuration, Parts, Strategy, ordered_degrees
+from mtfc.frontend.layouts.layout_options import given
+from mtfc.frontend.semantics.constants import integer
+from mtfc.frontend.semantics.scope import Reports, Scope, count
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.format import format_source
+
+
+@attrs.frozen
+class PlacedOperator:
+    """An operator by name, the degrees of its dimensions as written, and the devices of its parts, the last dimension's index
+    changing fastest; none where any will do.
+    """
+
+    name: str
+    degrees: tuple[tuple[Dim, int], ...]
+    devices: tuple[int, ...]
+    span: Span
+
+
+@attrs.frozen
+class DeclaredPlacement:
+    """A placement on `devices` devices. Operators that it does not name are whole on device 0."""
+
+    name: str
+    devices: int
+    operators: tuple[PlacedOperator, ...]
+    span: Span
+
+
+def declare_placements(decls: Iterable[ast.PlacementDecl], scope: Scope) -> tuple[DeclaredPlacement, ...]:
+    """The placements in which nothing is wrong as far as declarations say."""
+    places: dict[str, Span] = {}
+    decls = [decl for decl in decls if scope.declare("placement", decl.name, places)]
+    found = (_placement(decl, scope) for decl in decls)
+    return tuple(each for each in found if each is not None)
+
+
+def _placement(decl: ast.PlacementDecl, scope: Scope) -> DeclaredPlacement | None:
+    devices = _integer(decl.devices, scope)
+    if devices is None:
+        return None
+    if devices < 1:
+        scope.error(
+            "E318", f"a placement on {devices} devices", decl.devices.span, help="there is 1 at least"
+        )
+        return None
+    good = _operators(decl.operators, devices, scope, is_asked=False)
+    if len(good) < len(decl.operators):
+        return None
+    return DeclaredPlacement(decl.name.text, devices, good, decl.name.span)
+
+
+def _operators(
+    nodes: Sequence[ast.Placed], devices: int, scope: Scope, is_asked: bool
+) -> tuple[PlacedOperator, ...]:
+    """Those in which nothing is wrong as far as declarations say."""
+    places: dict[str, Span] = {}
+    found = (_placed(each, devices, places, scope, is_asked) for each in nodes)
+    return tuple(each for each in found if each is not None)
+
+
+def _integer(node: ast.Expr, scope: Scope) -> int | None:
+    def lookup(name: ast.DimName) -> int | None:
+        dim = scope.dim(name)
+        return dim.size if dim else None
+
+    return integer(node, lookup, scope)
+
+
+def _placed(
+    node: ast.Placed, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
+) -> PlacedOperator | None:
+    indices = [_integer(each, scope) for each in node.indices]
+    name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
+    if name in places:
+        scope.error("E309", f"`{name}` is placed twice", node.span, [Label(places[name], "first here")])
+        return None
+    places[name] = node.path.span
+    degrees = [_degree(each, scope) for each in node.degrees]
+    numbers = [_device(each, devices, scope) for each in node.devices]
+    split = tuple(each for each in degrees if each is not None)
+    there = tuple(each for each in numbers if each is not None)
+    if None in indices or len(split) < len(degrees) or len(there) < len(numbers):
+        return None
+    parts = prod(degree for _, degree in split)
+    if parts != len(there) and not (is_asked and not there):
+        message = (
+            f"`{name}` is split into {count(parts, 'part')}, and placed on {count(len(there), 'device')}"
+        )
+        scope.error(
+            "E318", message, node.span, help="each part has a device, which may be that of another too"
+        )
+        return None
+    return PlacedOperator(name, split, there, node.span)
+
+
+def _degree(node: ast.Degree, scope: Scope) -> tuple[Dim, int] | None:
+    dim, parts = scope.dim(node.dim, "E303"), _integer(node.parts, scope)
+    if dim is None or parts is None:
+        return None
+    if parts < 1 or dim.size % parts:
+        message = f"`{dim.name}` (size {dim.size}) cannot be split into {parts} equal parts"
+        scope.error("E319", message, node.span, [Label(scope.place(node.dim), "declared here")])
+        return None
+    return dim, parts
+
+
+def _device(node: ast.Expr, devices: int, scope: Scope) -> int | None:
+    found = _integer(node, scope)
+    if found is not None and not 0 <= found < devices:
+        message = f"there is no device {found}: they are numbered from 0 to {devices - 1}"
+        scope.error("E318", message, node.span)
+        return None
+    return found
+
+
+def strategy(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics: Diagnostics) -> Strategy:
+    """A configuration for each operator of a graph. Raises `CompileError` (E317, E319)."""
+    scope = Scope(Reports(diagnostics))
+    known = {operator.name: operator for operator in graph.operators}
+    found: dict[str, Configuration] = {}
+    for each in placement.operators:
+        if each.name not in known:
+            _unknown(each, scope, known)
+        else:
+            found[each.name] = _configuration(each, known[each.name], scope)
+    diagnostics.raise_if_errors()
+    return tuple(found.get(name, Configuration((), (0,))) for name in known)
+
+
+def asked(text: str, devices: int, graph: OperatorGraph, file: Scope) -> dict[int, Configuration]:
+    """Configurations that `--why-not` asks for, by the number of the operator; those without devices for all with these degrees.
+
+    Raises `CompileError`; its spans are in a file `<--why-not>` that holds `text`.
+    """
+    scope = file.for_text()
+    prefix = f"placement asked on {devices} = "
+    decl = given(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
+    known = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
+    found = {}
+    for each in _operators(decl.operators, devices, scope, is_asked=True):
+        parts = prod(degree for _, degree in each.degrees)
+        if each.name not in known:
+            _unknown(each, scope, known)
+        elif parts > devices:
+            message = f"`{each.name}` is split into {count(parts, 'part')}, and there are {count(devices, 'device')}"
+            scope.error("E318", message, each.span)
+        else:
+            number, operator = known[each.name]
+            found[number] = _configuration(each, operator, scope)
+    scope.diagnostics.raise_if_errors()
+    return found
+
+
+def _unknown(placed: PlacedOperator, scope: Scope, known: Collection[str]) -> None:
+    name = ast.Name(placed.span, placed.name)
+    scope.unknown("E317", f"the model has no operator `{placed.name}`", name, known)
+
+
+def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> Configuration:
+    """The operator's own order of dimensions may be another than that of the text, which numbers the parts."""
+    written = tuple((dim.name, degree) for dim, degree in placed.degrees if degree > 1)
+    degrees = ordered_degrees(operator, dict(written))
+    names = [name for name, _ in degrees]
+    wrong = [name for name, _ in written if name not in names]
+    if wrong:
+        message = f"operator `{operator.name}` cannot be split in `{wrong[0]}`"
+        possible = ", ".join(f"`{dim.name}`" for dim in operator.dims)
+        scope.error("E319", message, placed.span, help=f"it can in: {possible}" if possible else None)
+        return Configuration((), (0,))
+    try:
+        parts = Parts(operator, degrees)
+        assert parts.needs
+    except Unsplittable as error:
+        scope.error("E319", f"operator `{operator.name}`: {error}", placed.span)
+        return Configuration((), (0,))
+    order = _renumbered(parts, written) if placed.devices else ()
+    return Configuration(degrees, tuple(placed.devices[i] for i in order))
+
+
+def _renumbered(parts: Parts, written: tuple[tuple[str, int], ...]) -> Iterator[int]:
+    """For each part its number where the dimensions stand in the order of the text."""
+    for part in range(parts.count):
+        place, number = parts.place(part), 0
+        for name, degree in written:
+            number = number * degree + place[name]
+        yield number
+
+
+def placement_text(name: str, devices: int, graph: OperatorGraph, chosen: Strategy) -> str:
+    """A strategy's declaration, in canonical form."""
+    lines = [f"placement {name} on {devices} = {{"]
+    lines += [entry_text(operator, each) for operator, each in zip(graph.operators, chosen, strict=True)]
+    return format_source("\n".join([*lines, "}"]) + "\n")
+
+
+def entry_text(operator: Operator, chosen: Configuration) -> str:
+    """What a placement says of an operator."""
+    degrees = ", ".join(f"{dim}: {degree}" for dim, degree in chosen.degrees)
+    where = f" on [{', '.join(map(str, chosen.devices))}]" if chosen.devices else ""
+    return f"{operator.name}: {f'{{ {degrees} }}' if degrees else '{}'}{where}"

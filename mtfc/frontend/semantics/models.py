@@ -1,0 +1,85 @@
+"""A model to a program: inputs, parameters, statements, and what is returned.
+
+A model that has errors still gives a program of what could be elaborated, so that layouts are checked against it in the same run.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Output, Program
+from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.frontend.semantics.body import Body, Kind
+from mtfc.frontend.semantics.calls.calls import elaborate_call
+from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.trace import Block, Trace
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.bound_names import variables
+
+
+@attrs.frozen
+class Model:
+    """An elaborated model.
+
+    `complete` says whether all of it could be elaborated, `places` where its variables are defined. `dims` are the dimensions
+    that functions have declared in their bodies, with the place. `slices` are the types of parameters, apart from the loops that
+    they are declared in.
+    """
+
+    program: Program
+    complete: bool
+    decl: ast.ModelDecl
+    places: dict[str, Span]
+    dims: dict[str, tuple[Dim, Span]]
+    slices: dict[str, TensorType]
+
+
+def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
+    body = ModelBody(decl, scope)
+    for each in decl.inputs:
+        body.input(each)
+    body.run()
+    forward = body.trace.function("forward")
+    dims = {name: dim for name, dim in scope.dims.items() if dim is not None}
+    dims |= body.trace.all_dims()
+    program = Program(decl.name.text, dims, tuple(body.trace.parameters), (forward,))
+    failed = len(body.trace.outputs) < body.returned or None in body.expressions.values.values()
+    complete = bool(body.returned) and not failed
+    return Model(program, complete, decl, body.later, body.trace.dims, body.trace.slices)
+
+
+class ModelBody(Body):
+    """The statements of a model."""
+
+    def __init__(self, decl: ast.ModelDecl, scope: Scope) -> None:
+        given = [each.name for each in decl.inputs]
+        unused = scope.reports.unused(decl)
+        trace = Trace(Block(variables(given, decl.body, unused.dead)))
+        kind = Kind("model", decl.name, unused=unused)
+        super().__init__(kind, decl.body, scope, trace, elaborate_call, given)
+
+    def input(self, node: ast.Input) -> None:
+        type = self.scope.type(node.type)
+        if self.bind(node.name, None) and type is not None:
+            value = self.trace.argument(node.name.text, type, "input", node.name.span)
+            self.expressions.values[node.name.text] = value
+
+    def return_(self, node: ast.Return) -> None:
+        places: dict[str, Span] = {}
+        self.returned = len(node.values)
+        for value in node.values:
+            if not isinstance(value, ast.Name):
+                help = "an output has the name of a variable: assign it to one, and return that"
+                self.scope.error("E109", "only variables can be returned", value.span, help=help)
+            elif value.text in places:
+                label = Label(places[value.text], "first returned here")
+                self.scope.error("E112", f"`{value.text}` is returned twice", value.span, [label])
+            else:
+                places[value.text] = value.span
+                self._output(value)
+
+    def _output(self, name: ast.Name) -> None:
+        value = self.expressions.output(name)
+        if value is not None:
+            self.trace.outputs.append(Output(name.text, value))

@@ -1,0 +1,167 @@
+"""What a `train` block minimizes: an output that is a floating-point scalar, and whose gradient reaches a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.opdef import no_gradient
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.frontend.semantics.models import Model
+from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.training.parameter_groups import Groups
+from mtfc.frontend.syntax import ast
+
+
+def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Groups) -> str | None:
+    """The name of the output to minimize, if it is one that can be."""
+    name = decl.minimize
+    if name is None:
+        help = "add `minimize` and the name of the loss"
+        scope.error("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
+        return None
+    forward = bound(model.program.function("forward"), training=True)
+    outputs = {output.name: output.value for output in forward.outputs}
+    if name.text in outputs:
+        return name.text if _Loss.of(name, outputs[name.text], forward, groups, scope).is_good() else None
+    if model.complete:
+        _report_missing(name, model, outputs, scope)
+    return None
+
+
+def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    if name.text in model.places:
+        not_returned(name, model, outputs, scope)
+        return
+    message = f"model `{model.program.name}` returns no `{name.text}`"
+    scope.unknown("E401", message, name, tuple(outputs))
+
+
+def not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+    """Report that the model has a variable of this name and does not return it."""
+    label = Label(model.places[name.text], "it is defined here")
+    help = f"return it too: `return {', '.join((*outputs, name.text))}`"
+    message = f"`{name.text}` is not returned by model `{model.program.name}`"
+    scope.error("E401", message, name.span, [label], help)
+
+
+@attrs.frozen
+class _Loss:
+    """A value to minimize, and the equations that it may be computed by.
+
+    `links` are, for the results of loops and the arguments of their regions, the values that these stand for.
+    """
+
+    name: ast.Name
+    value: Value
+    parameters: frozenset[Value]
+    definitions: Mapping[Value, Equation]
+    links: Mapping[Value, Sequence[Value]]
+    groups: Groups
+    scope: Scope
+
+    @classmethod
+    def of(cls, name: ast.Name, value: Value, forward: Function, groups: Groups, scope: Scope) -> _Loss:
+        parameters = frozenset(each.value for each in forward.arguments if each.role == "parameter")
+        equations = tuple(walk(forward.body))
+        definitions = {result: eqn for eqn in equations for result in eqn.results}
+        links: dict[Value, Sequence[Value]] = {}
+        for eqn in equations:
+            links |= _links(eqn) if eqn.regions else {}
+        return cls(name, value, parameters, definitions, links, groups, scope)
+
+    def is_good(self) -> bool:
+        """Whether it can be minimized; an error where not."""
+        is_loss = self._is_scalar() and self._is_floating() and self._is_influenced()
+        return is_loss and self._has_gradient() and self._is_trained()
+
+    def _error(
+        self, code: str, message: str, spans: Iterable[Span], label: str, help: str | None = None
+    ) -> bool:
+        labels = [Label(span, label) for span in spans]
+        self.scope.error(code, f"`{self.name.text}` {message}", self.name.span, labels, help)
+        return False
+
+    def _place(self) -> Iterator[Span]:
+        """Where the value is computed."""
+        eqn = self.definitions.get(self.value)
+        if eqn and eqn.span:
+            yield eqn.span
+
+    def _is_scalar(self) -> bool:
+        type = self.value.type
+        help = "reduce it to one number, for example with `mean`"
+        message = f"is {type}, and only a scalar can be minimized"
+        return not type.dims or self._error("E402", message, self._place(), f"it is {type}", help)
+
+    def _is_floating(self) -> bool:
+        type = self.value.type
+        message = f"is {type}, and only a floating-point value can be minimized"
+        return type.dtype in FLOATS or self._error("E403", message, self._place(), f"it is {type}")
+
+    def _is_influenced(self) -> bool:
+        help = None if self.parameters else "the model has none: declare what is trained with `param`"
+        influences = self._reached(lambda eqn: eqn.operands)
+        return bool(influences & self.parameters) or self._error(
+            "E406", "does not depend on any parameter", self._place(), "it is computed here", help
+        )
+
+    def _has_gradient(self) -> bool:
+        """The operands that a gradient does not reach, of the equations that it reaches, are where it stops."""
+        reached = self._reached(differentiable_operands)
+        equations = (eqn for value, eqn in self.definitions.items() if value in reached and not eqn.regions)
+        stops = [eqn.span for eqn in equations if eqn.span and not reached.issuperset(eqn.operands)]
+        return bool(reached & self.parameters) or self._error(
+            "E407",
+            "depends on parameters, and its gradient reaches none",
+            stops[:4],
+            "the gradient stops here",
+        )
+
+    def _is_trained(self) -> bool:
+        reached = self._reached(differentiable_operands) & self.parameters
+        if any(value.name not in self.groups.frozen for value in reached):
+            return True
+        message = f"`{self.name.text}` depends on frozen parameters alone, and nothing would be trained"
+        help = "leave a parameter that it depends on out of `frozen`"
+        self.scope.error("E419", message, self.name.span, self.groups.frozen_by, help)
+        return False
+
+    def _reached(self, operands: Callable[[Equation], Iterable[Value]]) -> set[Value]:
+        """The values found by going from each equation's result to what `operands` gives, into loops and out of them."""
+        found = {self.value}
+        waiting = [self.value]
+        while waiting:
+            value = waiting.pop()
+            eqn = self.definitions.get(value)
+            before = operands(eqn) if eqn and not eqn.regions else self.links.get(value, ())
+            new = set(before) - found
+            found |= new
+            waiting += new
+        return found
+
+
+def _links(eqn: Equation) -> dict[Value, Sequence[Value]]:
+    """What a loop's results, and the arguments of its region, are values of."""
+    region = region_of(eqn)
+    updates = {output.updates: output.value for output in region.outputs if output.updates is not None}
+    found: dict[Value, Sequence[Value]] = {
+        result: (output.value,) for result, output in zip(eqn.results, region.outputs, strict=True)
+    }
+    for value, argument in pairs(eqn):
+        update = updates.get(argument.value.name)
+        found[argument.value] = (value,) if update is None else (value, update)
+    return found
+
+
+def differentiable_operands(eqn: Equation) -> tuple[Value, ...]:
+    """The operands that a cotangent of the results reaches."""
+    if not any(result.type.dtype in FLOATS for result in eqn.results) or OPS[eqn.op].gradient is no_gradient:
+        return ()
+    return tuple(value for value in eqn.operands if value.type.dtype in FLOATS)

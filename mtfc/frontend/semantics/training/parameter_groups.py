@@ -1,0 +1,103 @@
+"""Parameter groups: entries of a `train` block for some parameters.
+
+`optimizer for "*.bias" = ...` gives parameters an optimizer of their own, and `frozen "embed.*"` leaves parameters as they are.
+A pattern is compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots
+included. The last entry that matches a parameter decides, so general entries come first and exceptions after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.frontend.semantics.models import Model
+from mtfc.frontend.semantics.scope import Scope, listing
+from mtfc.frontend.syntax import ast
+
+Entry = ast.OptimizerFor | ast.Frozen
+
+WILD = "*?."
+"""Characters that are removed from the ends of a pattern to find a misspelt name."""
+
+IN_THE_FILE = "change the entries of parameter groups in the file"
+MOST_LABELS = 4
+
+
+@attrs.frozen
+class Groups:
+    """The entries of a `train` block, each with its parameters. `rest` are the parameters without an entry."""
+
+    members: tuple[tuple[Entry, tuple[str, ...]], ...]
+    rest: tuple[str, ...]
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        groups = (names for entry, names in self.members if isinstance(entry, ast.Frozen))
+        return frozenset(name for names in groups for name in names)
+
+    @property
+    def frozen_by(self) -> list[Label]:
+        """Labels at the entries that freeze a parameter."""
+        entries = (entry for entry, names in self.members if isinstance(entry, ast.Frozen) and names)
+        return [Label(_patterns(entry), "frozen here") for entry in entries]
+
+    @property
+    def optimized(self) -> Iterator[tuple[ast.Expr, tuple[str, ...]]]:
+        """The optimizers of the entries, each with the parameters that it updates."""
+        return (
+            (entry.optimizer, names) for entry, names in self.members if isinstance(entry, ast.OptimizerFor)
+        )
+
+
+def optimizers_of(entries: Iterable[Entry]) -> list[Label]:
+    """Return labels at the first entries `optimizer for`."""
+    places = [_patterns(entry) for entry in entries if isinstance(entry, ast.OptimizerFor)]
+    return [Label(place, "this group has an optimizer of its own") for place in places[:MOST_LABELS]]
+
+
+def _patterns(entry: Entry) -> Span:
+    first, last = entry.patterns[0].span, entry.patterns[-1].span
+    return attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
+
+
+def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> Groups:
+    """Return the groups of a model's parameters; report a pattern that matches no parameter."""
+    names = [parameter.name for parameter in model.program.parameters]
+    chosen: dict[str, Entry] = {}
+    for entry in decl.groups:
+        for pattern in entry.patterns:
+            matching = [name for name in names if fnmatchcase(name, pattern.text)]
+            chosen.update(dict.fromkeys(matching, entry))
+            if not matching and model.complete:
+                _report(pattern, model, names, scope)
+    members = ((entry, tuple(n for n in names if chosen.get(n) is entry)) for entry in decl.groups)
+    return Groups(tuple(members), tuple(name for name in names if name not in chosen))
+
+
+def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) -> None:
+    message = f"no parameter of model `{model.program.name}` is called `{pattern.text}`"
+    meant = _meant(pattern.text, names, scope)
+    help = f'did you mean `"{meant}"`?' if meant else _listing(names)
+    scope.error("E418", message, pattern.span, help=help)
+
+
+def _meant(pattern: str, names: list[str], scope: Scope) -> str | None:
+    """Return the pattern with its name, or its last part, replaced by the nearest existing name."""
+    core = pattern.strip(WILD)
+    for word, known in ((core, names), (core, _parts(names)), (core.rpartition(".")[2], _parts(names))):
+        near = scope.reports.nearest(word, list(known)) if word else None
+        found = pattern.replace(word, near) if near else ""
+        if any(fnmatchcase(name, found) for name in names):
+            return found
+    return None
+
+
+def _parts(names: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(part for name in names for part in name.split("."))
+
+
+def _listing(names: list[str]) -> str:
+    return listing(names) or f"it has {len(names)} parameters, among them {', '.join(names[:4])}"

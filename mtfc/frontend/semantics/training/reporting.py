@@ -1,0 +1,143 @@
+"""Check the `report` lines of `train` blocks: outputs of the model, and the built-in reports of `ir/training_reports.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.training_reports import BUILT_IN, LEARNING_RATE
+from mtfc.compiler.ir.types import FLOATS, TensorType
+from mtfc.frontend.semantics.models import Model
+from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.training.loss import not_returned
+from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers
+from mtfc.frontend.semantics.training.parameter_groups import MOST_LABELS
+from mtfc.frontend.semantics.training.updates import elaborate_hyperparameter
+from mtfc.frontend.syntax import ast
+
+
+@attrs.frozen
+class Reported:
+    """Reported names besides the loss, in order, and the function of the learning rate where that is reported."""
+
+    names: tuple[str, ...] = ()
+    learning_rate: Function | None = None
+
+
+def reported(
+    model: Model,
+    decl: ast.TrainDecl,
+    optimizers: Sequence[Optimizer | None],
+    accumulate: int,
+    scope: Scope,
+) -> Reported:
+    """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches.
+
+    The learning rate is that of `optimizers`, where None stands for an optimizer with an error.
+    """
+    outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
+    found: dict[str, ast.Name] = {}
+    for name in _once(decl.report or (), scope):
+        if name.text in outputs:
+            is_right = accumulate == 1 or _has_mean(name, outputs[name.text], accumulate, scope)
+        else:
+            is_right = _is_built_in(name, model, outputs, scope)
+        found |= {name.text: name} if is_right else {}
+    rate = None
+    if LEARNING_RATE in found and LEARNING_RATE not in outputs:
+        rate = _learning_rate(found[LEARNING_RATE], optimizers, scope)
+        found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
+    minimized = decl.minimize.text if decl.minimize else None
+    return Reported(tuple(text for text in found if text != minimized), rate)
+
+
+def _once(names: Iterable[ast.Name], scope: Scope) -> Iterator[ast.Name]:
+    """Yield the names, and report an error for a repeated one."""
+    places: dict[str, Span] = {}
+    for name in names:
+        if name.text in places:
+            label = Label(places[name.text], "first named here")
+            scope.error("E410", f"`{name.text}` is reported twice", name.span, [label])
+        else:
+            places[name.text] = name.span
+            yield name
+
+
+def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -> bool:
+    """True if a mean over micro-batches exists in the output's dtype; report an error otherwise."""
+    if type.dtype in FLOATS:
+        return True
+    message = f"`{name.text}` is {type}, and the mean over {accumulate} micro-batches is reported"
+    help = f"return it as a floating-point value: `cast({name.text}, f32)`"
+    scope.error("E410", message, name.span, help=help)
+    return False
+
+
+def _is_built_in(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> bool:
+    """True for a report that every step can make; report an error for an unknown name."""
+    if name.text not in BUILT_IN:
+        _unknown(name, model, outputs, scope)
+    return name.text in BUILT_IN
+
+
+def _unknown(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> None:
+    if not model.complete or name.text in scope.doubtful:
+        return
+    if name.text in model.places:
+        not_returned(name, model, outputs, scope)
+        return
+    known = (*outputs, *BUILT_IN)
+    near = scope.reports.nearest(name.text, known)
+    meant = f"did you mean `{near}`? " if near else ""
+    help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known)}"
+    scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
+
+
+def _learning_rate(name: ast.Name, optimizers: Sequence[Optimizer | None], scope: Scope) -> Function | None:
+    """Return the function of the learning rate that all optimizers share; None, and an error, if there is none."""
+    right = [each for each in optimizers if each is not None]
+    if len(right) < len(optimizers) or not _have_rates(name, right, scope):
+        return None
+    given = [_given_rate(each, scope) for each in right]
+    if None in given:
+        return None
+    if all(rate == given[0] for rate in given) and given:
+        return elaborate_hyperparameter(right[0], LEARNING_RATE, scope)
+    if given:
+        message = f"the optimizers of this block have different learning rates: `{LEARNING_RATE}` could be any of them"
+        labels = [Label(each.call.span, "one of them is called here") for each in right[:MOST_LABELS]]
+        help = "give `optimizer = ...` some parameters, whose learning rate is then reported, or leave it out"
+        scope.error("E410", message, name.span, labels, help)
+    return None
+
+
+def _given_rate(optimizer: Optimizer, scope: Scope) -> tuple[Scope | None, ast.Argument] | None:
+    """Return the expression of the learning rate, and the file with the optimizer if the expression is a default."""
+    decl = declaration_of(optimizer, LEARNING_RATE)
+    given = given_hypers(optimizer, decl, scope)
+    if given is None:
+        return None
+    if LEARNING_RATE in given:
+        return None, given[LEARNING_RATE]
+    default = next(each.default for each in decl.hypers if each.name.text == LEARNING_RATE)
+    assert default is not None, "hyperparameters without a default are given"
+    return optimizer.scope, default
+
+
+def _have_rates(name: ast.Name, optimizers: Iterable[Optimizer], scope: Scope) -> bool:
+    return all(_has_rate(name, each, scope) for each in optimizers)
+
+
+def _has_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> bool:
+    """True if the optimizer has a learning rate; report an error otherwise."""
+    hypers = dict.fromkeys(hyper.name.text for decl in optimizer.decls for hyper in decl.hypers)
+    if LEARNING_RATE in hypers:
+        return True
+    message = f"optimizer `{optimizer.name}` has no hyperparameter `{LEARNING_RATE}` to report"
+    label = Label(optimizer.call.span, "it is called here")
+    listed = ", ".join(f"`{hyper}`" for hyper in hypers)
+    scope.error("E410", message, name.span, [label], f"it has {listed}" if hypers else None)
+    return False

@@ -1,0 +1,162 @@
+"""`train` blocks: what to minimize and how to update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Training, Update
+from mtfc.compiler.ir.types import FLOATS, TensorType
+from mtfc.frontend.semantics.constants import number
+from mtfc.frontend.semantics.models import Model
+from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.training.loss import minimized
+from mtfc.frontend.semantics.training.optimizers import Optimizer, find_optimizer
+from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, Groups, groups_of, optimizers_of
+from mtfc.frontend.semantics.training.reporting import reported
+from mtfc.frontend.semantics.training.updates import elaborate_updates
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.nodes import is_override
+
+MOST_MICRO_BATCHES = 1024
+"""More would be a mistake: one step would read that many batches."""
+
+
+def train_models(
+    models: Mapping[str, Model], decls: Iterable[ast.TrainDecl], scope: Scope, std: Callable[[], Scope]
+) -> dict[str, Model]:
+    """The models, with the training that the blocks ask for; `std` gives the library's optimizers."""
+    places: dict[str, Span] = {}
+    trained = dict(models)
+    for decl in decls:
+        name = decl.model.text
+        if name not in scope.models:
+            scope.unknown("E106", f"unknown model `{name}`", decl.model, scope.models)
+        elif name in places:
+            label = Label(places[name], "first trained here")
+            scope.error("E408", f"model `{name}` has two `train` blocks", decl.model.span, [label])
+        else:
+            places[name] = decl.model.span
+            trained.update({name: _trained(models[name], decl, scope, std())} if name in models else {})
+    return trained
+
+
+def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
+    groups = groups_of(model, decl, scope)
+    minimize = minimized(model, decl, scope, groups)
+    precision = _precision(decl.precision, scope) if decl.precision else None
+    clip = _clip(decl.clip, scope) if decl.clip else None
+    accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
+    stored = {
+        name: type.with_dtype(precision[0] if precision else type.dtype)
+        for name, type in model.slices.items()
+    }
+    optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
+    updates = _updates(decl, optimizer, groups, stored, scope, std)
+    entries = _entries(decl, groups, scope, std)
+    report = reported(model, decl, entries, accumulate, scope)
+    if minimize is None or updates is None:
+        return model
+    training = Training(
+        minimize, updates, precision, clip, accumulate, decl.span, report.names, report.learning_rate
+    )
+    return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
+
+
+def _updates(
+    decl: ast.TrainDecl,
+    optimizer: Optimizer | None,
+    groups: Groups,
+    stored: Mapping[str, TensorType],
+    scope: Scope,
+    std: Scope,
+) -> tuple[Update, ...] | None:
+    """Return the updates of all parameters that are not frozen; None if an update is wrong.
+
+    `optimizer` updates the parameters without a group.
+    """
+    optimizers = [(find_optimizer(node, scope, std), names) for node, names in groups.optimized]
+    if decl.optimizer is not None:
+        optimizers.insert(0, (optimizer, groups.rest))
+    found: list[tuple[Update, ...] | None] = []
+    if decl.optimizer is None and (groups.rest or not decl.groups):
+        _report_missing(decl, groups, scope)
+        found.append(None)
+    for each, names in optimizers:
+        types = {name: stored[name] for name in names if name in stored}
+        found.append(elaborate_updates(each, types, scope) if each else None)
+    if None not in found:
+        _check_override(decl, groups, scope)
+    right = [updates for updates in found if updates is not None]
+    return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
+
+
+def _check_override(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
+    """Report an option that changes `optimizer = ...` where every parameter has an entry of its own."""
+    call = decl.optimizer
+    if call is None or groups.rest or not groups.members:
+        return
+    nodes = (call, *(call.keywords if isinstance(call, ast.Call) else ()))
+    for node in filter(is_override, nodes):
+        message = (
+            f"no parameter of `{decl.model.text}` is left for `optimizer = ...`: the option changes nothing"
+        )
+        scope.error("E417", message, node.span, optimizers_of(decl.groups), IN_THE_FILE)
+        return
+
+
+def _report_missing(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
+    what = f" for parameter `{groups.rest[0]}`" if decl.groups else ""
+    help = "add `optimizer = sgd(learning_rate = 0.1)`"
+    scope.error("E409", f"this `train` block has no optimizer{what}", decl.model.span, help=help)
+
+
+def _entries(decl: ast.TrainDecl, groups: Groups, scope: Scope, std: Scope) -> Sequence[Optimizer | None]:
+    """Return the optimizers whose learning rate `report` may mean: the one of `optimizer = ...`, or those of the groups.
+
+    Optimizers that update no parameter are left out, unless there is no other.
+    """
+    own = [decl.optimizer] if decl.optimizer is not None else []
+    of_groups = [node for node, names in groups.optimized if names]
+    nodes = own if own and (groups.rest or not of_groups) else of_groups
+    return [find_optimizer(node, scope, std) for node in nodes]
+
+
+def _clip(node: ast.Expr, scope: Scope) -> float | None:
+    value = number(node, scope)
+    if value is None or value > 0:
+        return value
+    scope.error("E410", f"gradients are clipped to a norm above 0, found {value}", node.span)
+    return None
+
+
+def _micro_batches(node: ast.Expr, scope: Scope) -> int:
+    value = number(node, scope)
+    if isinstance(value, int) and 1 <= value <= MOST_MICRO_BATCHES:
+        return value
+    if value is not None:
+        message = f"expected a number of micro-batches from 1 to {MOST_MICRO_BATCHES}, found {value}"
+        scope.error("E410", message, node.span)
+    return 1
+
+
+def _precision(node: ast.Precision, scope: Scope) -> tuple[str, str] | None:
+    """The dtypes of parameters and of computation; f32 where nothing is said."""
+    dtypes = {"params": "f32", "compute": "f32"}
+    places: dict[str, Span] = {}
+    for rule in node.rules:
+        dtype = scope.dtype(rule.dtype)
+        if rule.use.text not in dtypes:
+            message = f"`precision` has no entry `{rule.use.text}`"
+            scope.unknown("E410", message, rule.use, dtypes)
+        elif dtype is not None and dtype not in FLOATS:
+            scope.error("E410", f"expected a floating-point dtype, found {dtype}", rule.dtype.span)
+        elif rule.use.text in places:
+            label = Label(places[rule.use.text], "first given here")
+            scope.error("E410", f"`{rule.use.text}` is given twice", rule.use.span, [label])
+        elif dtype is not None:
+            places[rule.use.text] = rule.use.span
+            dtypes[rule.use.text] = dtype
+    return dtypes["params"], dtypes["compute"]

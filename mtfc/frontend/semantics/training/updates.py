@@ -1,0 +1,351 @@
+"""Bodies of optimizers to the functions that update parameters (see `ir/updates.py`).
+
+One function is made for each type that parameters have, as stored; of what a `repeat` has stacked, for the type of one slice. An
+optimizer sees the dimensions of its parameter alone, under the names that its pattern gives them, so that whatever layout is
+legal for the parameter is legal for its update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
+from mtfc.frontend.semantics.body import Body, Kind
+from mtfc.frontend.semantics.calls import arguments as kinds
+from mtfc.frontend.semantics.calls.calls import elaborate_call
+from mtfc.frontend.semantics.calls.expressions import Expressions, Operand, Result, Site
+from mtfc.frontend.semantics.calls.functions import fitted
+from mtfc.frontend.semantics.calls.signatures import Bindings, Given
+from mtfc.frontend.semantics.scope import ANY, Scope
+from mtfc.frontend.semantics.trace import Block, Trace
+from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers, no_case
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.bound_names import bound, variables
+from mtfc.frontend.syntax.traverse import walk
+
+STEP = "step"
+RANDOM = frozenset({"uniform", "normal", "bernoulli"})
+
+
+def elaborate_updates(
+    optimizer: Optimizer, types: Mapping[str, TensorType], scope: Scope
+) -> tuple[Update, ...] | None:
+    """The updates of parameters of these types, by name, for a `train` block in the file `scope`; None where one is wrong."""
+    if not types and given_hypers(optimizer, optimizer.decls[0], scope) is None:
+        return None
+    names: dict[TensorType, list[str]] = {}
+    for name, type in types.items():
+        names.setdefault(type, []).append(name)
+    updates: list[Update] = []
+    wrong: list[ast.OptimizerDecl] = []
+    for type, parameters in names.items():
+        case = _case(optimizer, type)
+        if case is None:
+            no_case(optimizer, parameters[0], type, scope)
+            return None
+        function = None if case.decl in wrong else _function(optimizer, case, type, scope)
+        if function is None:  # what is wrong for one type need not be reported for another
+            wrong.append(case.decl)
+        else:
+            updates.append(Update(tuple(parameters), function))
+    return None if wrong else tuple(updates)
+
+
+def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> Function | None:
+    """Make a function without arguments that gives a hyperparameter of the step, f32[].
+
+    The first declaration of the optimizer that has the hyperparameter counts. Returns None if the call is wrong.
+    """
+    decl = declaration_of(optimizer, name)
+    given = given_hypers(optimizer, decl, scope)
+    inside = _inside(optimizer, Bindings(set(), optimizer.scope))
+    return (
+        None
+        if given is None
+        else _Elaboration(decl, scalar("f32"), inside).hyperparameter(name, given, scope)
+    )
+
+
+@attrs.frozen
+class Case:
+    """A declaration that is for parameters of some type, and what the names in its pattern stand for."""
+
+    decl: ast.OptimizerDecl
+    bindings: Bindings
+
+
+def _case(optimizer: Optimizer, type: TensorType) -> Case | None:
+    """The first declaration that fits."""
+    for decl in optimizer.decls:
+        bindings = _matched(decl, type, optimizer.scope)
+        if bindings is not None:
+            return Case(decl, bindings)
+    return None
+
+
+def _function(optimizer: Optimizer, case: Case, type: TensorType, scope: Scope) -> Function | None:
+    given = given_hypers(optimizer, case.decl, scope)
+    inside = _inside(optimizer, case.bindings)
+    return None if given is None else _Elaboration(case.decl, type, inside).run(given, scope)
+
+
+def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Bindings | None:
+    """What the names in the pattern stand for, if the type is like it; without a pattern every type is."""
+    span = decl.parameter.span
+    pattern = decl.pattern or ast.Type(span, None, (ast.Ellipsis(span),))
+    if pattern.dtype is None:
+        pattern = attrs.evolve(pattern, dtype=ast.Name(span, ANY))
+    bindings = Bindings(
+        {dim.text for dim in pattern.dims if isinstance(dim, ast.Name)}, scope, any=(type.dtype, span)
+    )
+    argument = ast.FnArg(span, decl.parameter, pattern, None)
+    operand = Operand(Value(decl.parameter.text, type), span)
+    return bindings if bindings.match([Given(argument, operand)]) is None else None
+
+
+def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
+    """What the body sees: of dimensions, those that the pattern names."""
+    label = Label(optimizer.call.span, f"in this call of `{optimizer.name}`")
+    scope = optimizer.scope.inside((label,))
+    scope.dims = {name: dim for name, (dim, _) in bindings.dims.items()}
+    scope.places = {name: span for name, (_, span) in bindings.dims.items()}
+    scope.rest = bindings.rest[0] if bindings.rest else ()
+    scope.any = bindings.any[0] if bindings.any else None
+    return scope
+
+
+class _Elaboration:
+    """One declaration for one type."""
+
+    def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
+        given = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
+        self.decl, self.type = decl, type
+        self.trace = Trace(Block(variables(given, decl.body)))
+        self.body = UpdateBody(decl, scope, self.trace, given)
+        self.step: Value | None = None
+
+    def run(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
+        """The function for a call with these hyperparameters, in the file `scope`; None where it is wrong."""
+        decl, body, trace = self.decl, self.body, self.trace
+        scope.reports.called.add(decl.name.span)
+        for hyper in decl.hypers:
+            body.give(hyper.name, self._hyper(hyper, given.get(hyper.name.text), scope))
+        parameter = trace.argument(decl.parameter.text, self.type, "parameter", decl.parameter.span)
+        body.keep(decl.parameter, parameter)
+        body.give(decl.gradient, trace.argument(decl.gradient.text, self.type, "input", decl.gradient.span))
+        self._give_step(body.expressions, decl.body)
+        body.run()
+        outputs = body.outputs()
+        right = outputs is not None and None not in body.expressions.values.values()
+        if outputs is None or not right or not self._is_possible():
+            return None
+        return Function(decl.name.text, tuple(trace.arguments), tuple(trace.block.body), outputs)
+
+    def hyperparameter(self, name: str, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
+        """Return a function that gives the hyperparameter; None if the hyperparameter is wrong."""
+        hyper = next(each for each in self.decl.hypers if each.name.text == name)
+        result = self._hyper(hyper, given.get(name), scope)
+        if result is None:
+            return None
+        expressions, block = self.body.expressions, self.trace.block
+        value = expressions.tensor(expressions.as_operand(result, hyper.span), "f32")
+        if value is None:
+            return None
+        return Function(name, (), tuple(block.body), (Output(name, block.cast(value, "f32")),))
+
+    def _hyper(self, hyper: ast.FnArg, given: ast.Argument | None, scope: Scope) -> Result:
+        """A hyperparameter as the call gives it, or by its default, which sees the file with the optimizer."""
+        node = hyper.default if given is None else given
+        assert node is not None, "hyperparameters without a default are given"
+        inside = Expressions(self.body.scope.file if given is None else scope, self.trace, {}, elaborate_call)
+        if isinstance(node, ast.DimList | ast.Tuple | ast.Arrow):
+            kinds.tensor(inside, node)  # reports it
+            return None
+        self._give_step(inside, (node,))
+        value = inside.value(node, hyper.name.text)
+        if isinstance(value, Value) and value.type.dims:
+            message = f"hyperparameter `{hyper.name.text}` is a scalar, found {value.type}"
+            inside.scope.error("E405", message, node.span)
+            return None
+        if isinstance(value, Value) and value.type.dtype in FLOATS:
+            self.trace.numbers.add(value)
+        return value
+
+    def _give_step(self, expressions: Expressions, nodes: Iterable[ast.Node]) -> None:
+        """Bind `step`, where something mentions it: a number that is known when the program runs, in f32 or for f64 in f64."""
+        names = (node for each in nodes for node in walk(each) if isinstance(node, ast.Name))
+        place = next((name.span for name in names if name.text == STEP), None)
+        if place is None or STEP in expressions.values:
+            return
+        if self.step is None:
+            number = Operand(self.trace.step(place), place)
+            dtype = "f64" if self.type.dtype == "f64" else "f32"
+            self.step = expressions.emit(Site(place), "cast", number, dtype=dtype)
+            assert self.step is not None, "an i32 can be cast"
+            self.trace.numbers.add(self.step)
+        expressions.values[STEP] = self.step
+
+    def _is_possible(self) -> bool:
+        """Whether the update computes nothing that an update cannot; errors where it does."""
+        scope, name = self.body.scope, self.decl.name.text
+        for parameter in self.trace.parameters:
+            scope.error("E114", "`param` belongs in what a model calls", parameter.span or self.decl.span)
+        problems: dict[str, Span] = {}
+        for eqn in self.trace.block.body:
+            problem = _problem(eqn, self.type.dims)
+            if problem:
+                problems.setdefault(problem, eqn.span or self.decl.span)
+        for problem, span in problems.items():
+            scope.error("E416", f"optimizer `{name}` {problem}", span)
+        return not self.trace.parameters and not problems
+
+
+def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
+    if eqn.op == TRAINING:
+        return "asks for `training`, and updates are computed in training alone"
+    if eqn.op in RANDOM:
+        return "draws random numbers, which the parameters that it updates would share"
+    if eqn.regions:
+        return "contains a loop"
+    for dim in (dim for value in eqn.results for dim in value.type.dims):
+        if dim not in own:
+            return f"computes with dimension `{dim.name}`, which its parameter does not have"
+    return None
+
+
+@attrs.frozen
+class Kept:
+    """The parameter or a state: where it is declared, and its type. A state that starts as a number stays one, of any dtype."""
+
+    span: Span
+    type: TensorType
+    is_number: bool = False
+
+
+class UpdateBody(Body):
+    """The statements of an optimizer.
+
+    `given` are the names that keep their values, `kept` those whose last values are the function's outputs.
+    """
+
+    def __init__(
+        self, decl: ast.OptimizerDecl, scope: Scope, trace: Trace, names: Iterable[ast.Name]
+    ) -> None:
+        super().__init__(Kind("optimizer", decl.name), decl.body, scope, trace, elaborate_call, names)
+        self.decl = decl
+        self.given: dict[str, Span] = {}
+        self.kept: dict[str, Kept] = {}
+        self.is_updated = False
+
+    def give(self, name: ast.Name, value: Result) -> None:
+        if self.bind(name, value):
+            self.given[name.text] = name.span
+
+    def keep(self, name: ast.Name, value: Value, is_number: bool = False) -> None:
+        if self.bind(name, value):
+            self.kept[name.text] = Kept(name.span, value.type, is_number)
+
+    def run(self) -> None:
+        for statement in self.statements:
+            self.statement(statement)
+
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What replaces the parameter and each state."""
+        parameter = self.decl.parameter
+        is_broken = any(isinstance(statement, ast.Broken) for statement in self.statements)
+        if not self.is_updated and not is_broken:
+            message = f"optimizer `{self.decl.name.text}` never assigns its parameter `{parameter.text}`"
+            help = f"end it with `{parameter.text} = {parameter.text} - ...`"
+            self.scope.error("E414", message, self.decl.name.span, help=help)
+        values = self.expressions.values
+        outputs = [Output(n, v, n) for n in self.kept if isinstance(v := values[n], Value)]
+        return tuple(outputs) if self.is_updated and len(outputs) == len(self.kept) else None
+
+    # Statements
+
+    def assign(self, node: ast.Assign) -> None:
+        given = [target for target in node.targets if target.text in self.given]
+        values = self.expressions.values
+        before = {target.text: values[target.text] for target in given}
+        for target in given:
+            message = f"`{target.text}` is given to optimizer `{self.decl.name.text}`, and cannot be assigned"
+            label = Label(self.given[target.text], "it is given here")
+            help = "give the new value another name"
+            self.scope.error("E412", message, target.span, [label], help)
+        super().assign(node)
+        values.update(before)
+        for target in node.targets:
+            if target.text in self.kept:
+                values[target.text] = self._replacing(target, values[target.text], self.kept[target.text])
+
+    def _replacing(self, target: ast.Name, result: Result, kept: Kept) -> Result:
+        """A new value of the parameter or of a state, which has the type of the old one."""
+        self.is_updated |= target.text == self.decl.parameter.text
+        if result is None:
+            return None
+        operand, type = self.expressions.as_operand(result, target.span), kept.type
+        dtype = None if kept.is_number and operand.dtype in FLOATS else operand.dtype
+        if set(operand.dims) != set(type.dims) or (dtype or type.dtype) != type.dtype:
+            found = str(operand.type) if operand.type else "a number"
+            label = Label(kept.span, f"`{target.text}` is {type}")
+            message = f"`{target.text}` is {type}, and would become {found}"
+            self.scope.error("E415", message, target.span, [label])
+            return None
+        fit = fitted(self.expressions, attrs.evolve(operand, is_number=dtype is None), type, target.text)
+        if kept.is_number and fit is not None:
+            self.trace.numbers.add(fit)
+        return fit
+
+    def state(self, node: ast.State) -> None:
+        start = self._start(node)
+        if start is None:
+            self.bind(node.name, None)
+            return
+        type, initial, is_number = start
+        if node.name.text in self.places:
+            self.bind(node.name, None)  # reports it
+            return
+        value = self.trace.block.own(node.name.text, type)
+        self.trace.arguments.append(Argument(value, "state", node.name.span, initial=initial))
+        self.keep(node.name, value, is_number)
+        if is_number:
+            self.trace.numbers.add(value)
+
+    def _start(self, node: ast.State) -> tuple[TensorType, float, bool] | None:
+        """The type of a state, the value that its elements start with, and whether it is a number."""
+        scratch = Trace(Block(()), numbers=self.trace.numbers)
+        inside = Expressions(self.scope, scratch, self.later, elaborate_call)
+        inside.values = dict(self.expressions.values)
+        value = inside.value(node.value)
+        if isinstance(value, int | float):
+            return scalar("bool" if isinstance(value, bool) else "f32"), float(value), True
+        made = next((eqn for eqn in scratch.block.body if value in eqn.results), None)
+        if made is not None and made.op in ("full", "constant"):
+            return made.result.type, float(made.attrs["value"]), False  # type: ignore[arg-type]
+        if value is not None:
+            message = f"state `{node.name.text}` does not start with equal elements"
+            help = "begin with `zeros_like(p)`, `zeros([dims])`, `full([dims], 0.1)` or a number"
+            self.scope.error("E413", message, node.value.span, help=help)
+        return None
+
+    def param(self, node: ast.Param) -> None:
+        self._not_here(node, "param")
+
+    def dim(self, node: ast.DimDecl) -> None:
+        self._not_here(node, "dim")
+
+    def return_(self, node: ast.Return) -> None:
+        self._not_here(node, "return")
+
+    def loop(self, node: ast.Repeat | ast.Scan) -> None:
+        self._not_here(node, "repeat" if isinstance(node, ast.Repeat) else "scan")
+
+    def _not_here(self, node: ast.Statement, keyword: str) -> None:
+        self.misplaced(node, keyword, "a model or a function")
+        for name in bound(node):
+            self.expressions.values[name.text] = None

@@ -1,0 +1,421 @@
+"""The syntax tree of a .mtf file: what the parser makes and the elaborator reads.
+
+Nodes are immutable and compare by structure alone: a node's span does not take part, so "equal up to position" is `==`.
+The tree says what is written, not what it means. Whether a name is a value, a dimension or a function, and whether
+`x -> [a, b]` maps a dimension or states a call's result, is for the elaborator to find out.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.ir.types import EVERY
+from mtfc.frontend.syntax.nodes import (
+    Argument,
+    Arrow,
+    Binary,
+    BinaryOp,
+    Bool,
+    Call,
+    DimBinding,
+    DimList,
+    DimName,
+    Ellipsis,
+    Expr,
+    Float,
+    Int,
+    Keyword,
+    Name,
+    Node,
+    Path,
+    Tuple,
+    Unary,
+    UnaryOp,
+)
+
+__all__ = [  # of the nodes of expressions, which are named here too
+    "Argument",
+    "Arrow",
+    "Binary",
+    "BinaryOp",
+    "Bool",
+    "Call",
+    "DimBinding",
+    "DimList",
+    "DimName",
+    "Ellipsis",
+    "Expr",
+    "Float",
+    "Int",
+    "Keyword",
+    "Name",
+    "Node",
+    "Path",
+    "Tuple",
+    "Unary",
+    "UnaryOp",
+]
+
+# Types
+
+
+@attrs.frozen
+class Type(Node):
+    """`f32[batch, io]`; `dtype` is None when left out. Any name is accepted as dtype here."""
+
+    dtype: Name | None
+    dims: tuple[DimName | Ellipsis, ...]
+
+
+# Statements
+
+
+@attrs.frozen
+class DimDecl(Node):
+    """`dim hidden = 4 * io`, in a file or in a function."""
+
+    name: Name
+    size: Expr
+
+
+@attrs.frozen
+class Broken(Node):
+    """A statement or declaration with a syntax error that has been reported.
+
+    `names` are the words in the text, `targets` the words that the text seems to bind.
+    """
+
+    names: frozenset[str]
+    targets: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Assign(Node):
+    """`h = expr`, or `values, indices = expr`."""
+
+    targets: tuple[Name, ...]
+    value: Expr
+
+
+@attrs.frozen
+class Param(Node):
+    """`param w: f32[io, hidden] = normal(stddev = 0.05)`"""
+
+    name: Name
+    type: Type
+    init: Expr
+
+
+@attrs.frozen
+class State(Node):
+    """`state m = zeros_like(p)`, in an optimizer."""
+
+    name: Name
+    value: Expr
+
+
+@attrs.frozen
+class Return(Node):
+    """`return y, loss`"""
+
+    values: tuple[Expr, ...]
+
+
+@attrs.frozen
+class Yield(Node):
+    """`yield hs = h`, in a loop."""
+
+    name: Name
+    value: Expr
+
+
+@attrs.frozen
+class Slice(Node):
+    """`x_t = x`: in each iteration of a loop, `x_t` is a slice of x."""
+
+    name: Name
+    source: Expr
+
+
+@attrs.frozen
+class Repeat(Node):
+    """`repeat layers checkpoint with k = keys { ... }`"""
+
+    dim: DimName
+    checkpoint: bool
+    slices: tuple[Slice, ...]
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class Scan(Node):
+    """`scan x_t = x, y_t = y along time { ... }`"""
+
+    slices: tuple[Slice, ...]
+    dim: DimName
+    body: tuple[Statement, ...]
+
+
+Statement = Assign | Param | State | Return | Yield | Repeat | Scan | DimDecl | Broken
+
+
+# Declarations
+
+
+@attrs.frozen
+class ImportDecl(Node):
+    """`import nn`"""
+
+    name: Name
+
+
+@attrs.frozen
+class MeshAxis(Node):
+    """`rows: 2`"""
+
+    name: Name
+    size: Expr
+
+
+@attrs.frozen
+class MeshDecl(Node):
+    """`mesh grid = [rows: 2, cols: 4]`, the first axis most major."""
+
+    name: Name
+    axes: tuple[MeshAxis, ...]
+
+
+@attrs.frozen
+class Every(Node):
+    """`*` in place of a dimension: in each parameter, the largest dimension that divides."""
+
+    @property
+    def text(self) -> str:
+        return EVERY
+
+
+@attrs.frozen
+class LayoutRule(Node):
+    """`batch: rows`, or `batch: (rows, cols)` with the most major axis first."""
+
+    dim: DimName | Every
+    axes: tuple[Name, ...]
+
+
+@attrs.frozen
+class RuleSet(Node):
+    """`{ d_model: rows }` after `params:` or `optimizer:`"""
+
+    rules: tuple[LayoutRule, ...]
+
+
+@attrs.frozen
+class ValueRules(Node):
+    """`value layers.ffn.h: { hidden: cols }`"""
+
+    path: Name | Path
+    rules: tuple[LayoutRule, ...]
+
+
+@attrs.frozen
+class Allow(Node):
+    """`allow W601`, in a layout."""
+
+    code: Name
+
+
+@attrs.frozen
+class LayoutDecl(Node):
+    """`layout hybrid for net on grid = { batch: rows, params: { d_model: rows } }`; `models` is empty where it is for all."""
+
+    name: Name
+    models: tuple[Name, ...]
+    mesh: Name | None
+    rules: tuple[LayoutRule, ...]
+    params: RuleSet | None
+    optimizer: RuleSet | None
+    values: tuple[ValueRules, ...]
+    allows: tuple[Allow, ...]
+
+
+@attrs.frozen
+class Degree(Node):
+    """`batch: 2`"""
+
+    dim: DimName
+    parts: Expr
+
+
+@attrs.frozen
+class Placed(Node):
+    """`layers.h[0]: { batch: 2 } on [0, 1]`; `indices` are those of the loops around the operator. There are no devices where a
+    search is asked about any.
+    """
+
+    path: Name | Path
+    indices: tuple[Expr, ...]
+    degrees: tuple[Degree, ...]
+    devices: tuple[Expr, ...]
+
+
+@attrs.frozen
+class PlacementDecl(Node):
+    """`placement found on 4 = { conv1: { batch: 4 } on [0, 1, 2, 3] }`, on so many devices."""
+
+    name: Name
+    devices: Expr
+    operators: tuple[Placed, ...]
+
+
+@attrs.frozen
+class Figures(Node):
+    """`{ f32: 67e12, bf16: 989e12 }`, or a table by size: `{ 1e3: 2e9, 1e6: 40e9 }`"""
+
+    entries: tuple[Figure, ...]
+
+
+@attrs.frozen
+class Figure(Node):
+    """`memory: 80e9`, `size: (4, 4)`, `flops: { bf16: 989e12 }`; in a table by size the key is a number."""
+
+    key: Name | Int | Float
+    value: Expr | Tuple | Figures
+
+
+@attrs.frozen
+class Link(Node):
+    """`link nvlink: { kind: switch, size: 8, bandwidth: 450e9 }`"""
+
+    name: Name
+    figures: tuple[Figure, ...]
+
+
+@attrs.frozen
+class HardwareDecl(Node):
+    """`hardware h100 = { device: { ... }, link nvlink: { ... } }`, the innermost link first."""
+
+    name: Name
+    figures: tuple[Figure, ...]
+    links: tuple[Link, ...]
+
+
+@attrs.frozen
+class Input(Node):
+    """One input of a model: `x: f32[batch, io]`"""
+
+    name: Name
+    type: Type
+
+
+@attrs.frozen
+class ModelDecl(Node):
+    """`model two_layer(inputs) { ... }`"""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class FnArg(Node):
+    """One argument of a function or hyper-parameter of an optimizer: `x: [..., d]`, `eps = 1e-5`."""
+
+    name: Name
+    type: Type | None
+    default: Expr | None
+
+
+@attrs.frozen
+class FnDecl(Node):
+    """`fn dense[d_in, d_out](x: [..., d_in]) -> [..., d_out] { ... }`; several results are in parentheses."""
+
+    name: Name
+    generics: tuple[Name, ...]
+    args: tuple[FnArg, ...]
+    results: tuple[Type, ...]
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class OptimizerDecl(Node):
+    """`optimizer sgd(learning_rate = 0.1) (p, g) { ... }`; `pattern` says which parameters it is for, where not for all."""
+
+    name: Name
+    hypers: tuple[FnArg, ...]
+    parameter: Name
+    pattern: Type | None
+    gradient: Name
+    body: tuple[Statement, ...]
+
+
+@attrs.frozen
+class PrecisionRule(Node):
+    """`compute: bf16`"""
+
+    use: Name
+    dtype: Name
+
+
+@attrs.frozen
+class Precision(Node):
+    """`{ params: f32, compute: bf16 }`"""
+
+    rules: tuple[PrecisionRule, ...]
+
+
+@attrs.frozen
+class Pattern(Node):
+    """`"*.bias"`, a pattern that selects parameters by their full names."""
+
+    text: str
+
+
+@attrs.frozen
+class OptimizerFor(Node):
+    """`optimizer for "*.bias", "*.scale" = sgd(learning_rate = 0.1)`"""
+
+    patterns: tuple[Pattern, ...]
+    optimizer: Expr
+
+
+@attrs.frozen
+class Frozen(Node):
+    """`frozen "embed.*"`"""
+
+    patterns: tuple[Pattern, ...]
+
+
+@attrs.frozen
+class TrainDecl(Node):
+    """`train two_layer { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; an entry left out is None. `groups` are the
+    entries for some parameters, in their order.
+    """
+
+    model: Name
+    minimize: Name | None
+    optimizer: Expr | None
+    precision: Precision | None
+    accumulate: Expr | None
+    clip: Expr | None
+    report: tuple[Name, ...] | None
+    groups: tuple[OptimizerFor | Frozen, ...] = ()
+
+
+Declaration = (
+    ImportDecl
+    | DimDecl
+    | MeshDecl
+    | LayoutDecl
+    | PlacementDecl
+    | HardwareDecl
+    | ModelDecl
+    | FnDecl
+    | OptimizerDecl
+    | TrainDecl
+    | Broken
+)
+
+
+@attrs.frozen
+class File(Node):
+    declarations: tuple[Declaration, ...]

@@ -1,0 +1,169 @@
+"""The canonical form of a .mtf file, as `mtfc fmt` writes it.
+
+The formatter arranges tokens and not syntax trees: parentheses, numbers and comments stay as their author wrote them,
+and since no tokens are added or removed but separators, the meaning stays too. A bracket is written on one line where it
+fits, and else one entry a line; braces that are over several lines in the source stay so. Consecutive lines that
+declare the same kind of thing are aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.frontend.syntax.brackets import CLOSING_TEXT
+from mtfc.frontend.syntax.groups import BLOCK, LIST, NAMES, SIGN, Entry, Group, read
+from mtfc.frontend.syntax.lexer import Token, lex
+from mtfc.frontend.syntax.parser import parse
+
+WIDTH = 100
+INDENT = 2
+
+# What is aligned, and where in it the second column begins; the last begins at the `=`.
+ALIGNED = {"dim": 2, "mesh": 2, "layout": 2, "param": 3}
+
+Parts = Sequence[Token | Group]
+
+
+def format_source(text: str, file: str = "<input>") -> str:
+    """The same program in canonical form; raises CompileError when the text does not parse."""
+    diagnostics = Diagnostics()
+    parse(text, file, diagnostics)
+    diagnostics.raise_if_errors()
+    return "".join(f"{line}\n" for line in _entries(read(lex(text)), 0))
+
+
+# On one line
+
+
+def _flat(parts: Parts) -> str:
+    text = ""
+    for index, part in enumerate(parts):
+        text += _space(parts[index - 1], part) if index else ""
+        text += part.text if isinstance(part, Token) else _flat_group(part)
+    return text
+
+
+def _flat_group(group: Group) -> str:
+    joint = "; " if group.separators == BLOCK else ", "
+    inner = joint.join(_flat(entry.parts) for entry in group.entries)
+    pad = " " if group.opener == "{" and inner else ""
+    return f"{group.opener}{pad}{inner}{pad}{CLOSING_TEXT[group.opener]}"
+
+
+def _space(left: Token | Group, right: Token | Group) -> str:
+    """What stands between two parts: nothing after a sign, before `:` and `,`, and before brackets of a call or of indices."""
+    if isinstance(right, Token):
+        is_tight = right.text in (":", ",")
+    elif isinstance(left, Token):
+        is_tight = right.opener != "{" and left.kind in NAMES and left.text != "on"
+    else:
+        is_tight = left.opener == "[" and right.opener == "("
+    return "" if is_tight or (isinstance(left, Token) and left.kind == SIGN) else " "
+
+
+# Over lines
+
+
+def _entries(group: Group, indent: int) -> Iterator[str]:
+    """The entries of a bracket, their comments and blank lines; a text may go over lines."""
+    aligned = _aligned(group.entries, indent) if group.separators == BLOCK else {}
+    last = max((index for index, entry in enumerate(group.entries) if entry.parts), default=-1)
+    for index, entry in enumerate(group.entries):
+        if index and entry.after_blank_line and group.separators != LIST:
+            yield ""
+        comma = "," if group.separators == LIST and entry.parts and index != last else ""
+        text = aligned.get(index) or _text(entry.parts, indent, len(comma))
+        comment = f"  {entry.comment}" if text and entry.comment else entry.comment
+        yield f"{' ' * indent}{text}{comma}{comment}"
+
+
+def _text(parts: Parts, indent: int, tail: int) -> str:
+    """The parts, over lines where one has no room for them and `tail` more; the first line is not indented."""
+    text = ""
+    for index, part in enumerate(parts):
+        text += _space(parts[index - 1], part) if index else ""
+        if isinstance(part, Token):
+            text += part.text
+            continue
+        column = len(text) + indent if "\n" not in text else len(text) - text.rindex("\n") - 1
+        text += _group(part, indent, WIDTH - column - _reach(parts[index:], tail))
+    return text
+
+
+def _group(group: Group, indent: int, room: int) -> str:
+    if (not group.is_broken and len(_flat_group(group)) <= room) or not (group.entries or group.comment):
+        return _flat_group(group)
+    first = f"{group.opener}  {group.comment}" if group.comment else group.opener
+    return "\n".join((first, *_entries(group, indent + INDENT), " " * indent + CLOSING_TEXT[group.opener]))
+
+
+def _reach(parts: Parts, tail: int) -> int:
+    """How many characters after the first part must be on its line: up to the next bracket that may break, or all.
+
+    The type of a result stays on one line, and so do the operands of an optimizer: what breaks are the arguments before.
+    """
+    width, stays = 0, False
+    for left, right in pairwise(parts):
+        width += len(_space(left, right))
+        stays = stays or _is_result(left, right)
+        if isinstance(right, Group) and (not stays or right.opener == "{"):
+            return width + 1
+        width += len(_flat((right,)))
+    return width + tail
+
+
+def _is_result(left: Token | Group, right: Token | Group) -> bool:
+    """Whether `right` begins the type of a result, or the operands of an optimizer, after its hyper-parameters."""
+    if isinstance(left, Token):
+        return left.text == "->"
+    return left.opener == "(" and isinstance(right, Group)
+
+
+def _aligned(entries: Sequence[Entry], indent: int) -> dict[int, str]:
+    """The entries that stand in columns, by index."""
+    found: dict[int, str] = {}
+    for run in _runs(entries, indent):
+        cells = [_cells(entries[index].parts) for index in run]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        texts = [_columns(row, widths) for row in cells]
+        if indent + max(map(len, texts)) <= WIDTH:
+            found.update(zip(run, texts, strict=True))
+    return found
+
+
+def _runs(entries: Sequence[Entry], indent: int) -> list[list[int]]:
+    """Indices of entries on consecutive lines that declare the same kind of thing."""
+    runs: list[list[int]] = []
+    before = None
+    for index, entry in enumerate(entries):
+        keyword = _keyword(entry.parts, indent)
+        if keyword and keyword == before and not entry.after_blank_line:
+            runs[-1].append(index)
+        elif keyword:
+            runs.append([index])
+        before = keyword
+    return runs
+
+
+def _keyword(parts: Parts, indent: int) -> str | None:
+    """What the entry declares, if that is something to align and on one line."""
+    if len(parts) < 2 or any(isinstance(part, Group) and part.is_broken for part in parts):
+        return None
+    first, second = parts[:2]
+    if isinstance(first, Group) or isinstance(second, Group) or second.kind not in NAMES:
+        return None
+    return first.text if first.text in ALIGNED and len(_flat(parts)) <= WIDTH - indent else None
+
+
+def _cells(parts: Parts) -> tuple[str, ...]:
+    """Three columns, of which the middle one is the type of a parameter or the mesh of a layout."""
+    words = [part.text if isinstance(part, Token) else "" for part in parts]
+    equal = words.index("=")
+    middle = min(ALIGNED[words[0]], equal)
+    return _flat(parts[:middle]), _flat(parts[middle:equal]), _flat(parts[equal:])
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return " ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True) if width).rstrip()

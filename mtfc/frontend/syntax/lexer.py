@@ -1,0 +1,71 @@
+"""Text to tokens.
+
+The patterns come from the grammar; one regular expression tries them all. The lexer keeps comments and newlines, which
+the formatter needs, and reports nothing: what no pattern takes becomes a BAD token. It knows no context either, so a
+keyword that may also be a name is a WORD, and the parser decides.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.frontend.syntax import tables
+
+BAD = "BAD"
+COMMENT = "COMMENT"
+END = tables.END
+SEPARATOR = "_SEP"
+WORD = "WORD"
+
+# The keywords that cannot be names: those that begin statements, and those within expressions.
+STATEMENTS = frozenset(("param", "repeat", "return", "scan", "yield"))
+RESERVED = STATEMENTS | {"and", "as", "false", "not", "or", "true"}
+
+
+class Token(NamedTuple):
+    """`line` and `column` count from 1, columns in characters. No token spans lines; a newline's text is `\\n`."""
+
+    kind: str
+    text: str
+    line: int
+    column: int
+
+    @property
+    def end_column(self) -> int:
+        return self.column + len(self.text)
+
+    def span(self, file: str) -> Span:
+        return Span(file, self.line, self.column, self.line, self.end_column)
+
+
+@cache
+def _scanner() -> tuple[re.Pattern[str], dict[str, str]]:
+    table = tables.load()
+    patterns = [f"(?P<{name}>{pattern})" for name, pattern in table.terminals.items()]
+    bad = rf"(?P<{BAD}>[^ -~\t\f\r\n\ufeff]+|.)"
+    words = {text: name if text in RESERVED else WORD for text, name in table.keywords.items()}
+    return re.compile("|".join((*patterns, bad)), re.DOTALL), words
+
+
+def lex(text: str, line: int = 1) -> list[Token]:
+    """All tokens of a text but white space, and an END token; the text begins in that line of its file."""
+    scanner, words = _scanner()
+    tokens = []
+    start = 0
+    for match in scanner.finditer(text):
+        kind = str(match.lastgroup)
+        if kind == "WS":
+            continue
+        word = match[0]
+        if kind == "NAME":
+            kind = words.get(word, kind)
+        elif kind == SEPARATOR and word != ";":
+            tokens.append(Token(kind, "\n", line, match.start() - start + 1))
+            line, start = line + 1, match.end()
+            continue
+        tokens.append(Token(kind, word, line, match.start() - start + 1))
+    tokens.append(Token(END, "", line, len(text) - start + 1))
+    return tokens

@@ -1,0 +1,186 @@
+"""The syntax errors: their codes, and how they are worded.
+
+A message says what was found and what would have been right, in the words of the language and not of its grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
+from mtfc.frontend.syntax import tables
+from mtfc.frontend.syntax.lexer import END, RESERVED, SEPARATOR, STATEMENTS, WORD, Token
+
+CODES = {
+    "E001": "unexpected text",
+    "E002": "a bracket that is never closed",
+    "E003": "a closing bracket that was never opened",
+    "E004": "a character that the language does not have",
+    "E005": "a malformed number",
+    "E006": "a number that is too large",
+    "E007": "nesting that is too deep",
+    "E008": "something given twice",
+    "E009": "a reserved word used as a name",
+    "E010": "a positional argument after a keyword argument",
+    "E011": "comparisons that chain",
+    "E012": "an unknown entry",
+    "E013": "a file that is not UTF-8 text",
+}
+
+NO_STRINGS = "the language has no strings"
+
+LOOKALIKES = {
+    "×": "`*`",
+    "÷": "`/`",
+    "−": "`-`",
+    "–": "`-`",
+    "→": "`->`",
+    "≤": "`<=`",
+    "≥": "`>=`",
+    "≠": "`!=`",
+    "\xa0": "a plain space",
+    "&": "`and`",
+    "|": "`or`",
+    "!": "`not`",
+    "^": "`**`",
+    "%": "`x - y * floor(x / y)`",
+    "~": "`not`",
+    "?": "`where(condition, x, y)`",
+}
+
+OPERATORS = frozenset(("OPERATOR", "MINUS", "AND", "OR"))
+# Where an expression may end it may also go on, in many ways: these are the ends.
+ENDS = frozenset(("COMMA", "RPAR", "RSQB", "ALONG", SEPARATOR))
+# What is always possible between statements or declarations, and not worth a mention beside what goes there.
+BETWEEN = frozenset(("ERROR", "RBRACE", SEPARATOR, END))
+
+# What to call tokens of which one must come: the first row whose tokens are all possible has it.
+STARTS = (
+    ("a declaration such as `dim` or `model`", frozenset(("DIM", "MODEL"))),
+    ("a statement", frozenset(("PARAM", "STATE", "RETURN", "NAME"))),
+    ("an entry such as `minimize loss`", frozenset(("MINIMIZE", "REPORT", "NAME"))),
+    ("an entry such as `device: { ... }`", frozenset(("LINK", "NAME"))),
+    ("an entry such as `batch: rows`", frozenset(("VALUE", "NAME"))),
+)
+# Beside these, other tokens are worth a mention.
+PARTS = (
+    ("an expression", frozenset(("NAME", "PATH", "NUMBER", "TRUE", "FALSE", "LPAR", "MINUS", "NOT"))),
+    ("a name", frozenset(("NAME", "PATH"))),
+    ("a name", frozenset(("NAME",))),
+)
+TEXTS = {
+    "ARROW": "->",
+    "COLON": ":",
+    "COMMA": ",",
+    "ELLIPSIS": "...",
+    "EQUAL": "=",
+    "LBRACE": "{",
+    "LPAR": "(",
+    "LSQB": "[",
+    "RBRACE": "}",
+    "RPAR": ")",
+    "RSQB": "]",
+    "STAR": "*",
+}
+
+
+def describe(token: Token) -> str:
+    if token.kind == END:
+        return "the end of the file"
+    if token.text == "\n":
+        return "the end of the line"
+    shown = token.text if len(token.text) <= 40 else token.text[:39] + "…"
+    return f"`{shown}`"
+
+
+def unexpected(previous: Token, token: Token, expected: Collection[str], file: str) -> Diagnostic:
+    """E001, or E009 where the word would do if only it were free; `previous` is the token before."""
+    kinds = frozenset(expected)
+    word = previous if token.text == "=" else token
+    if word.text in RESERVED and "NAME" in kinds and not OPERATORS & kinds:
+        return Diagnostic("E009", f"`{word.text}` is a reserved word, not a name", word.span(file))
+    message = f"expected {_one_of(_names(kinds))}, found {describe(token)}"
+    return Diagnostic("E001", message, token.span(file), help=_advice(previous, token, kinds))
+
+
+def _names(kinds: frozenset[str]) -> list[str]:
+    if kinds == {"FOR"}:  # `optimizer` begins two kinds of entries
+        return ["`=`", "`for`"]
+    if kinds >= OPERATORS:
+        kinds &= ENDS
+    for name, group in STARTS:
+        if group <= kinds:
+            return [name]
+    for name, group in PARTS:
+        if group <= kinds:
+            return [name, *map(_name, sorted(kinds - group - BETWEEN))]
+    dull = BETWEEN - {SEPARATOR} if SEPARATOR in kinds and "COMMA" not in kinds else {"ERROR", END}
+    return [_name(kind) for kind in sorted(kinds - dull)]
+
+
+def _name(kind: str) -> str:
+    if kind == "PATTERN":
+        return 'a pattern such as `"*.bias"`'
+    return "the end of the line" if kind == SEPARATOR else f"`{TEXTS.get(kind, kind.lower())}`"
+
+
+def _one_of(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+
+
+def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
+    if token.text == "\n" and "NUMBER" in kinds and previous.text not in STATEMENTS:
+        return "an expression goes on in the next line only inside parentheses"
+    if token.text == ":" and "LBRACE" in kinds:
+        return "a body stands in braces: `{ ... }`"
+    if token.kind == "PATTERN" and "FOR" in kinds:
+        return "write `optimizer for` before the pattern"
+    if token.kind == "PATTERN" and "->" in token.text:
+        return f"{NO_STRINGS}; dimensions have names: `einsum(a, b -> [dims])`"
+    if token.kind == "PATTERN":
+        return f'{NO_STRINGS}; quotes are for patterns, as in `frozen "*.bias"`'
+    if token.text == "(" and "EQUAL" in kinds:
+        return f"give the result a name: `name = {previous.text}(...)`"
+    if token.kind not in ("NAME", "PATH", "NUMBER", WORD):
+        return None
+    keywords = tables.load().keywords
+    meant = nearest(token.text, [text for text, kind in keywords.items() if kind in kinds - OPERATORS])
+    if not meant and previous.kind == "NAME" and previous.text not in keywords and not OPERATORS & kinds:
+        meant = nearest(previous.text, keywords)
+    return f"did you mean `{meant}`?" if meant else None
+
+
+def unclosed(opener: Token, closing: str, shown_by: Token, file: str) -> Diagnostic:
+    label = Label(shown_by.span(file), f"expected `{closing}` before {_place(shown_by)}")
+    return Diagnostic("E002", f"this `{opener.text}` is never closed", opener.span(file), (label,))
+
+
+def _place(token: Token) -> str:
+    return describe(token) if token.kind == END or token.text == "\n" else "this"
+
+
+def stray(token: Token, file: str) -> Diagnostic:
+    return Diagnostic("E003", f"this `{token.text}` closes nothing", token.span(file))
+
+
+def bad_character(token: Token, file: str) -> Diagnostic:
+    text = token.text
+    shown = f"`{text[:40]}`" if text.isprintable() else ", ".join(f"U+{ord(c):04X}" for c in text[:5])
+    help = None
+    if text in LOOKALIKES:
+        help = f"write {LOOKALIKES[text]}"
+    elif text.isalpha():
+        help = "names are made of the letters a to z, digits and `_`"
+    elif text == '"':
+        help = 'close the quote on this line: a pattern is `"*.bias"`'
+    elif text[0] in "\"'":
+        help = NO_STRINGS
+        help += "; dimensions have names: `einsum(a, b -> [dims])`" if "->" in text else ""
+    return Diagnostic(
+        "E004", f"unexpected character{'s'[: len(text) - 1]} {shown}", token.span(file), help=help
+    )
+
+
+def too_deep(span: Span, limit: int) -> Diagnostic:
+    help = "give a part of it a name of its own"
+    return Diagnostic("E007", f"this is nested more than {limit} levels deep", span, help=help)

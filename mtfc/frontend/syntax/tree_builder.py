@@ -1,0 +1,330 @@
+"""What each grammar rule makes.
+
+A rule without a method here makes the `ast` node of its name from its children as they are. Methods are for tokens that
+hold more than text, for optional parts, and for the mistakes that a grammar cannot see: these raise CompileError, and
+the parser recovers as it does from any syntax error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeGuard, TypeVar
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
+from mtfc.frontend.syntax import ast, operators, problems
+from mtfc.frontend.syntax.bound_names import bound
+from mtfc.frontend.syntax.brackets import NESTING_LIMIT
+from mtfc.frontend.syntax.lexer import Token
+from mtfc.frontend.syntax.traverse import children
+
+INTEGER = re.compile(r"[0-9]+")
+DECIMAL = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+")
+LARGEST_INTEGER = 2**63 - 1
+
+N = TypeVar("N", bound=ast.Node)
+
+# What a train block may say.
+SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
+GROUPS = ("optimizer for", "frozen")
+"""The entries of a train block for some parameters."""
+# Rules that make a tuple of their children.
+TUPLES = frozenset(
+    ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
+)
+
+
+@attrs.frozen
+class Entry(ast.Node):
+    """A `minimize loss`, `report a, b` or `key = value` of a train block, or a `key: { rules }` of a layout."""
+
+    key: Token | ast.Name
+    value: Any
+
+
+@attrs.frozen
+class Builder:
+    file: str
+
+    def maker(self, rule: str) -> Callable[..., Any]:
+        """The function from a span and the children to what the rule makes."""
+        found: Callable[..., Any] | None = getattr(self, rule, None)
+        return found or getattr(ast, "".join(part.capitalize() for part in rule.split("_")))
+
+    # Expressions
+
+    def name(self, span: Span, token: Token) -> ast.Name:
+        return ast.Name(span, token.text)
+
+    def path(self, span: Span, token: Token) -> ast.Path:
+        return ast.Path(span, tuple(token.text.split(".")))
+
+    def pattern(self, span: Span, token: Token) -> ast.Pattern:
+        return ast.Pattern(span, token.text[1:-1])
+
+    def true(self, span: Span) -> ast.Bool:
+        return ast.Bool(span, True)
+
+    def false(self, span: Span) -> ast.Bool:
+        return ast.Bool(span, False)
+
+    def number(self, span: Span, token: Token) -> ast.Int | ast.Float:
+        text = token.text
+        if INTEGER.fullmatch(text):
+            return ast.Int(span, _integer(text, span))
+        if not DECIMAL.fullmatch(text):
+            shown = problems.describe(token)
+            raise _error("E005", f"{shown} is not a number", span, help="numbers look like 64, 0.5 and 1e-3")
+        if math.isinf(value := float(text)):
+            raise _error("E006", "this number is larger than any float", span)
+        return ast.Float(span, value)
+
+    def chain(self, span: Span, *items: Token | ast.Expr) -> ast.Expr:
+        if len(items) > 2 * NESTING_LIMIT:
+            raise CompileError((problems.too_deep(span, NESTING_LIMIT),))
+        return _shallow(operators.tree(items, self.file))
+
+    def parentheses(self, span: Span, inner: ast.Expr) -> ast.Expr:
+        return attrs.evolve(inner, span=span)
+
+    def call(
+        self,
+        span: Span,
+        function: ast.Name | ast.Path,
+        bindings: tuple[ast.DimBinding, ...] | None,
+        arguments: tuple[ast.Argument | ast.Keyword, ...],
+        scope: ast.Name | None,
+    ) -> ast.Call:
+        keywords = tuple(item for item in arguments if isinstance(item, ast.Keyword))
+        positional = tuple(item for item in arguments if not isinstance(item, ast.Keyword))
+        errors = [*_misplaced(arguments), *_repeated((k.name.text, k) for k in keywords)]
+        if errors:
+            raise CompileError(errors)
+        return _shallow(ast.Call(span, function, bindings or (), positional, keywords, scope))
+
+    # Statements and declarations
+
+    def broken(
+        self, span: Span, tokens: Sequence[Token], body: tuple[ast.Statement, ...] | None = None
+    ) -> ast.Broken:
+        """Make a statement with a syntax error: `tokens` do not parse, and `body` is the block after a broken head."""
+        names = frozenset(token.text for token in tokens if token.text.isidentifier())
+        inside = (name.text for statement in body or () for name in bound(statement))
+        return ast.Broken(span, names.union(_names(body or ())), frozenset((*_targets(tokens), *inside)))
+
+    def entry(self, span: Span, key: Token | ast.Name, value: object) -> Entry:
+        return Entry(span, key, value)
+
+    def repeat(
+        self,
+        span: Span,
+        dim: ast.Name,
+        checkpoint: Token | None,
+        slices: tuple[ast.Slice, ...] | None,
+        body: tuple[ast.Statement, ...],
+    ) -> ast.Repeat:
+        return ast.Repeat(span, dim, checkpoint is not None, slices or (), body)
+
+    def fn_decl(
+        self, span: Span, name: ast.Name, generics: tuple[ast.Name, ...] | None, *rest: Any
+    ) -> ast.FnDecl:
+        return ast.FnDecl(span, name, generics or (), *rest)
+
+    def every(self, span: Span, star: Token) -> ast.Every:
+        return ast.Every(span)
+
+    def layout_on_for(
+        self,
+        span: Span,
+        name: ast.Name,
+        mesh: ast.Name,
+        models: tuple[ast.Name, ...],
+        entries: tuple[ast.Node, ...],
+    ) -> ast.LayoutDecl | ast.Broken:
+        return self.layout_decl(span, name, models, mesh, entries)
+
+    def layout_decl(
+        self,
+        span: Span,
+        name: ast.Name,
+        models: tuple[ast.Name, ...] | None,
+        mesh: ast.Name | None,
+        entries: tuple[ast.Node, ...],
+    ) -> ast.LayoutDecl | ast.Broken:
+        keyed = _by_key(entries, ("params", "optimizer"), "a layout")
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset((name.text,)))
+        stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
+        rules = tuple(entry for entry in entries if isinstance(entry, ast.LayoutRule))
+        values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
+        allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
+        sections = stored.get("params"), stored.get("optimizer")
+        return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, allows)
+
+    def placed(
+        self,
+        span: Span,
+        path: ast.Name | ast.Path,
+        indices: tuple[ast.Expr, ...] | None,
+        degrees: tuple[ast.Degree, ...],
+        devices: tuple[ast.Expr, ...] | None,
+    ) -> ast.Placed:
+        return ast.Placed(span, path, indices or (), degrees, devices or ())
+
+    def placement_decl(
+        self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]
+    ) -> ast.PlacementDecl | ast.Broken:
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset((name.text,)))
+        operators = tuple(entry for entry in entries if isinstance(entry, ast.Placed))
+        return ast.PlacementDecl(span, name, devices, operators)
+
+    def hardware_decl(
+        self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]
+    ) -> ast.HardwareDecl | ast.Broken:
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset((name.text,)))
+        figures = tuple(entry for entry in entries if isinstance(entry, ast.Figure))
+        links = tuple(entry for entry in entries if isinstance(entry, ast.Link))
+        return ast.HardwareDecl(span, name, figures, links)
+
+    def train_decl(
+        self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]
+    ) -> ast.TrainDecl | ast.Broken:
+        reports = [entry for entry in entries if _is_report(entry)]
+        settings = _by_key(
+            (entry for entry in entries if not _is_report(entry)), SETTINGS, "a train block", GROUPS
+        )
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset())
+        errors = [
+            _unfit(entry) for key, entry in settings.items() if _is_precision(entry) != (key == "precision")
+        ]
+        named = [*reports, *(entry for key, entry in settings.items() if key == "minimize")]
+        errors += [_unnamed(entry) for entry in named if not _is_named(entry)]
+        if errors:
+            raise CompileError(errors)
+        values: dict[str, Any] = dict.fromkeys(SETTINGS)
+        values.update((key, entry.value) for key, entry in settings.items())
+        values["report"] = tuple(name for entry in reports for name in entry.value) or None
+        groups = tuple(entry for entry in entries if isinstance(entry, ast.OptimizerFor | ast.Frozen))
+        return ast.TrainDecl(span, model, **values, groups=groups)
+
+
+def _targets(tokens: Sequence[Token]) -> Iterator[str]:
+    """Yield the names that a text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
+    texts = [token.text for token in tokens]
+    for text in texts[texts[:1] in (["param"], ["state"], ["yield"]) :]:
+        if text.isidentifier():
+            yield text
+        elif text != ",":
+            break
+    for index, text in enumerate(texts):
+        if text == "=":
+            yield from (each for each in texts[max(index - 2, 0) : index] if each.isidentifier())
+
+
+def _names(nodes: Iterable[ast.Node]) -> Iterator[str]:
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name):
+            yield node.text
+        waiting += children(node)
+
+
+def _integer(digits: str, span: Span) -> int:
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > len(str(LARGEST_INTEGER)) or int(digits) > LARGEST_INTEGER:
+        raise _error("E006", "this integer does not fit in 64 bits", span)
+    return int(digits)
+
+
+def _is_precision(entry: Entry) -> bool:
+    return isinstance(entry.value, ast.Precision)
+
+
+def _unfit(entry: Entry) -> Diagnostic:
+    found, expected = "`{`", "an expression"
+    if not _is_precision(entry):
+        found, expected = "an expression", "`{ params: f32, compute: bf16 }`"
+    return Diagnostic("E001", f"expected {expected}, found {found}", entry.value.span)
+
+
+def _is_report(entry: ast.Node) -> TypeGuard[Entry]:
+    return isinstance(entry, Entry) and entry.key.text == "report"
+
+
+def _is_named(entry: Entry) -> bool:
+    """True if the entry has the value that its keyword takes: a name to minimize, or names to report."""
+    return isinstance(entry.value, tuple if _is_report(entry) else ast.Name)
+
+
+def _unnamed(entry: Entry) -> Diagnostic:
+    what = "names" if _is_report(entry) else "a name"
+    help = "write `report accuracy, grad_norm`" if _is_report(entry) else "write `minimize loss`"
+    return Diagnostic("E001", f"expected {what} after `{entry.key.text}`, found `=`", entry.span, help=help)
+
+
+FROZEN = 'write `frozen "head.*"`, with a pattern for the names of parameters'
+
+
+def _by_key(
+    entries: Iterable[ast.Node], known: Collection[str], where: str, more: Collection[str] = ()
+) -> dict[str, Entry]:
+    """The entries that have keys; raises CompileError when one is unknown or given twice.
+
+    `more` are entries without keys, which the help lists too.
+    """
+    keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, Entry)]
+    errors = list(_repeated(keyed))
+    for key, entry in keyed:
+        if key not in known:
+            meant = nearest(key, (*known, *more))
+            help = f"did you mean `{meant}`?" if meant else f"it has {', '.join((*known, *more))}"
+            help = FROZEN if meant == "frozen" else help
+            errors.append(Diagnostic("E012", f"{where} has no entry `{key}`", entry.span, help=help))
+    if errors:
+        raise CompileError(errors)
+    return dict(keyed)
+
+
+def _repeated(keyed: Iterable[tuple[str, ast.Node]]) -> Iterator[Diagnostic]:
+    first: dict[str, ast.Node] = {}
+    for key, node in keyed:
+        if first.setdefault(key, node) is not node:
+            label = Label(first[key].span, "first given here")
+            yield Diagnostic("E008", f"`{key}` is given twice", node.span, (label,))
+
+
+def _misplaced(arguments: Iterable[ast.Node]) -> Iterator[Diagnostic]:
+    keyword: ast.Keyword | None = None
+    for argument in arguments:
+        if isinstance(argument, ast.Keyword):
+            keyword = keyword or argument
+        elif keyword:
+            label = Label(keyword.span, "a keyword argument")
+            message = "positional arguments come before keyword arguments"
+            yield Diagnostic("E010", message, argument.span, (label,))
+
+
+def _shallow(node: N) -> N:
+    """The node; raises CompileError when it is nested too deeply for recursive functions to be safe."""
+    span = node.span
+    if span.line == span.end_line and span.end_column - span.column <= NESTING_LIMIT:
+        return node  # every level takes a character
+    levels = 0
+    level: list[ast.Node] = [node]
+    while level and levels <= NESTING_LIMIT:
+        level = [child for parent in level for child in children(parent)]
+        levels += 1
+    if level:
+        raise CompileError((problems.too_deep(span, NESTING_LIMIT),))
+    return node
+
+
+def _error(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
+    return CompileError((Diagnostic(code, message, span, help=help),))

@@ -1,0 +1,71 @@
+"""What `mtfc cost --format json` prints: numbers per device, and with `--symbolic` each layout's formulas as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mtfc.compiler.cost.sizes import Amount
+from mtfc.compiler.cost.symbolic import Formula
+from mtfc.compiler.cost.volumes import LayoutCost, Sent, Totals, total
+from mtfc.compiler.ir.ops.collectives import KINDS
+from mtfc.reports.formula_report import LayoutFormulas
+
+
+def costs_json(costs: Sequence[LayoutCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
+    """The costs of one model under at least one layout; `formulas`, if any, are those of the same layouts."""
+    layouts = [_layout(cost) for cost in costs]
+    for entry, symbolic in zip(layouts, formulas, strict=False):
+        entry["formulas"] = _formulas(symbolic)
+    return {"model": costs[0].model, "layouts": layouts}
+
+
+def _layout(cost: LayoutCost) -> dict[str, Any]:
+    return {
+        "layout": cost.layout.name,
+        "mesh": cost.mesh.sizes,
+        "devices": cost.mesh.devices,
+        "forward": _totals(total(cost.forward)),
+        "step": _totals(total(cost.step)),
+        "memory_per_device": {name: _number(amount) for name, amount in cost.memory.parts().items()},
+    }
+
+
+def _totals(totals: Totals) -> dict[str, Any]:
+    """Every kind of collective, also those that do not occur."""
+    return {
+        "flops_per_device": _number(totals.flops),
+        "collectives": {kind: _sent(totals.collectives.get(kind, Sent())) for kind in KINDS},
+        "wire_bytes_per_device": _number(totals.sent.wire_bytes),
+    }
+
+
+def _sent(sent: Sent) -> dict[str, Any]:
+    return {
+        "count": sent.count,
+        "elements_per_device": _number(sent.elements),
+        "bytes_per_device": _number(sent.bytes),
+        "wire_bytes_per_device": _number(sent.wire_bytes),
+    }
+
+
+def _number(amount: Amount) -> int | float:
+    """An integer where it is one: only bytes on the wire can be broken."""
+    assert not isinstance(amount, Formula)
+    return int(amount) if amount == int(amount) else float(amount)
+
+
+def _formulas(layout: LayoutFormulas) -> dict[str, Any]:
+    """Of one step: each formula whole, and its leading terms."""
+    memory = layout.bytes
+    return {
+        "flops_per_device": str(layout.flops),
+        "elements_per_device": str(layout.elements),
+        "memory_per_device": {name: str(amount) for name, amount in memory.items()},
+        "leading": {
+            "flops_per_device": str(layout.flops.leading()),
+            "elements_per_device": str(layout.elements.leading()),
+            "elements_per_flop": layout.leading_ratio,
+            "memory_per_device": str(memory["total"].leading()),
+        },
+    }

@@ -1,0 +1,188 @@
+"""Costs as text: what `mtfc cost` prints of one layout, line by line, and of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from typing import get_args
+
+import attrs
+
+from mtfc.compiler.cost.sizes import Amount, whole
+from mtfc.compiler.cost.volumes import Charge, LayoutCost, Sent, grouped, total
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Stage
+from mtfc.compiler.ir.ops.collectives import KINDS
+from mtfc.compiler.ir.printer import bytes_text, layout_summary
+from mtfc.compiler.ir.types import Axes
+from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.reports.table import aligned, count_text, flops_text, wrapped
+
+
+def layout_report(cost: LayoutCost, sources: Mapping[str, str]) -> str:
+    """What a layout costs one device, in sum and by source line; `sources` holds each file's text by name."""
+    legend = "  By line: FLOPs per stage, bytes sent, and bytes stored: parameters, and what the backward pass still reads."
+    lines = [*heading(cost), *_summary(cost), "", legend, *_by_line(cost, sources)]
+    return "\n".join(lines) + "\n"
+
+
+def heading(cost: LayoutCost) -> list[str]:
+    """Which layout on which mesh, and what a cost is of."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in cost.mesh.axes)
+    unit = "training step" if cost.trains else "forward pass"
+    count = cost.mesh.devices
+    devices = "one device" if count == 1 else f"each of {count} devices"
+    return [
+        f"{cost.model}, layout {cost.layout.name}: one {unit} on {devices} [{axes}]",
+        f"  {layout_summary(cost.layout)}",
+    ]
+
+
+def _summary(cost: LayoutCost) -> list[str]:
+    totals, memory = total(cost.step), cost.memory
+    by_stage = grouped(cost.step, lambda charge: charge.stage)
+    stages = [f"{stage} {_flops(total(by_stage[stage]).flops)}" for stage in _stages(cost)]
+    sent = f"{_bytes(totals.sent.bytes)} ({_bytes(totals.sent.wire_bytes)} on the wire)"
+    parts = [f"{name} {_bytes(amount)}" for name, amount in memory.parts().items() if name != "total"]
+    if memory.peak:
+        parts[-1] += f" (in {memory.peak.seen_from(cost.file)})"
+    return [
+        *_itemized(f"computed  {_flops(totals.flops)}", stages),
+        *_itemized(
+            f"sent      {sent if totals.sent.count else 'nothing'}",
+            (f"{kind} {size}" for kind, size in transfers(cost.step)),
+        ),
+        *_itemized(f"memory    {_bytes(memory.total)}", parts),
+    ]
+
+
+def _itemized(whole: str, parts: Iterable[str]) -> list[str]:
+    """`whole = part + part ...`"""
+    return wrapped(
+        [whole, *(f"{sign} {part}" for sign, part in zip(chain("=", repeat("+")), parts, strict=False))], 12
+    )
+
+
+def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
+    """What is sent: (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
+    groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
+    sent = {key: sum((charge.sent for charge in group), start=Sent()) for key, group in groups.items()}
+    largest_first = sorted(sent.items(), key=lambda item: -whole(item[1].bytes))
+    return [(_kind_text(str(kind), axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in largest_first]
+
+
+def _kind_text(kind: str, axes: Axes, sent: Sent) -> str:
+    """What is sent with another line's operand, in one combined collective, is counted there."""
+    return f"{sent.count or 'part of'} {kind}{{{', '.join(axes)}}}"
+
+
+def _stages(cost: LayoutCost) -> list[Stage]:
+    """The stages that compute anything, in order."""
+    found = {charge.stage for charge in cost.step if charge.flops}
+    return [stage for stage in get_args(Stage) if stage in found]
+
+
+@attrs.frozen
+class LineCost:
+    """What a place costs: charges, and bytes that are kept."""
+
+    charges: list[Charge] = attrs.field(factory=list)
+    stored: list[Amount] = attrs.field(factory=list)
+
+
+Lines = dict[Line, LineCost]
+
+
+def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
+    """A table of all lines that cost anything, and below a line that calls functions of other files, of their lines.
+
+    FLOPs are by stage, and bytes are kept by the line that defines them.
+    """
+    stages = _stages(cost)
+    rows = [["line", "source", *stages, "sent", "stored"]]
+    texts = {file: text.splitlines() for file, text in sources.items()}
+    for line, inside in sorted(_lines(cost).items()):
+        if set(inside) == {line}:
+            rows += _line_rows(place_text(line, cost.file), source_text(line, texts), inside[line], stages)
+            continue
+        rows.append(_summed(place_text(line, cost.file), source_text(line, texts), inside.values(), stages))
+        for place, found in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
+            rows += _line_rows(place_text(place, cost.file), f"  {source_text(place, texts)}", found, stages)
+    return fitted(rows)
+
+
+def _lines(cost: LayoutCost) -> dict[Line, Lines]:
+    """What costs anything by the user's line, and in it by the line in the function that was called."""
+    found: dict[Line, Lines] = {}
+
+    def at(span: Span | None) -> LineCost:
+        own = line_of(span.inside(cost.file) if span else None)
+        return found.setdefault(own, {}).setdefault(line_of(span), LineCost())
+
+    for charge in cost.step:
+        at(charge.span).charges.append(charge)
+    for span, amount in cost.memory.stored:
+        at(span).stored.append(amount)
+    return found
+
+
+def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
+    """FLOPs by stage."""
+    by_stage = grouped(charges, lambda charge: charge.stage)
+    flops = [total(by_stage.get(stage, [])).flops for stage in stages]
+    return [count_text(whole(n)) if n else "" for n in flops]
+
+
+def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[list[str]]:
+    """A row, and one more for each way in which the line sends."""
+    indent = " " * (len(source) - len(source.lstrip()) + 2)
+    sent = [
+        ["", f"{indent}{kind}", *("" for _ in stages), size, ""] for kind, size in transfers(found.charges)
+    ]
+    return [[place, source, *_cells(found.charges, stages), "", _kept(found.stored)], *sent]
+
+
+def _summed(place: str, source: str, found: Iterable[LineCost], stages: Sequence[Stage]) -> list[str]:
+    """One row for all that a line leads to."""
+    parts = list(found)
+    charges = [charge for part in parts for charge in part.charges]
+    sent = total(charges).sent
+    stored = _kept([amount for part in parts for amount in part.stored])
+    return [place, source, *_cells(charges, stages), _bytes(sent.bytes) if sent.bytes else "", stored]
+
+
+def _kept(amounts: Sequence[Amount]) -> str:
+    return _bytes(sum(amounts, start=0)) if amounts else ""
+
+
+def comparison(costs: Sequence[LayoutCost]) -> str:
+    """Layouts side by side, on one device: work and memory, then what is sent."""
+    return "\n".join([*_work_and_memory(costs), "", *_communication(costs)]) + "\n"
+
+
+def _work_and_memory(costs: Sequence[LayoutCost]) -> list[str]:
+    rows = [["layout", "devices", "computed", *costs[0].memory.parts()]]
+    for cost in costs:
+        computed, held = _flops(total(cost.step).flops), map(_bytes, cost.memory.parts().values())
+        rows.append([cost.layout.name, str(cost.mesh.devices), computed, *held])
+    return aligned(rows, right=range(1, len(rows[0])), indent="")
+
+
+def _communication(costs: Sequence[LayoutCost]) -> list[str]:
+    """Columns for the kinds of collectives that occur, each with bytes and how many there are."""
+    totals = [total(cost.step) for cost in costs]
+    kinds = [kind for kind in KINDS if any(kind in each.collectives for each in totals)]
+    rows = [["layout", "sent", "on the wire", *kinds]]
+    for cost, each in zip(costs, totals, strict=True):
+        found = [each.collectives.get(kind, Sent()) for kind in kinds]
+        cells = [f"{_bytes(sent.bytes)} in {sent.count}" if sent.count else "-" for sent in found]
+        rows.append([cost.layout.name, _bytes(each.sent.bytes), _bytes(each.sent.wire_bytes), *cells])
+    return aligned(rows, right=range(1, len(rows[0])), indent="")
+
+
+def _bytes(amount: Amount) -> str:
+    return bytes_text(whole(amount))
+
+
+def _flops(amount: Amount) -> str:
+    return flops_text(whole(amount))

@@ -1,0 +1,96 @@
+"""Why a layout communicates, as text and as data: what `mtfc explain` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mtfc.compiler.analysis.provenance import Cause, Rule, Sending
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.reports.source_lines import Line, line_of, place_text, source_text
+from mtfc.reports.table import aligned
+
+
+def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str, str]) -> str:
+    """By line of the user's file what is sent there and why, and then by rule; `texts` holds each file's text by name."""
+    lines: dict[Line, list[Sending]] = {}
+    for each in found:
+        lines.setdefault(line_of(each.span.inside(own) if each.span else None), []).append(each)
+    split = {file: text.splitlines() for file, text in texts.items()}
+    parts = []
+    for line in sorted(lines):
+        parts.append(f"  line {place_text(line, own)}  {source_text(line, split)}".rstrip())
+        parts += aligned([row for each in lines[line] for row in _rows(each, own)], indent="    ")
+    if not found:
+        return "  Nothing is sent.\n"
+    return (
+        "\n".join(
+            [
+                *parts,
+                "",
+                "  Bytes that each rule has a part in:",
+                *_by_rule(found),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _rows(each: Sending, own: str | None) -> Iterator[list[str]]:
+    """A row for the first cause, and one for each further one below."""
+    often = f"{each.times} x " if each.times > 1 else ""
+    cells = [f"{often}{each.kind}{{{', '.join(each.axes)}}}", bytes_text(each.bytes), each.stage]
+    for cause in each.causes or (None,):
+        yield [*cells, *_because(cause, each, own)]
+        cells = ["", "", ""]
+
+
+def _because(cause: Cause | None, each: Sending, own: str | None) -> list[str]:
+    if cause is None:
+        return ["", "neighbours along a dimension that is split"]
+    text = f"{_place(cause.span, own)} {cause.what}"
+    if cause.what.endswith("in parts") and not cause.what.startswith("wants"):
+        text += f"; {_place(each.used, own)} needs it otherwise"
+    return [str(cause.rule), text]
+
+
+def _place(span: Span | None, own: str | None) -> str:
+    """`line 21`, or for what is in a function of another file `nn.mtf:280`."""
+    if span is None:
+        return "the result"
+    text = place_text(line_of(span), own)
+    return f"line {text}" if text.isdigit() else text
+
+
+def _by_rule(found: Sequence[Sending]) -> list[str]:
+    totals: dict[Rule, int] = {}
+    for each in found:
+        for rule in dict.fromkeys(cause.rule for cause in each.causes if cause.rule.is_written):
+            totals[rule] = totals.get(rule, 0) + each.bytes
+    rows = [[str(rule), bytes_text(size)] for rule, size in sorted(totals.items(), key=lambda item: -item[1])]
+    return aligned(rows, right={1}, indent="    ") if rows else []
+
+
+def causes_json(found: Sequence[Sending]) -> list[dict[str, Any]]:
+    """A record for each array that is sent; bytes are those of one device in a step."""
+    return [
+        {
+            "kind": each.kind,
+            "axes": list(each.axes),
+            "bytes_per_device": each.bytes,
+            "count": each.times,
+            "stage": each.stage,
+            **_line("", each.span),
+            "used": _line("", each.used),
+            "causes": [
+                {"rule": str(cause.rule), "dim": cause.rule.dim, "what": cause.what, **_line("", cause.span)}
+                for cause in each.causes
+            ],
+        }
+        for each in found
+    ]
+
+
+def _line(prefix: str, span: Span | None) -> dict[str, Any]:
+    return {f"{prefix}file": span.file if span else None, f"{prefix}line": span.line if span else None}

@@ -1,0 +1,73 @@
+"""Lines of source in reports: their place, their text, and tables that have a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, Protocol, Self, TypeVar
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.reports.table import WIDTH, aligned, shortened
+
+Line = tuple[str, int]
+"""A file and a line of it."""
+
+
+class Summable(Protocol):
+    """What several places of one line have together."""
+
+    def __add__(self, other: Any, /) -> Self: ...
+
+
+Figure = TypeVar("Figure", bound=Summable)
+
+
+def line_of(span: Span | None) -> Line:
+    return (span.file, span.line) if span else ("", 0)
+
+
+def nested(figures: Iterable[tuple[Span | None, Figure]], own: str | None) -> dict[Line, dict[Line, Figure]]:
+    """Figures by the line of the user's own file, in ascending order, and in it by the line of the function that it calls."""
+    found: dict[Line, dict[Line, Figure]] = {}
+    for span, figure in figures:
+        inside = found.setdefault(line_of(span.inside(own) if span else None), {})
+        line = line_of(span)
+        inside[line] = inside[line] + figure if line in inside else figure
+    return dict(sorted(found.items()))
+
+
+def line_rows(
+    figures: Iterable[tuple[Span | None, Figure]],
+    own: str | None,
+    sources: Mapping[str, str],
+    cells: Callable[[Figure], Iterable[str]],
+) -> Iterator[list[str]]:
+    """A row for each line of the user's own file, and below one that calls functions of other files, rows for their lines."""
+    texts = {file: text.splitlines() for file, text in sources.items()}
+    for line, inside in nested(figures, own).items():
+        yield [place_text(line, own), source_text(line, texts), *cells(reduce(add, inside.values()))]
+        if set(inside) == {line}:
+            continue
+        for place, each in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
+            yield [place_text(place, own), f"  {source_text(place, texts)}", *cells(each)]
+
+
+def place_text(line: Line, own: str | None) -> str:
+    """The number of a line, with the file if that is not the user's own."""
+    file, number = line
+    return str(number or "-") if file in ("", own) else f"{file.rpartition('/')[2]}:{number}"
+
+
+def source_text(line: Line, texts: Mapping[str, Sequence[str]]) -> str:
+    file, number = line
+    text = texts.get(file, ())
+    return text[number - 1].strip() if 0 < number <= len(text) else ""
+
+
+def fitted(rows: list[list[str]]) -> list[str]:
+    """The rows as a table, the text of the lines (column 1) cut so that it fits."""
+    columns = range(len(rows[0]))
+    taken = sum(2 + max(len(row[i]) for row in rows) for i in columns if i != 1)
+    cut = [[row[0], shortened(row[1], max(16, WIDTH - taken)), *row[2:]] for row in rows]
+    return aligned(cut, right={i for i in columns if i != 1})
