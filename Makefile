@@ -29,10 +29,11 @@ demo: setup  ## train the handwritten digits on both backends, then compare the 
 test: setup  ## run all tests, on two processors
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-lint: setup  ## check style and types
+lint: setup  ## check style, types and the first words of docstrings
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/python -m tests.plain_words $(SOURCES)
 
 format: setup  ## rewrite the Python files and examples in canonical form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
