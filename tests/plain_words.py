@@ -17,9 +17,10 @@ REFUSED = {"What", "Whether", "How", "Of", "That", "Where"}
 def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
     """Yield the strings that stand alone as statements."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.value
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str):
+            yield node.value
 
 
 def opening(text: str) -> str:
