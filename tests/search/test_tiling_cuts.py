@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
 from mtfc.compiler.search.per_equation.best_layouts import solve_with_memory
-from mtfc.compiler.search.per_equation.k_cuts import Cuts, factors, k_cuts, sent_network
-from mtfc.compiler.search.per_equation.level_programming import Table, best_choices
 from mtfc.compiler.search.per_equation.solver_problem import to_problem
-from mtfc.compiler.search.per_equation.soybean_bytes import counted_bytes
 from mtfc.driver.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import load
+from tests.search.soybean_cuts import Cuts, Table, best_choices, counted_bytes, factors, k_cuts, sent_network
 from tests.search.tilings import compiled, example
 
 LINE, GRID = Mesh("line", (("gpus", 16),)), Mesh("grid", (("groups", 4), ("gpus", 4)))
