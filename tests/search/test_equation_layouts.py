@@ -24,7 +24,7 @@ from mtfc.frontend.layouts.layout_text import layout_text
 from tests.documents import ROOT
 from tests.generators.programs import Generated, programs
 from tests.harness import call, chosen_layout, differentiated, exact_data, load, numpy_module, tolerance
-from tests.search.tilings import network_of
+from tests.search.equation_networks import network_of
 
 
 def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:

@@ -34,8 +34,8 @@ from mtfc.driver.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import call, differentiated, exact_data, jax_module, load, numpy_module, tolerance
 from tests.properties.test_jax import AS_WRITTEN
-from tests.search.bounds import SLOW_TPU
-from tests.search.tilings import bytes_of, compiled, example, machine, network_of
+from tests.search.equation_networks import bytes_of, compiled, example, machine, network_of
+from tests.search.layout_bounds import SLOW_TPU
 
 SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
 

@@ -13,7 +13,7 @@ from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, 
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.frontend.hardware.targets import named
 from tests.harness import load
-from tests.search.bounds import SLOW_LINKS, layouts
+from tests.search.layout_bounds import SLOW_LINKS, layouts
 
 PERCEPTRON = """
 dim batch = 16

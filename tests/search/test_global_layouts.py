@@ -32,7 +32,7 @@ from tests.generators.scope import Options
 from tests.harness import HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.properties.test_jax import AS_WRITTEN
-from tests.search.bounds import (
+from tests.search.layout_bounds import (
     NODES,
     SLOW_CORES,
     SLOW_LINKS,

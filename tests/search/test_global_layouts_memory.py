@@ -15,8 +15,8 @@ from mtfc.compiler.search.pricer import Pricer
 from mtfc.frontend.hardware.targets import named
 from tests.harness import load
 from tests.properties.test_memory_bounds import check_memory
-from tests.search.bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds
-from tests.search.test_rules_exhaustive import PERCEPTRON
+from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds
+from tests.search.test_global_layouts_exhaustive import PERCEPTRON
 
 WHERE = """\
 dim batch = 1

@@ -18,8 +18,8 @@ from mtfc.compiler.search.per_equation.solver_problem import to_problem
 from mtfc.driver.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import load
+from tests.search.equation_networks import compiled, example
 from tests.search.soybean_cuts import Cuts, Table, best_choices, counted_bytes, factors, k_cuts, sent_network
-from tests.search.tilings import compiled, example
 
 LINE, GRID = Mesh("line", (("gpus", 16),)), Mesh("grid", (("groups", 4), ("gpus", 4)))
 

@@ -7,7 +7,7 @@ import pytest
 
 from mtfc.compiler.cost.hardware import Hardware, Link, Rate
 from tests.harness import load
-from tests.search.bounds import SLOW_LINKS, TORUS, check_bounds
+from tests.search.layout_bounds import SLOW_LINKS, TORUS, check_bounds
 
 
 def _check(text: str, hardware: Hardware, storage: bool, most: int | None = None) -> None:
