@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.analysis.reshard_plans import wire_bytes
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.topology import Topology
@@ -18,6 +17,7 @@ from mtfc.compiler.search.per_equation.choice_network import Network
 from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
 from mtfc.driver.layout_targets import prepared
+from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.hardware.targets import named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

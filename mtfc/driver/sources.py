@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import attrs
 
-from mtfc.cli.files import STANDARD, read_bytes, read_neighbour
 from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.driver.data.files import STANDARD, read_bytes, read_neighbour
 
 STDIN = "<stdin>"
 

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, TextIO
 
-from mtfc.cli.errors import UsageError
+from mtfc.driver.errors import UsageError
 
 STANDARD = "-"
 """Standard input or output."""

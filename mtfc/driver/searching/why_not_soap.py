@@ -10,9 +10,6 @@ from typing import Any
 
 import attrs
 
-from mtfc.cli.search_result import over
-from mtfc.cli.search_soap import Placed, searched
-from mtfc.cli.sources import Sources
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.search.found import Progress, silent
@@ -21,6 +18,9 @@ from mtfc.compiler.search.placement.operators.operator_graph import Operator
 from mtfc.compiler.search.placement.operators.strategy import Configuration
 from mtfc.compiler.search.placement.placement_search import SoapResult, forced_search
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.driver.searching.search_result import over
+from mtfc.driver.searching.search_soap import Placed, searched
+from mtfc.driver.sources import Sources
 from mtfc.frontend.layouts.placements import asked, entry_text, placement_text
 from mtfc.frontend.semantics import library
 from mtfc.reports.difference import signed

@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 
-from mtfc.cli.execution import Session
-from mtfc.cli.inputs import Batches
-from mtfc.cli.npz import Array, Arrays
-from mtfc.cli.summary import finite
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.inputs import Batches
+from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.summary import finite
+from mtfc.driver.running.execution import Session
 
 Step = dict[str, Any]
 """An entry of `steps` in the output: number from 1, loss, seconds, reported scalars, and means of outputs with `--eval`."""

@@ -8,17 +8,17 @@ from typing import Any
 
 import attrs
 
-from mtfc.cli.errors import UsageError
-from mtfc.cli.search_result import Result, over
-from mtfc.cli.selection import Choice
-from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, NothingFits, value_of
+from mtfc.driver.errors import UsageError
 from mtfc.driver.layout_targets import placeable, prepared
+from mtfc.driver.searching.search_result import Result, over
+from mtfc.driver.selection import Choice
+from mtfc.driver.sources import Sources
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts.facts import Tensor
 from mtfc.frontend.layouts.layout_options import parse_layout

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mtfc.cli.errors import UsageError
-from mtfc.cli.files import read_neighbour
-from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import Observer, lower
+from mtfc.driver.data.files import read_neighbour
+from mtfc.driver.errors import UsageError
 from mtfc.driver.layout_targets import placeable
+from mtfc.driver.sources import Sources
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts import layout_options
 from mtfc.frontend.layouts.layout_options import (

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from mtfc.cli.npz import Arrays
-from mtfc.cli.selection import Case
-from mtfc.cli.summary import is_finite, magnitude
 from mtfc.compiler.ir.core import Program, walk
+from mtfc.driver.data.npz import Arrays
+from mtfc.driver.data.summary import is_finite, magnitude
+from mtfc.driver.selection import Case
 
 if TYPE_CHECKING:
     from mtfc.frontend.layouts.placements import DeclaredPlacement

@@ -15,13 +15,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.backends.common.devices import setting_kept
-from mtfc.cli.agreement import Part, Result, is_rounding, judged, largest, tolerance_of
-from mtfc.cli.execution import Session, load
-from mtfc.cli.inputs import Batches, draw_batch, read_batches
-from mtfc.cli.npz import Arrays
-from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case
-from mtfc.cli.sensitivity import NOISE, RUNS, SPREAD, Noise, SplitStep
-from mtfc.cli.summary import difference, magnitude
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import asks_for_training
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -29,6 +22,13 @@ from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
+from mtfc.driver.data.npz import Arrays
+from mtfc.driver.data.summary import difference, magnitude
+from mtfc.driver.running.execution import Session, load
+from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED, Case
+from mtfc.driver.verification.agreement import Part, Result, is_rounding, judged, largest, tolerance_of
+from mtfc.driver.verification.sensitivity import NOISE, RUNS, SPREAD, Noise, SplitStep
 
 if TYPE_CHECKING:
     from mtfc.frontend.layouts.placements import DeclaredPlacement
@@ -94,7 +94,7 @@ class Reference:
 
     def placed(self, placement: DeclaredPlacement) -> Result:
         """Return the result of the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        from mtfc.cli.placed import run_placed
+        from mtfc.driver.verification.placed import run_placed
 
         arrays = {**self.batches[0], **self.expected["parameters"]}
         outputs, gradients = run_placed(placement, self.program, arrays)

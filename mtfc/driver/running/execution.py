@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from mtfc.cli.npz import Array, Arrays
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.npz import Array, Arrays
 
 BACKENDS = ("numpy", "jax")
 

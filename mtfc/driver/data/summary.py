@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mtfc.cli.npz import Array
+from mtfc.driver.data.npz import Array
 
 
 def finite(number: float | None) -> float | None:

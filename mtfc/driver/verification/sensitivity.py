@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.cli.npz import Array, Arrays
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
 from mtfc.compiler.ir.types import FLOATS
+from mtfc.driver.data.npz import Array, Arrays
 
 RUNS = 8
 """Number of training runs with noise; each run draws its own noise."""

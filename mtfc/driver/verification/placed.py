@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mtfc.backends.numpy.placement_runner import execute
-from mtfc.cli.npz import Arrays
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.operators.cotangent_flow import flow
 from mtfc.compiler.search.placement.placement_search import operators_of
+from mtfc.driver.data.npz import Arrays
 from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
 
 

@@ -24,7 +24,7 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.cli.why_not import Asked
+    from mtfc.driver.searching.why_not import Asked
 
 MOST_SHOWN = 30
 """Equations of a tiling; all of them are written to a file."""

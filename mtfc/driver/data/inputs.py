@@ -9,12 +9,12 @@ from zlib import crc32
 
 import attrs
 
-from mtfc.cli.errors import UsageError, say
-from mtfc.cli.npz import Array, Arrays, Fitting, listed, whole
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops.componentwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.driver.data.npz import Array, Arrays, Fitting, listed, whole
+from mtfc.driver.errors import UsageError, say
 
 INDEXED_BY = frozenset({"one_hot", "gather"})
 """Ops with an operand of indices into their dimension `dim`."""
@@ -197,16 +197,6 @@ class Given:
 
     values: Arrays
     missing: tuple[str, ...] = ()
-
-
-def add_parameters(parser: argparse.ArgumentParser) -> None:
-    """The options that `read_parameters` reads."""
-    parser.add_argument(
-        "--params", metavar="FILE.npz", help="values of all parameters, by full name (default: drawn)"
-    )
-    parser.add_argument(
-        "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"
-    )
 
 
 def given_parameters(options: argparse.Namespace, program: Program) -> dict[str, Array]:

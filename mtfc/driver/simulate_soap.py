@@ -9,8 +9,6 @@ from typing import Any
 
 import attrs
 
-from mtfc.cli.compiling import compiling
-from mtfc.cli.search_result import devices_of
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Function, Program, source_file
@@ -20,6 +18,8 @@ from mtfc.compiler.search.placement.attribution import Blame
 from mtfc.compiler.search.placement.placed_step import PlacedStep, events, placed_step, tracks
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.driver.searching.compilation_time import compiling
+from mtfc.driver.searching.search_result import devices_of
 from mtfc.frontend.hardware.targets import no_room
 from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
 from mtfc.reports.source_lines import fitted, line_rows, nested

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from mtfc.cli.errors import say
+from mtfc.driver.errors import say
 
 SHORT = 2.0
 """Seconds of compiling that are not worth a word."""

@@ -12,10 +12,6 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common import allocator
-from mtfc.cli.compiling import compiling
-from mtfc.cli.search_result import devices_of, free_name, over
-from mtfc.cli.selection import Selection
-from mtfc.cli.summary import finite
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.printer import bytes_text
@@ -30,6 +26,10 @@ from mtfc.compiler.search.placement.placement_search import (
     soap_search,
     soap_space,
 )
+from mtfc.driver.data.summary import finite
+from mtfc.driver.searching.compilation_time import compiling
+from mtfc.driver.searching.search_result import devices_of, free_name, over
+from mtfc.driver.selection import Selection
 from mtfc.frontend.layouts.placements import DeclaredPlacement, asked, placement_text, strategy
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped

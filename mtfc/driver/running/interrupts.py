@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 
-from mtfc.cli.errors import say
+from mtfc.driver.errors import say
 
 
 @contextmanager

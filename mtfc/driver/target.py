@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mtfc.cli.sources import Sources
+from mtfc.driver.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware

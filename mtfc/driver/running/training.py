@@ -14,15 +14,15 @@ from math import isfinite
 
 import attrs
 
-from mtfc.cli.errors import ERRORS, INTERRUPTED, OK, say
-from mtfc.cli.execution import Session
-from mtfc.cli.files import report_to
-from mtfc.cli.inputs import Batches
-from mtfc.cli.interrupts import held
-from mtfc.cli.npz import Array, Arrays, write_npz
-from mtfc.cli.rewind import Rewind
-from mtfc.cli.steps import Results, Step, evaluate, losses_of, reported, step_of, step_text
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.files import report_to
+from mtfc.driver.data.inputs import Batches
+from mtfc.driver.data.npz import Array, Arrays, write_npz
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
+from mtfc.driver.running.execution import Session
+from mtfc.driver.running.interrupts import held
+from mtfc.driver.running.rewind import Rewind
+from mtfc.driver.running.steps import Results, Step, evaluate, losses_of, reported, step_of, step_text
 
 REPORTS = 20
 """Maximum number of steps that the text of a training run shows."""

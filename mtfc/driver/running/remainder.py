@@ -13,12 +13,12 @@ from itertools import chain
 
 import attrs
 
-from mtfc.cli.inputs import inputs_of
-from mtfc.cli.selection import Case, Selection, choice_of, choose
-from mtfc.cli.sources import Sources, known_as
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.driver.data.inputs import inputs_of
+from mtfc.driver.selection import Case, Selection, choice_of, choose
+from mtfc.driver.sources import Sources, known_as
 from mtfc.frontend.semantics.modules import all_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse

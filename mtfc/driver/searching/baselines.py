@@ -6,11 +6,11 @@ from time import monotonic
 
 import attrs
 
-from mtfc.cli.selection import Selection
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.pricer import Pricer
+from mtfc.driver.selection import Selection
 
 Baselines = dict[str, tuple[Mesh, Layout]]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from mtfc.cli.errors import UsageError
-from mtfc.cli.selection import Selection
-from mtfc.cli.target import check_room
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.layout_space import AXES, meshes
+from mtfc.driver.errors import UsageError
+from mtfc.driver.selection import Selection
+from mtfc.driver.target import check_room
 from mtfc.frontend.syntax.lexer import RESERVED
 
 MOST_DEVICES = 1_000_000

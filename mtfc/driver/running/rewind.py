@@ -14,8 +14,8 @@ from time import monotonic
 
 import attrs
 
-from mtfc.cli.execution import Session
-from mtfc.cli.npz import Array, Arrays
+from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.running.execution import Session
 
 SHARE = 0.03
 """Copying takes at most this share of the time."""
