@@ -1,4 +1,4 @@
-"""What collectives take at least on a mesh, by the sets of axes that they work on: small tables over bit masks."""
+"""Lower bounds of collectives on one mesh, as tables over sets of mesh axes. A set of axes is a bit mask."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.cost.hardware import Hardware, Rate
-from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import COMBINED, Topology
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, axes_of, degree
 
-COMBINED = 4 * 2**20
-"""Arrays of so many bytes are not combined with others into one collective."""
-
 STATES = 5
-"""What an axis can be to a sum, a digit each: nothing; one to complete it over, by an all-reduce or by half of one; one that can
-split it, one that does.
+"""The states of an axis for a sum, one digit each.
+
+0: not used; 1: the sum is completed over the axis by an all-reduce; 2: by half of one; 3: the axis may split the sum; 4: it does.
 """
 
 Seconds: TypeAlias = NDArray[np.float64]
 
 
 @attrs.frozen(slots=False, eq=False)
-class Collectives:
-    """On one mesh. degrees: the processors along each set of axes. tables: those that were asked for."""
+class CollectiveTables:
+    """Tables of lower bounds. degrees: the processors along each set of axes. tables: those that were asked for."""
 
     mesh: Mesh
     hardware: Hardware
@@ -40,39 +38,29 @@ class Collectives:
 
     @cached_property
     def _topology(self) -> Topology:
-        """Of links that are always as fast as they can be."""
-        links = [
-            attrs.evolve(link, bandwidth=Rate.constant(link.peak), collectives={})
-            for link in self.hardware.links
-        ]
-        return Topology.of(self.mesh, attrs.evolve(self.hardware, links=tuple(links)))
+        return Topology.at_peak(self.mesh, self.hardware)
 
     @cached_property
     def _lanes(self) -> dict[str, list[list[tuple[float, float]]]]:
-        """By collective, for each set of axes and each lane that one over it works on: its latency, seconds per byte at most."""
-        masks = range(len(self.degrees))
-        return {kind: [self._of(kind, mask) for mask in masks] for kind in ("all_reduce", "all_to_all")}
-
-    def _of(self, kind: str, mask: int, hops: int | None = None) -> list[tuple[float, float]]:
-        axes = axes_of(mask, self.mesh)
-        nothing, one = (self._topology.seconds(kind, axes, size, hops) for size in (0.0, 1.0))
-        return [(nothing[lane], one[lane] - nothing[lane]) for lane in nothing]
+        """For each collective, set of axes and lane: its latency, and its seconds per byte."""
+        axes = [axes_of(mask, self.mesh) for mask in range(len(self.degrees))]
+        kinds = ("all_reduce", "all_to_all")
+        return {kind: [self._topology.latencies(kind, each) for each in axes] for kind in kinds}
 
     def shifting(self, mask: int, hops: int, local: Seconds) -> Seconds:
-        """What a permute of so many bytes of each processor takes at least."""
-        return _longest(self._of("permute", mask, hops), local, 0)
+        """Return a lower bound on a permute of `local` bytes of each processor."""
+        return _longest(self._topology.latencies("permute", axes_of(mask, self.mesh), hops), local, 0)
 
     def reduction(self, size: int) -> Seconds:
-        """What one step of completing a sum takes at least, of an array of so many bytes in all:
-        [axes, axes that split it, the same and those that cut it by then].
+        """Return a lower bound on one step of completing a sum of `size` bytes in all.
 
-        It may be done with other sums, over more axes that do not split the array. Small arrays may travel with others, and add
-        no latency.
+        [axes, axes that split the array, these and axes that cut it by then]. The step may complete other sums too, and over
+        further axes that do not split the array. Small arrays may travel with others, and add no latency.
         """
         return self._steps("all_reduce", size, COMBINED)
 
     def gathering(self, size: int) -> Seconds:
-        """The same of an all-reduce that nothing else travels with, of which an all-gather is half."""
+        """Return the same table for an all-reduce that travels alone; an all-gather is half of it."""
         return self._steps("all_reduce", size, 0)
 
     def exactly(self, size: int) -> Seconds:
@@ -87,7 +75,7 @@ class Collectives:
         return self.tables[key]
 
     def exchanging(self, size: int) -> Seconds:
-        """The same of an all-to-all, or an all-gather in its place."""
+        """Return the same table as `gathering` for an all-to-all, or an all-gather in its place."""
         key = ("exchange", size, 0)
         if key not in self.tables:
             self.tables[key] = np.minimum(self._steps("all_to_all", size, 0), self.gathering(size) / 2)
@@ -100,7 +88,7 @@ class Collectives:
         return self.tables[key]
 
     def _steps_of(self, kind: str, sizes: Sequence[int], size_alone: int) -> Seconds:
-        """For each size. What is reduced or gathered over axes is not split over them, before or after."""
+        """Return the tables of several sizes. No axis splits an array that is reduced or gathered over it."""
         local, sets = np.array(sizes) / self.degrees[:, None], range(len(self.degrees))
         every = np.stack([_longest(lanes, local, size_alone) for lanes in self._lanes[kind]])
         if kind == "all_reduce":
@@ -132,17 +120,17 @@ class Collectives:
 
     @cached_property
     def pending(self) -> Integers:
-        """The part of a code that is due to [axes to complete over, those of which a step is half an all-reduce]."""
+        """The part of a code for [axes to complete over, those of them with half an all-reduce]."""
         return self._places[:, None] + self._places[None]
 
     @cached_property
     def splitting(self) -> Integers:
-        """The part that is due to [axes that split the array, those that can]."""
+        """The part of a code for [axes that split the array, axes that may]."""
         return self._places[:, None] + 3 * self._places[None]
 
     @cached_property
     def _places(self) -> Integers:
-        """For each set of axes the sum of their places."""
+        """For each set of axes the code in which their states are 1."""
         masks = np.arange(len(self.degrees))
         places = (STATES**i * (masks >> i & 1) for i in range(len(self.mesh.axes)))
         return sum(places, start=np.zeros(len(masks), np.int64))
@@ -156,11 +144,11 @@ class Collectives:
         halved: Rows,
         alone: Seconds | None = None,
     ) -> Seconds:
-        """What completing an array over axes takes at least, by the best of all ways to do it in steps that `table` has.
+        """Return a lower bound on completing an array over axes: the best sequence of steps of `table`.
 
-        The axes `own` are known to split the array, and `before` are all that can by the first step. Where a use is split over
-        an axis, a step is half an all-reduce, of those that `alone` has if there are two, and what follows is smaller; what is
-        scattered over other axes besides is gathered again. Tables may have a further dimension, of sizes.
+        own: axes that are known to split the array. before: all axes that may split it by the first step. halved: axes that split
+        the use. A step over such an axis is half an all-reduce, and later steps are smaller. Such steps come from `alone` if given.
+        A step that scatters over another axis must gather again. Tables may have a further dimension, of sizes.
         """
         sets = range(len(self.degrees))
         present = [int(mask) for mask in np.unique(over)] or [0]
@@ -179,7 +167,7 @@ class Collectives:
     def _step(
         self, step: int, table: Seconds, alone: Seconds | None, own: Rows, cut: Rows, halved: Rows
     ) -> Seconds:
-        """An all-reduce; or a reduce-scatter, and an all-gather over those axes that no use is split over."""
+        """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use."""
         seconds, scattering = table[step, own, cut], table if alone is None else alone
         again = np.uint8(step) & ~halved
         half = (scattering[step, own, cut] + scattering[again, own, cut | (halved & np.uint8(step))]) / 2

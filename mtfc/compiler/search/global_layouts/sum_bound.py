@@ -1,17 +1,17 @@
-"""What completing sums costs at least under some layouts.
+"""The lower bound of completing all pending sums of a step, for many layouts at once.
 
-Over each axis a sum ends at one place of its route: before the first equation that this axis splits. Over several axes it may end
-at several places, in some order: at one over some axes, while it is pending over the others still; further on over some of
-these. What that costs is at least the least of all such orders, of which each step may be where it costs least.
+Over each axis a sum ends at one stop of its route: before the first equation that the axis splits. Over several axes it may end at
+several stops: at one over some axes, while it is still pending over the others, and further on over these. Such a sum costs at
+least the least over all orders in which it may end over its axes, each step at the stop where that is cheapest.
 
-Sums share what completes them: where several end at one place together, each answers for a part, the same part whatever axes it
-ends over there. No sum ends twice at one place, and none costs more there by itself than all that end there. So, since the parts
-at each place add up to one, all sums together cost no more than any choice of places does (a flow is no larger than a cut). The
-parts are as large as what each would cost by itself, so that the cheap ones leave room for those that cost much everywhere.
+Sums share the collectives that complete them. Where several sums end at one stop, each answers for a part, the same part whatever
+axes it ends over there. No sum ends twice at one stop, and none costs more alone than all that end there together. The parts at each
+stop add up to one, so all sums together cost no more than any choice of stops: a flow is no larger than a cut. Parts are in
+proportion to the cost of each sum by itself, so that cheap sums leave room for those that cost much everywhere.
 
-What is completed is sent, so it is stored for that, and read again: kernels that do so where all is in one place cost more.
+A completed sum is sent, so it is stored for that, and read again: kernels that would not store it take longer then.
 
-Layouts are few where much is decided, and stops are many: so all stops of all routes are looked up at once.
+Layouts are few where much is decided, and stops are many. So all stops of all routes are looked up together.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from typing import TypeAlias
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.dimension_names import OPTIMIZER, Dims
+from mtfc.compiler.cost.pending_sums import SumRoute, SumStop
+from mtfc.compiler.cost.topology import COMBINED
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.search.global_layouts.collective_bounds import COMBINED, Seconds
-from mtfc.compiler.search.global_layouts.dimension_names import OPTIMIZER, Dims
+from mtfc.compiler.search.global_layouts.collective_tables import Seconds
+from mtfc.compiler.search.global_layouts.effect_bounds import ANY, Booleans, EffectBounds, SearchSetting
 from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows
-from mtfc.compiler.search.global_layouts.lookup_tables import ANY, Booleans, Lookup, Setting
-from mtfc.compiler.search.global_layouts.pending_sums import Route, Stop
-from mtfc.compiler.search.global_layouts.step_parts import Parts
+from mtfc.compiler.search.global_layouts.step_facts import Facts
 
 LEAST = 1e-30
-"""Seconds that are nothing, and may be divided by."""
+"""Seconds that are next to nothing, and may be divided by."""
 
 AT_ONCE = 1 << 18
-"""Stops of layouts that are looked up together: more would leave the processor's caches."""
+"""Stops of layouts that are looked up together; more would not fit in the processor's caches."""
 
 
 Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
@@ -43,7 +44,7 @@ Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
 
 
 @attrs.frozen(eq=False)
-class _Sums:
+class _SumTables:
     """The sums of some layouts.
 
     By [route, layout]: `pending` are the axes that a sum is pending over where it arises; `halved` are the axes over which half
@@ -62,11 +63,11 @@ class _Sums:
 
 
 @attrs.frozen(eq=False)
-class _Alike:
-    """Sums that are pending over the same axes where they arise; what they cost at each place, the stops of one after the other.
+class _AlikeSums:
+    """Sums that are pending over the same axes where they arise, and the places of all: the stops of one after those of another.
 
-    layouts: of each sum. first: its first place. sums, stops: of each place. comes: whether the sum may be pending there.
-    costs: by the axes that it is pending over, and those of them that it ends over: at each place.
+    layouts: the layout of each sum. first: the first place of each sum. sums, stops: of each place. comes: True at a place that the
+    pending sum may reach. costs: by the axes that a sum is pending over, and those of them that it ends over, the cost at each place.
     """
 
     axes: int
@@ -78,7 +79,7 @@ class _Alike:
     costs: Mapping[tuple[int, int], Seconds]
 
     def least(self, parts: Seconds | float = 1.0) -> Seconds:
-        """What each sum costs at least if it answers for such parts of its places: the best of all orders."""
+        """Return the least cost of each sum, if it answers for these parts of its places: the best of all orders."""
         found: dict[int, Seconds] = {}
         for (pending, over), costs in self.costs.items():
             later = found.get(pending & ~over, 0.0)
@@ -88,36 +89,39 @@ class _Alike:
 
 
 @attrs.frozen(slots=False, eq=False)
-class Flow:
-    """The routes of a step on one mesh. Arrays of stops are of those that count, route by route."""
+class SumBound:
+    """The routes of a step on one mesh. Arrays of stops hold the stops that count, route by route."""
 
-    setting: Setting
-    parts: Parts
+    setting: SearchSetting
+    facts: Facts
 
-    def seconds(self, lookup: Lookup, storage_is_open: bool) -> Seconds:
-        """All sums. Where storage is open, a gather follows half an all-reduce of a gradient."""
-        total = np.zeros(lookup.number)
+    def seconds(self, each: EffectBounds, storage_is_open: bool, with_kernels: bool = True) -> Seconds:
+        """Return the seconds of all sums. Where storage is open, a gather follows half an all-reduce of a gradient.
+
+        with_kernels: add the time by which completed sums make kernels longer.
+        """
+        total = np.zeros(each.number)
         number = max(1, AT_ONCE // max(1, len(self._stops)))
-        for start in range(0, lookup.number if self._stops else 0, number):
+        for start in range(0, each.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            total[rows] = self._flow(self._sums(lookup, rows, storage_is_open))
+            total[rows] = self._flow(self._sums(each, rows, storage_is_open, with_kernels))
         return total
 
     @cached_property
-    def _stops(self) -> list[Stop]:
-        return [stop for route in self.parts.routes for stop in route.stops if stop.counts]
+    def _stops(self) -> list[SumStop]:
+        return [stop for route in self.facts.routes for stop in route.stops if stop.counts]
 
     @cached_property
     def _places(self) -> tuple[Integers, Integers]:
-        """The route of each stop, and its number among all on the route."""
-        routes = enumerate(self.parts.routes)
+        """The route of each stop, and its number on the route."""
+        routes = enumerate(self.facts.routes)
         places = [(i, j) for i, route in routes for j, stop in enumerate(route.stops) if stop.counts]
         route, depth = np.array(places).T
         return route, depth
 
     @cached_property
     def _runs(self) -> tuple[Integers, Integers]:
-        """The first stop of each route, and how many it has."""
+        """The first stop of each route, and the number of its stops."""
         first = np.flatnonzero(np.diff(self._places[0], prepend=-1))
         return first, np.diff(first, append=len(self._stops))
 
@@ -139,17 +143,17 @@ class Flow:
         return numbers.reshape(-1), completed(found.tolist()), completed(found.tolist(), COMBINED)
 
     @cached_property
-    def _levels(self) -> list[tuple[list[int], list[Stop]]]:
-        """The routes that have so many stops, and those stops."""
-        routes = self.parts.routes
+    def _levels(self) -> list[tuple[list[int], list[SumStop]]]:
+        """For each number on a route: the routes that have a stop of this number, and the stops."""
+        routes = self.facts.routes
         levels = range(1, max(len(route.stops) for route in routes))
         found = ([i for i, route in enumerate(routes) if len(route.stops) > level] for level in levels)
         return [
             (some, [routes[i].stops[level] for i in some]) for level, some in zip(levels, found, strict=True)
         ]
 
-    def _flow(self, sums: _Sums) -> Seconds:
-        """What all routes cost together."""
+    def _flow(self, sums: _SumTables) -> Seconds:
+        """Return the cost of all routes together."""
         number = sums.pending.shape[1]
         total, together = np.zeros(number), np.full((self._values.max() + 1) * number, LEAST)
         groups = [self._alike(sums, axes) for axes in np.unique(sums.pending[sums.pending != 0]).tolist()]
@@ -161,8 +165,8 @@ class Flow:
             total += np.bincount(group.layouts, group.least(seconds / together[at]), number)
         return total
 
-    def _alike(self, sums: _Sums, axes: int) -> _Alike:
-        """Those that are pending over these axes."""
+    def _alike(self, sums: _SumTables, axes: int) -> _AlikeSums:
+        """Return the sums that are pending over these axes."""
         routes, layouts = np.nonzero(sums.pending == axes)
         start, lengths = (each[routes] for each in self._runs)
         first, which = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(routes)), lengths)
@@ -178,23 +182,23 @@ class Flow:
                 once, more = completed[codes, numbers[stops]], gathered[codes, numbers[stops]]
                 seconds = (once + more * again) * self._trips[stops] + sums.longer[at]
                 costs[pending, over] = np.where(left & over == over, seconds, np.inf)
-        return _Alike(axes, layouts, first, which, stops, left != 0, costs)
+        return _AlikeSums(axes, layouts, first, which, stops, left != 0, costs)
 
-    def _sums(self, lookup: Lookup, rows: slice, storage_is_open: bool) -> _Sums:
+    def _sums(self, each: EffectBounds, rows: slice, storage_is_open: bool, with_kernels: bool) -> _SumTables:
         def low(dims: Iterable[Dims]) -> Rows:
-            return np.stack([lookup.low(each)[rows] for each in dims])
+            return np.stack([each.low(names)[rows] for names in dims])
 
         def high(dims: Iterable[Dims]) -> Rows:
-            return np.stack([lookup.high(each)[rows] for each in dims])
+            return np.stack([each.high(names)[rows] for names in dims])
 
-        routes, (route, depth) = self.parts.routes, self._places
+        routes, (route, depth) = self.facts.routes, self._places
         pending = low(each.reduced for each in routes) & ~high(each.stops[0].own for each in routes)
         left, halved = self._passing(pending, low, high)
         longer = np.zeros((len(self._stops), pending.shape[1]))
         for i, stop in enumerate(self._stops):
-            if stop.value in self.parts.completing:
-                longer[i] = self._longer(lookup, stop.value)[rows]
-        return _Sums(
+            if with_kernels and stop.value in self.facts.completing:
+                longer[i] = self._longer(each, stop.value)[rows]
+        return _SumTables(
             pending,
             halved,
             np.where(pending == halved, self._again if storage_is_open else 0.0, 0.0),
@@ -205,8 +209,10 @@ class Flow:
         )
 
     def _passing(self, pending: Rows, low: Find, high: Find) -> tuple[Rows, Rows]:
-        """The axes over which sums can be pending until a stop, [number of the stop, route, layout]; and those that split a use
-        that they may still have then along dimensions that it has itself, so that half an all-reduce completes it over these.
+        """Return the axes over which sums may be pending at a stop, and those over which half an all-reduce completes them.
+
+        [number of the stop, route, layout] and [route, layout]. The second axes split a use that the sum may still reach, along
+        dimensions of the sum itself.
         """
         left, halved = [pending], np.zeros_like(pending)
         for some, stops in self._levels:
@@ -214,28 +220,28 @@ class Flow:
             halved[some] |= high(stop.moved for stop in stops) & going[some]
             going[some] &= ~low(stop.crossed for stop in stops)
             left.append(going)
-        halved |= high(route.moved for route in self.parts.routes) & left[-1]
+        halved |= high(route.moved for route in self.facts.routes) & left[-1]
         return np.stack(left), halved
 
     @cached_property
     def _again(self) -> Seconds:
         """The part of each route's sum that a gather takes again."""
-        gathered = self.parts.gathered_bytes
-        parts = [min(1.0, gathered / each.item_bytes) * _is_gradient(each) for each in self.parts.routes]
+        gathered = self.facts.gathered_bytes
+        parts = [min(1.0, gathered / each.item_bytes) * _is_gradient(each) for each in self.facts.routes]
         return np.array(parts)[:, None]
 
-    def _longer(self, lookup: Lookup, value: Value) -> Seconds:
-        """What kernels take longer where a sum is completed in this value."""
-        found = np.zeros(lookup.number)
-        for before, after in self.parts.completing[value]:
-            found += lookup.kernel(after) - lookup.kernel(before)
+    def _longer(self, each: EffectBounds, value: Value) -> Seconds:
+        """Return the time by which kernels take longer if a sum is completed in this value."""
+        found = np.zeros(each.number)
+        for before, after in self.facts.completing[value]:
+            found += each.term(after) - each.term(before)
         return found
 
 
 def _subsets(axes: int) -> list[int]:
-    """Those with some axes, each after its own."""
+    """Return all sets of some axes, each set after its own subsets."""
     return [each for each in range(1, axes + 1) if each & axes == each]
 
 
-def _is_gradient(route: Route) -> bool:
+def _is_gradient(route: SumRoute) -> bool:
     return any(name.startswith(OPTIMIZER) for name in route.moved)

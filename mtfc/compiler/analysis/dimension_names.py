@@ -1,66 +1,112 @@
-"""Under which names, and so by which rules, the dimensions of each value of a program may be split.
+"""Names under which the dimensions of each value may be split, for statements about all global layouts at once.
 
-A dimension `d` is split by the rules of the computation where forward and backward pass compute, by those of parameters, here
-`params.d`, where a parameter is stored, and by those of the optimizer's state, `optimizer.d`, in the update. Where no such rules
-are searched for they are all the same. A rename gives a dimension another name.
+A layout has three sets of rules: for the computation, for stored parameters and for the optimizer's state. A dimension `d` is
+called `d` in the forward and the backward pass, `params.d` where a parameter is stored, and `optimizer.d` in the update. Where a
+search does not choose how arrays are stored, the three names follow the same rule. The `rename` op gives a dimension another name.
 
-A value has its `own` names where it is made. Component-wise equations may be laid out as what uses them, or as what they are
-made of (the pass propagate-layouts), and what is sent may be cut for its use first: so a value may also be split as it is called
-there. `names` has both.
+A value has its `own` names where it is computed. An elementwise equation may also run in the layout of its uses or of its operand
+(pass propagate-layouts), and a value may be cut for its use before it is sent. So a value may also be split under the names that
+its uses have; `names` holds these and its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
-from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
+from mtfc.compiler.ir.opdef import BY_NAME, Bridge, LayoutRule
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import Mesh
+
+SINGLE = Mesh("single", ())
+"""One processor, on which every array is whole."""
 
 Dims = frozenset[str]
+
+Pairs = frozenset[tuple[str, str]]
+"""Pairs of dimensions, before and after an equation that mixes their positions."""
+
+IsCommon = Callable[[Equation], bool]
+"""Tells whether an equation is in the program under every layout in question."""
 
 PARAMS, OPTIMIZER = "params.", "optimizer."
 
 STORED = {"parameter": PARAMS, "state": OPTIMIZER, "step": OPTIMIZER}
-"""How the dimensions of an argument are called, by its role."""
+"""The prefix of the dimensions of an argument, by its role."""
 
 
 @lru_cache(maxsize=1 << 14)
 def rule_of(eqn: Equation) -> LayoutRule:
-    """How an equation may be laid out: asked for again and again."""
+    """Return the layout rule of an equation, from a cache."""
     return OPS[eqn.op].layout_rule(eqn)
 
 
 def called(eqn: Equation, name: str) -> str:
-    """What an equation calls a dimension of its iteration space."""
+    """Return the name that an equation has for a dimension of its iteration space."""
     return f"{OPTIMIZER}{name}" if eqn.stage == "update" else name
 
 
 def computed(names: Dims) -> Dims:
-    """The names that forward and backward pass have."""
+    """Return those names that the forward and the backward pass have."""
     return frozenset(name for name in names if not name.startswith((PARAMS, OPTIMIZER)))
 
 
 def iteration(eqn: Equation, rule: LayoutRule, value: Value) -> Dims:
-    """What an equation calls the dimensions of an operand, those aside that it needs whole."""
+    """Return an equation's names for the dimensions of an operand, but for dimensions that it needs whole."""
     names = (rule.index.get(name, name) for name in value.type.names)
     return frozenset(called(eqn, name) for name in names if name is not None)
 
 
+def own_dims(eqn: Equation, rule: LayoutRule) -> Dims:
+    """Return an equation's names for the dimensions of its iteration space that can be computed in parts."""
+    kept = {dim.name for value in eqn.results for dim in value.type.dims} - rule.whole
+    return frozenset(called(eqn, name) for name in (*kept, *(dim.name for dim in rule.reduced)))
+
+
+def bridge_of(eqn: Equation) -> Bridge | None:
+    """Return the two dimensions that an equation mixes, if any; nothing for loops and for the update."""
+    return None if eqn.regions or eqn.stage == "update" else rule_of(eqn).bridge
+
+
+def pairs_of(bridge: Bridge | None) -> Pairs:
+    return frozenset(((bridge.source, bridge.target),)) if bridge else frozenset()
+
+
+def after(eqn: Equation, name: str) -> tuple[str | None, Pairs]:
+    """Return the name of an operand's dimension after an equation, and the pairs that must be split alike for it."""
+    bridge = bridge_of(eqn)
+    if bridge and name == bridge.source:
+        return bridge.target, pairs_of(bridge)
+    return rule_of(eqn).index.get(name, name), frozenset()
+
+
+def uses_of(function: Function) -> dict[Value, list[Equation]]:
+    """Return the equations that use each value, also those in loops."""
+    uses: dict[Value, list[Equation]] = defaultdict(list)
+    for eqn in walk(function.body):
+        for value in dict.fromkeys(eqn.operands):
+            uses[value].append(eqn)
+    return uses
+
+
 @attrs.frozen
-class Naming:
-    """stored: names of what an argument is stored under, by the argument's name."""
+class DimensionNames:
+    """The names of all values of a function: see the module.
+
+    stored: names under which an argument is stored, by the argument's name.
+    """
 
     own: dict[Value, Dims]
     names: dict[Value, Dims]
     stored: Mapping[str, Dims]
 
     @classmethod
-    def of(cls, function: Function) -> Naming:
+    def of(cls, function: Function) -> DimensionNames:
         stored = {
             argument.value.name: frozenset(
                 f"{STORED.get(argument.role, '')}{name}" for name in argument.value.type.names
@@ -89,10 +135,10 @@ class Naming:
                     )
                 self._own(region_of(eqn))
                 if is_over_micro_batches(eqn):
-                    self._summed(eqn)
+                    self._own_of_micro_batches(eqn)
 
-    def _summed(self, eqn: Equation) -> None:
-        """Sums over micro-batches are kept as parameters are stored, and parameters arrive as they are stored."""
+    def _own_of_micro_batches(self, eqn: Equation) -> None:
+        """Add the names of sums over micro-batches and of parameters, which are placed as parameters are stored."""
         region = region_of(eqn)
         for operand, argument in pairs(eqn):
             if argument.role == "invariant":
@@ -108,7 +154,7 @@ class Naming:
         self.names[value] = self.names.get(value, self.own[value]) | frozenset(names)
 
     def _backward(self, function: Function, wanted: Mapping[Value, Dims]) -> None:
-        """What values are called where they are used; `wanted` is what a function's results are called."""
+        """Add the names that uses have for their operands. `wanted`: names that the caller has for the function's results."""
         for argument in function.arguments:
             self._add(argument.value, ())
         for value in (*(v for eqn in function.body for v in eqn.results), *wanted):
@@ -134,8 +180,9 @@ class Naming:
             self._add(operand, self.names[argument.value])
 
     def _forward(self, function: Function) -> None:
-        """What component-wise equations of one operand are called because of it, and what leaves loops as it came in. An argument
-        stays as it is stored.
+        """Add the names that elementwise equations take from their only operand, and loops from their region.
+
+        An argument stays as it is stored.
         """
         stored = {argument.value: self.own[argument.value] for argument in function.arguments}
         for eqn in function.body:
