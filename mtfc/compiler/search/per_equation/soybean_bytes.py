@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 from mtfc.compiler.ir.types import Mesh
 
 COUNTED: Mapping[str, Callable[[int], int]] = {
@@ -30,7 +31,7 @@ def counted_bytes(body: Iterable[Equation], mesh: Mesh) -> int:
     for eqn in body:
         if eqn.regions:
             total += dim_of(eqn).size * counted_bytes(region_of(eqn).body, mesh)
-        elif eqn.op in KIND_OF:
+        elif has_trait(eqn, "sends"):
             size = sum(value.type.local_bytes(mesh) for value in eqn.operands)
-            total += size * COUNTED[KIND_OF[eqn.op]](mesh.size(axes_of(eqn))) * mesh.devices
+            total += size * COUNTED[kind_of(eqn)](mesh.size(axes_of(eqn))) * mesh.devices
     return total
