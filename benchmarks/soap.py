@@ -25,7 +25,6 @@ import attrs
 
 from benchmarks.figures import Figure
 from mtfc.backends.common.allocator import keep_memory
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.baseline_strategies import random_strategy
@@ -34,6 +33,7 @@ from mtfc.compiler.search.placement.mcmc import Budget, Search
 from mtfc.compiler.search.placement.operators.strategy import Configuration
 from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpace, soap_search, soap_space
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
+from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.hardware.targets import named
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.cli.errors import OK, UsageError
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
-from mtfc.cli.target import check_room, target_of
+from mtfc.driver.errors import OK, UsageError
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
+from mtfc.driver.target import check_room, target_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.types import Layout

@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from mtfc.cli.errors import OK
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
+from mtfc.driver.errors import OK
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import Sending

@@ -7,17 +7,17 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import check_apart, check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_selection
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
-from mtfc.cli.target import check_room, file_of, target_of
+from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
+from mtfc.driver.errors import OK, UsageError
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
+from mtfc.driver.target import check_room, file_of, target_of
 
 if TYPE_CHECKING:
-    from mtfc.cli.selection import Selection
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Mesh
+    from mtfc.driver.selection import Selection
 
 EXAMPLES = """\
 examples:
@@ -97,7 +97,7 @@ def _layout(options: argparse.Namespace, selection: Selection, hardware: Hardwar
 def _placement(
     options: argparse.Namespace, selection: Selection, hardware: Hardware, sources: Sources
 ) -> None:
-    from mtfc.cli.simulate_soap import record, report, simulated
+    from mtfc.driver.simulate_soap import record, report, simulated
     from mtfc.frontend.semantics import library
 
     (placement,) = selection.placements

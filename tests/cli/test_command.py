@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.cli import command, selection
+from mtfc.cli import command
 from mtfc.cli.command import SUBCOMMANDS
+from mtfc.driver import selection
 from tests.cli.conftest import Mtfc
 
 ROOT = Path(__file__).parents[2]

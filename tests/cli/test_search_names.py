@@ -9,7 +9,7 @@ import pytest
 
 import mtfc as api
 from mtfc.cli import search as search_command
-from mtfc.cli import search_soap
+from mtfc.driver.searching import search_soap
 from tests.cli.conftest import Mtfc
 
 ON_4 = ("search", "model.mtf", "--devices", "4", "--target", "tpu_v2")

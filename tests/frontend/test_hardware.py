@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from mtfc.cli.target import check_room
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.types import Mesh
+from mtfc.driver.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.hardware.targets import HARDWARE, in_file, library, named
 from mtfc.frontend.syntax.format import format_source

@@ -14,7 +14,7 @@ from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
-from tests.search.bounds import layouts
+from tests.search.layout_bounds import layouts
 
 LAYOUTS = 12
 """That are compiled for each program."""

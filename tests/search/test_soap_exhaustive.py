@@ -11,13 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.passes.pipelines import preparation, run
 from mtfc.compiler.search.placement.exhaustive import best_strategy
 from mtfc.compiler.search.placement.mcmc import Budget
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_search, soap_space
 from mtfc.compiler.search.placement.strategy_bounds import Bounds
 from mtfc.compiler.search.placement.transfer_times import waits
+from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.hardware.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 

@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
 from mtfc.compiler.passes.pipelines import run, simplification
@@ -24,6 +23,7 @@ from mtfc.compiler.search.placement.parts.part_costs import cost
 from mtfc.compiler.search.placement.parts.part_sizes import Forms
 from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, Writer
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
+from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.hardware.targets import named
 from tests.search import soap_programs
 

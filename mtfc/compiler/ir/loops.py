@@ -30,6 +30,9 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LOOP = "loop"
+MICRO_BATCHES = "micro_batches"
+"""The name of the region that runs once for each micro-batch."""
+
 ROLES = ("carried", "invariant", "sliced")
 
 
@@ -48,6 +51,11 @@ def looped_dims(function: Function) -> frozenset[Dim]:
 def region_of(eqn: Equation) -> Function:
     (region,) = eqn.regions
     return region
+
+
+def is_over_micro_batches(eqn: Equation) -> bool:
+    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
+    return bool(eqn.regions) and region_of(eqn).name == MICRO_BATCHES != dim_of(eqn).name
 
 
 def is_loop(function: Function) -> bool:

@@ -8,22 +8,22 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.loops import (
+    LOOP,
+    MICRO_BATCHES,
+    is_over_micro_batches,
+    make_loop,
+    pairs,
+    region_of,
+)
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.training_reports import wide
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
-REGION = "micro_batches"
-
 Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
-
-
-def is_over_micro_batches(eqn: Equation) -> bool:
-    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
-    return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
 
 
 def gathered_anew(eqn: Equation) -> list[Value]:
@@ -117,4 +117,4 @@ def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Functi
         outputs.append(Output(total.name, inner("add", total, value), total.name))
     arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
     arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
-    return Function(REGION, tuple(arguments), tuple(inner.body), tuple(outputs))
+    return Function(MICRO_BATCHES, tuple(arguments), tuple(inner.body), tuple(outputs))
