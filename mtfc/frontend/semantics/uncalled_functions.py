@@ -12,9 +12,8 @@ from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.calls.function_calls import find
-from mtfc.frontend.semantics.names.scope import ANY, Scope
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.names.unknown_names import unknown_function
-from mtfc.frontend.semantics.training.updates import STEP
 from mtfc.frontend.syntax import ast, other_libraries
 from mtfc.frontend.syntax.ast import children, walk
 from mtfc.frontend.syntax.bound_names import variables

@@ -31,6 +31,10 @@ ANY = "any"
 """In a signature, in place of a dtype: any, but the same one wherever it appears."""
 
 
+STEP = "step"
+"""In an optimizer, the number of the training step."""
+
+
 class Reports:
     """The errors of one run.
 

@@ -22,13 +22,12 @@ from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
 from mtfc.frontend.semantics.calls.function_calls import fitted
 from mtfc.frontend.semantics.calls.signatures import Bindings, Given
-from mtfc.frontend.semantics.names.scope import ANY, Scope
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers, no_case
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.bound_names import bound, variables
 
-STEP = "step"
 RANDOM = frozenset({"uniform", "normal", "bernoulli"})
 
 
