@@ -21,7 +21,7 @@ from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_spac
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
 from mtfc.driver.searching.compilation_time import compiling
 from mtfc.driver.searching.search_result import devices_of
-from mtfc.frontend.hardware.targets import no_room
+from mtfc.frontend.hardware_targets import no_room
 from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
 from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_json import trace

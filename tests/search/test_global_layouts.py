@@ -25,7 +25,7 @@ from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, 
 from mtfc.compiler.search.global_layouts.lookup_tables import Known
 from mtfc.compiler.search.global_layouts.step_parts import Step
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.documents import ROOT
 from tests.generators.programs import programs
 from tests.generators.scope import Options

@@ -23,8 +23,8 @@ from mtfc.compiler.cost.hardware import (
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
-from mtfc.frontend.semantics.constants import number
-from mtfc.frontend.semantics.scope import Scope, listing
+from mtfc.frontend.semantics.names.constants import number
+from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
 
 Read = Callable[[ast.Figure, Scope], Any]

@@ -6,18 +6,54 @@ The readme of Mesh-TensorFlow ("How do I pick a layout?") has the rule: every ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
-from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
-from mtfc.compiler.ir.types import Axes, Dim
-from mtfc.frontend.layouts.advice import LEAST, MACHINE, Advice
-from mtfc.frontend.layouts.facts import Facts, in_main_file
-from mtfc.frontend.layouts.rules import DeclaredLayout, Rule, Section
-from mtfc.frontend.semantics.scope import count
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
+from mtfc.frontend.layouts.allowed_warnings import Allowed
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, Rule, Section
+from mtfc.frontend.layouts.program_index import Facts, in_main_file
+from mtfc.frontend.semantics.names.scope import count
+
+MACHINE = "h100"
+"""The library's machine on which steps are predicted."""
+
+LEAST = 1.05
+"""Least speedup of a step for which a change is advised."""
+
+Faster = Callable[[Program, Equation, Mesh, Layout, Sequence[Layout]], Sequence[float] | None]
+"""Predicts the speedup of a program under each of the other layouts, which differ in the layout of one of its equations. None
+if the prediction takes too long, or the machine has no room for the mesh.
+"""
+
+
+def unpredicted(
+    program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
+) -> None:
+    """Predict nothing: there is no simulator."""
+
+
+def no_predictions() -> Faster:
+    return unpredicted
+
+
+@attrs.frozen(slots=False)
+class Advice:
+    """The warnings that the file allows, True if the file has several models, and a maker of the predictor, called on demand."""
+
+    allowed: Allowed = attrs.field(factory=Allowed)
+    several: bool = False
+    predictor: Callable[[], Faster] = no_predictions
+
+    @cached_property
+    def faster(self) -> Faster:
+        return self.predictor()
+
 
 MOST_PLACES = 3
 """Maximum number of places that a warning shows beside the first."""

@@ -10,10 +10,10 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Output, Program
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.frontend.semantics.body import Body, Kind
-from mtfc.frontend.semantics.calls.calls import elaborate_call
-from mtfc.frontend.semantics.scope import Scope
-from mtfc.frontend.semantics.trace import Block, Trace
+from mtfc.frontend.semantics.bodies.function_builder import Block, Trace
+from mtfc.frontend.semantics.bodies.statements import Body, Kind
+from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.bound_names import variables
 

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
-from mtfc.frontend.syntax import problems
+from mtfc.frontend.syntax import syntax_errors
 from mtfc.frontend.syntax.lexer import BAD, COMMENT, END, SEPARATOR, STATEMENTS, WORD, Token
 
 NESTING_LIMIT = 100
@@ -176,11 +176,11 @@ class _Emitter:
             self._close(token)
         if token.kind == BAD:
             if not self._is_doubled(index, token):
-                self._drop(problems.bad_character(token, self.file))
+                self._drop(syntax_errors.bad_character(token, self.file))
             if len(token.text) > 1 and token.text[0] in QUOTES:
                 self._put(token)  # no statement takes quotes
         elif index in self.matcher.stray:
-            self._drop(problems.stray(token, self.file))
+            self._drop(syntax_errors.stray(token, self.file))
         elif token.kind == SEPARATOR:
             if not self._in_parentheses() and self._last().kind != SEPARATOR:
                 self._put(token)
@@ -239,7 +239,7 @@ class _Emitter:
         opener = self.stream.tokens[self.open[-1][0]]
         text = CLOSING_TEXT[opener.text]
         if len(self.open) <= NESTING_LIMIT:
-            self.diagnostics.extend((problems.unclosed(opener, text, token, self.file),))
+            self.diagnostics.extend((syntax_errors.unclosed(opener, text, token, self.file),))
         insort(self.stream.repaired, self.open[-1][0])
         insort(self.stream.unclosed, self.open[-1][0])
         last = self._last()

@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
-from mtfc.frontend.syntax import ast, problems, tables
+from mtfc.frontend.syntax import ast, syntax_errors, tables
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT, TOO_DEEP, Stream, arrange
-from mtfc.frontend.syntax.habits import unlike_here
-from mtfc.frontend.syntax.indexing import FARTHEST
 from mtfc.frontend.syntax.lexer import END, SEPARATOR, WORD, Token, lex
+from mtfc.frontend.syntax.python_syntax import FARTHEST, unlike_here
 from mtfc.frontend.syntax.tables import Rule
 from mtfc.frontend.syntax.tree_builder import TUPLES, Builder
 
@@ -117,11 +116,11 @@ class _Parser:
         if token.kind == WORD:
             self.tokens[self.index] = token._replace(kind=self._kind_of_word(token))
         elif token.kind == TOO_DEEP:
-            self._recover((problems.too_deep(token.span(self.file), NESTING_LIMIT),))
+            self._recover((syntax_errors.too_deep(token.span(self.file), NESTING_LIMIT),))
         else:
             expected = [kind for kind in self.moves[self.states[-1]] if self._accepts(kind)]
             previous = self.tokens[max(self.index - 1, 0)]
-            self._recover((problems.unexpected(previous, token, expected, self.file),), stuck=self.index)
+            self._recover((syntax_errors.unexpected(previous, token, expected, self.file),), stuck=self.index)
 
     def _kind_of_word(self, token: Token) -> str:
         """A keyword where the grammar has it, but for `state = ...` and such, where the grammar has both."""

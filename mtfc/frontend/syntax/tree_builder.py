@@ -15,11 +15,11 @@ from typing import Any, TypeGuard, TypeVar
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
-from mtfc.frontend.syntax import ast, operators, problems
+from mtfc.frontend.syntax import ast, precedence, syntax_errors
+from mtfc.frontend.syntax.ast import children
 from mtfc.frontend.syntax.bound_names import bound
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT
 from mtfc.frontend.syntax.lexer import Token
-from mtfc.frontend.syntax.traverse import children
 
 INTEGER = re.compile(r"[0-9]+")
 DECIMAL = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+")
@@ -76,7 +76,7 @@ class Builder:
         if INTEGER.fullmatch(text):
             return ast.Int(span, _integer(text, span))
         if not DECIMAL.fullmatch(text):
-            shown = problems.describe(token)
+            shown = syntax_errors.describe(token)
             raise _error("E005", f"{shown} is not a number", span, help="numbers look like 64, 0.5 and 1e-3")
         if math.isinf(value := float(text)):
             raise _error("E006", "this number is larger than any float", span)
@@ -84,8 +84,8 @@ class Builder:
 
     def chain(self, span: Span, *items: Token | ast.Expr) -> ast.Expr:
         if len(items) > 2 * NESTING_LIMIT:
-            raise CompileError((problems.too_deep(span, NESTING_LIMIT),))
-        return _shallow(operators.tree(items, self.file))
+            raise CompileError((syntax_errors.too_deep(span, NESTING_LIMIT),))
+        return _shallow(precedence.tree(items, self.file))
 
     def parentheses(self, span: Span, inner: ast.Expr) -> ast.Expr:
         return attrs.evolve(inner, span=span)
@@ -322,7 +322,7 @@ def _shallow(node: N) -> N:
         level = [child for parent in level for child in children(parent)]
         levels += 1
     if level:
-        raise CompileError((problems.too_deep(span, NESTING_LIMIT),))
+        raise CompileError((syntax_errors.too_deep(span, NESTING_LIMIT),))
     return node
 
 

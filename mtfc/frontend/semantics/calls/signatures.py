@@ -14,8 +14,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend.semantics.calls.expressions import Operand
-from mtfc.frontend.semantics.scope import ANY, Scope
+from mtfc.frontend.semantics.bodies.expressions import Operand
+from mtfc.frontend.semantics.names.scope import ANY, Scope
 from mtfc.frontend.syntax import ast, other_libraries
 
 Dims = tuple[Dim, ...]

@@ -14,7 +14,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.parameter_groups import Groups
 from mtfc.frontend.syntax import ast
 

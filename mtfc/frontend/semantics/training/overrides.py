@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, nearest
-from mtfc.frontend.semantics.modules import all_of
+from mtfc.frontend.semantics.names.modules import all_of
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.nodes import OPTION
+from mtfc.frontend.syntax.ast import OPTION
 from mtfc.frontend.syntax.parser import parse
 from mtfc.frontend.syntax.tree_builder import SETTINGS
 

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope, listing
+from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
 
 Entry = ast.OptimizerFor | ast.Frozen

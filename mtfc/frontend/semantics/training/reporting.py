@@ -11,7 +11,7 @@ from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.training_reports import BUILT_IN, LEARNING_RATE
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.loss import not_returned
 from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers
 from mtfc.frontend.semantics.training.parameter_groups import MOST_LABELS

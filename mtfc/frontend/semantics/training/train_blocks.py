@@ -9,16 +9,16 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Training, Update
 from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.frontend.semantics.constants import number
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.constants import number
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.loss import minimized
 from mtfc.frontend.semantics.training.optimizers import Optimizer, find_optimizer
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, Groups, groups_of, optimizers_of
 from mtfc.frontend.semantics.training.reporting import reported
 from mtfc.frontend.semantics.training.updates import elaborate_updates
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.nodes import is_override
+from mtfc.frontend.syntax.ast import is_override
 
 MOST_MICRO_BATCHES = 1024
 """More would be a mistake: one step would read that many batches."""

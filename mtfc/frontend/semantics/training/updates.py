@@ -15,20 +15,18 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
-from mtfc.frontend.semantics.body import Body, Kind
-from mtfc.frontend.semantics.calls import arguments as kinds
-from mtfc.frontend.semantics.calls.calls import elaborate_call
-from mtfc.frontend.semantics.calls.expressions import Expressions, Operand, Result, Site
-from mtfc.frontend.semantics.calls.functions import fitted
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Site
+from mtfc.frontend.semantics.bodies.function_builder import Block, Trace
+from mtfc.frontend.semantics.bodies.statements import Body, Kind
+from mtfc.frontend.semantics.calls import argument_kinds as kinds
+from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
+from mtfc.frontend.semantics.calls.function_calls import fitted
 from mtfc.frontend.semantics.calls.signatures import Bindings, Given
-from mtfc.frontend.semantics.scope import ANY, Scope
-from mtfc.frontend.semantics.trace import Block, Trace
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers, no_case
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.bound_names import bound, variables
-from mtfc.frontend.syntax.traverse import walk
-
-STEP = "step"
 
 
 def elaborate_updates(

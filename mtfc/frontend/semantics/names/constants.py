@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import inf, isfinite
 
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
 Number = int | float | bool

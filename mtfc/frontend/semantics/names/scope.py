@@ -14,8 +14,8 @@ from copy import copy
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
-from mtfc.frontend.semantics.unused import Unused, unused
-from mtfc.frontend.syntax import ast, habits
+from mtfc.frontend.semantics.names.unused_values import Unused, unused
+from mtfc.frontend.syntax import ast, other_libraries
 
 MAX_DIMS = 32
 """Dimensions of one tensor or of one einsum: NumPy has no more, and an einsum must find a letter for each."""
@@ -29,6 +29,10 @@ FLAG_HELP = "`training` is a truth value, known in the expressions of models and
 
 ANY = "any"
 """In a signature, in place of a dtype: any, but the same one wherever it appears."""
+
+
+STEP = "step"
+"""In an optimizer, the number of the training step."""
 
 
 class Reports:
@@ -233,8 +237,8 @@ class Scope:
         if name.text in ITEM_BYTES:
             return name.text
         message = f"unknown dtype `{name.text}`"
-        if name.text in habits.DTYPES:
-            self.error("E211", message, name.span, help=habits.DTYPES[name.text])
+        if name.text in other_libraries.DTYPES:
+            self.error("E211", message, name.span, help=other_libraries.DTYPES[name.text])
         else:
             self.unknown("E211", message, name, ITEM_BYTES)
         return None

@@ -14,11 +14,11 @@ from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend.syntax import other_libraries
-from mtfc.frontend.syntax.indexing import index_help
 from mtfc.frontend.syntax.other_libraries import FUNCTIONS
 
 if TYPE_CHECKING:
     from mtfc.frontend.syntax.lexer import Token
+
 
 WHERE = "both sides are computed, and `where(condition, x, y)` chooses element by element"
 FUNCTION = "declare it beside the models: `fn f(x: [...]) -> [...] { ... }`"
@@ -48,32 +48,6 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "del": ("there is no `del`", "memory is freed where a value is used last"),
 }
 """Words that begin a statement in Python, and in other languages."""
-
-VALUES: Mapping[str, str] = {
-    "True": "write `true`",
-    "False": "write `false`",
-    "None": "there is no such value: leave the argument out",
-    "null": "there is no such value: leave the argument out",
-    "pi": "write `3.141592653589793`",
-    "inf": "write a large number, such as `1e30`",
-    "nan": "there is no such number",
-}
-
-INTEGERS = "integers are `i32` and `u32`"
-DTYPES: Mapping[str, str] = {
-    **dict.fromkeys(("i64", "int64", "long", "i8", "int8", "i16", "int16", "short"), INTEGERS),
-    **dict.fromkeys(("u64", "uint64", "u8", "uint8", "byte", "u16", "uint16"), INTEGERS),
-    **dict.fromkeys(("int", "int32"), f"write `i32`; {INTEGERS}"),
-    **dict.fromkeys(("uint", "uint32"), f"write `u32`; {INTEGERS}"),
-    **dict.fromkeys(("float", "float32", "single", "fp32"), "write `f32`"),
-    **dict.fromkeys(("float64", "double", "fp64"), "write `f64`"),
-    **dict.fromkeys(("float16", "half", "fp16"), "write `f16`"),
-    **dict.fromkeys(("bfloat16", "brain"), "write `bf16`"),
-    **dict.fromkeys(("bool_", "boolean"), "write `bool`"),
-}
-
-MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
-"""Modules that Python programs import; a file may use them out of habit without an import."""
 
 CALLS: Mapping[str, str] = {
     "backward": other_libraries.GRADIENT,
@@ -369,17 +343,60 @@ HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
 )  # fmt: skip
 
 
-# Names
+FARTHEST = 1000
+"""Tokens before a statement that are searched for a declaration, so that many errors take linear time."""
 
 
-def attribute(name: str, dims: Sequence[str]) -> str | None:
-    """Return help for `x.T` and `x.shape`, where `x` is a value with these dimensions."""
-    if name in ("T", "mT", "H"):
-        order = ", ".join(reversed(dims)) or "dims"
-        return f"dimensions are matched by name, in any order; `transpose(x -> [{order}])` changes it"
-    if name in ("shape", "size", "ndim"):
-        sizes = ", ".join(f"`{dim}`" for dim in dims)
-        return f"the size of a dimension is its name: {sizes}" if sizes else "it is a scalar"
-    if name == "dtype":
-        return "the dtype stands in the type; `cast(x, f32)` changes it"
-    return None
+def index_help(name: str, index: Sequence[str], before: Sequence[Token]) -> str:
+    """Return help for a tensor with an index: `index` is the text in the brackets, `before` the tokens before the statement."""
+    dim = _meant(index, _dims(name, before))
+    where = "" if dim else f"; `d` is a dimension of `{name}`"
+    dim = dim or "d"
+    return (
+        f"dimensions have names: `slice({name}, {dim} -> short, start = 0)` takes a part of one, "
+        f"and `gather({name}, ids, {dim})` the elements at positions{where}"
+    )
+
+
+def _meant(index: Sequence[str], dims: Sequence[str]) -> str | None:
+    """Return the first dimension of which the index takes a part; `[..., 0]` counts from the end."""
+    items: list[list[str]] = [[]]
+    for text in index:
+        if text == ",":
+            items.append([])
+        else:
+            items[-1].append(text)
+    places = [place for place, item in enumerate(items) if item not in ([":"], ["..."])]
+    if not dims or not places:
+        return None
+    place = places[0] - len(items) if ["..."] in items else places[0]
+    return dims[place] if -len(dims) <= place < len(dims) else None
+
+
+def _dims(name: str, before: Sequence[Token]) -> list[str]:
+    """Return the dimensions in the last declaration of a name: `x: [batch, io]`, or `h = einsum(x, w -> [batch, hidden])`."""
+    for at in range(len(before) - 2, -1, -1):
+        if before[at].text != name or before[at + 1].text not in (":", "="):
+            continue
+        texts = [token.text for token in before[at + 2 :]]
+        if before[at + 1].text == ":":
+            return _listed(texts)
+        if at == 0 or before[at - 1].text in ("\n", ";", "{"):
+            return _of_value(texts)
+    return []
+
+
+def _of_value(texts: Sequence[str]) -> list[str]:
+    """Return the dimensions that an expression states at its end."""
+    end = next((at for at, text in enumerate(texts) if text in ("\n", ";")), len(texts))
+    arrow = next((at for at in reversed(range(end)) if texts[at] == "->"), None)
+    return [] if arrow is None else _listed(texts[arrow + 1 :])
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    """Return the names in the brackets at the start, which may follow a dtype."""
+    begin = 0 if texts[:1] == ["["] else 1
+    if texts[begin : begin + 1] != ["["] or "]" not in texts:
+        return []
+    inside = texts[begin + 1 : texts.index("]")]
+    return [text for text in inside if text != ","] if "..." not in inside else []

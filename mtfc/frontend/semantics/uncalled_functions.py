@@ -10,14 +10,13 @@ from collections.abc import Collection, Iterator
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.frontend.semantics.calls.calls import BUILTINS
-from mtfc.frontend.semantics.calls.functions import find
-from mtfc.frontend.semantics.scope import ANY, Scope
-from mtfc.frontend.semantics.training.updates import STEP
-from mtfc.frontend.semantics.unknown import unknown_function
+from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.semantics.calls.function_calls import find
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
+from mtfc.frontend.semantics.names.unknown_names import unknown_function
 from mtfc.frontend.syntax import ast, other_libraries
+from mtfc.frontend.syntax.ast import children, walk
 from mtfc.frontend.syntax.bound_names import variables
-from mtfc.frontend.syntax.traverse import children, walk
 
 
 def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:

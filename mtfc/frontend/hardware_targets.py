@@ -9,8 +9,8 @@ from typing import NoReturn
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.semantics.library import FOLDER, SHOWN
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.semantics.names.standard_library import FOLDER, SHOWN
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 

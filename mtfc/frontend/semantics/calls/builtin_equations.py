@@ -9,7 +9,7 @@ from math import prod
 from mtfc.compiler.diagnostics import Label
 from mtfc.compiler.ir.core import Attr, Value
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.semantics.calls.expressions import (
+from mtfc.frontend.semantics.bodies.expressions import (
     Expressions,
     Operand,
     Result,
@@ -17,8 +17,8 @@ from mtfc.frontend.semantics.calls.expressions import (
     Site,
     common_dtype,
 )
-from mtfc.frontend.semantics.constants import fold_call, truth
-from mtfc.frontend.semantics.scope import count
+from mtfc.frontend.semantics.names.constants import fold_call, truth
+from mtfc.frontend.semantics.names.scope import count
 
 Dims = tuple[Dim, ...]
 Mapped = tuple[Dim, Dim]

@@ -11,10 +11,10 @@ from itertools import takewhile
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Dim, Mesh
-from mtfc.frontend.semantics.constants import LIMIT, integer
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.constants import LIMIT, integer
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.traverse import children
+from mtfc.frontend.syntax.ast import children
 
 Sizes = Mapping[str, int]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mtfc.compiler.ir.core import Initializer
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.frontend.semantics.calls.expressions import Expressions
+from mtfc.frontend.semantics.bodies.expressions import Expressions
 from mtfc.frontend.syntax import ast
 
 

@@ -13,9 +13,10 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
-from mtfc.frontend.semantics.body import Body, Kind
-from mtfc.frontend.semantics.calls import arguments as kinds
-from mtfc.frontend.semantics.calls.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.semantics.bodies.function_builder import LARGEST
+from mtfc.frontend.semantics.bodies.statements import Body, Kind
+from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.signatures import (
     Bindings,
     Given,
@@ -26,10 +27,9 @@ from mtfc.frontend.semantics.calls.signatures import (
     shown,
     typed,
 )
-from mtfc.frontend.semantics.scope import ANY, Scope, count
-from mtfc.frontend.semantics.trace import LARGEST
+from mtfc.frontend.semantics.names.scope import ANY, Scope, count
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.traverse import walk
+from mtfc.frontend.syntax.ast import walk
 
 DEEPEST = 40
 """Functions that are inlined in each other."""

@@ -8,8 +8,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
-from mtfc.frontend.layouts.allowed import in_layout
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.layouts.allowed_warnings import in_layout
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
 

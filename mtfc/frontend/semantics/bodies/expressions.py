@@ -21,10 +21,10 @@ from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.frontend.semantics.constants import ConstantError, Number, convert, fold, plain, shown, truth
-from mtfc.frontend.semantics.scope import Scope, count
-from mtfc.frontend.semantics.trace import Block, Trace
-from mtfc.frontend.semantics.unknown import product_help, unknown_value
+from mtfc.frontend.semantics.bodies.function_builder import Block, Trace
+from mtfc.frontend.semantics.names.constants import ConstantError, Number, convert, fold, plain, shown, truth
+from mtfc.frontend.semantics.names.scope import Scope, count
+from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
 from mtfc.frontend.syntax import ast, other_libraries
 
 Result = Value | Number | None

@@ -6,22 +6,19 @@ as the rest of a declaration, and spans are moved back so that errors point into
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
-import attrs
-
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Label, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.layouts.rules import DeclaredLayout, resolve
-from mtfc.frontend.semantics.declarations import mesh as declared_mesh
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
+from mtfc.frontend.semantics.names.declarations import mesh as declared_mesh
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.parser import parse
+from mtfc.frontend.syntax.option_text import parse_option
 
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
     from mtfc.frontend.layouts.placements import DeclaredPlacement
-    from mtfc.frontend.semantics.scope import Scope
+    from mtfc.frontend.semantics.names.scope import Scope
 
 GIVEN = "given"
 """The name of a layout or mesh that the command line spells out."""
@@ -35,8 +32,6 @@ ONE = "one"
 
 ONE_DEVICE = Mesh("single", (("all", 1),))
 """The mesh of an undistributed program."""
-
-N = TypeVar("N", bound=ast.Node)
 
 
 def is_one_device(mesh: str | None, module: Module) -> bool:
@@ -59,7 +54,7 @@ def parse_mesh(text: str, module: Module) -> Mesh:
         scope.unknown("E307", f"unknown mesh `{name.text}`", name, (*module.meshes, ONE))
         raise CompileError(scope.diagnostics)
     body = text.replace(";", ",").replace("=", ":")
-    decl = given(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
+    decl = parse_option(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
     found = declared_mesh(decl, scope)
     if found is None:
         raise CompileError(scope.diagnostics)
@@ -85,7 +80,7 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
             raise CompileError(scope.diagnostics)
         scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
         raise CompileError(scope.diagnostics)
-    decl = given(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
+    decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
     found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
     scope.diagnostics.raise_if_errors()
     return found
@@ -181,46 +176,3 @@ def _axes_of(declared: DeclaredLayout) -> set[str]:
 
 def _whole(text: str, file: str) -> ast.Name:
     return ast.Name(Span(file, 1, 1, 1, 1 + len(text)), text.strip())
-
-
-def given(prefix: str, text: str, brackets: str, file: str, kind: type[N], diagnostics: Diagnostics) -> N:
-    """The declaration that `prefix` and `text` make together, with spans that point into `text`."""
-    whole = Span(file, 1, 1, 1, 1 + len(text))
-    if not text.lstrip().startswith(brackets[0]):
-        prefix, text = prefix + brackets[0], f"{text}\n{brackets[1]}"
-    found = Diagnostics()
-    declarations = parse(prefix + text, file, found).declarations
-    diagnostics.extend(_moved_diagnostic(each, -len(prefix)) for each in found)
-    diagnostics.raise_if_errors()
-    decl = declarations[0]
-    if len(declarations) > 1 or not isinstance(decl, kind):
-        diagnostics.add("E312", "expected one list of rules, and nothing else", whole)
-        raise CompileError(diagnostics)
-    return _moved(decl, -len(prefix))
-
-
-def _moved_span(span: Span, by: int) -> Span:
-    """`span` with the columns of line 1 moved."""
-    column = max(1, span.column + by) if span.line == 1 else span.column
-    end = max(column, span.end_column + by) if span.end_line == 1 else span.end_column
-    return attrs.evolve(span, column=column, end_column=end)
-
-
-def _moved_diagnostic(diagnostic: Diagnostic, by: int) -> Diagnostic:
-    labels = tuple(attrs.evolve(label, span=_moved_span(label.span, by)) for label in diagnostic.labels)
-    return attrs.evolve(diagnostic, span=_moved_span(diagnostic.span, by), labels=labels)
-
-
-def _moved(node: N, by: int) -> N:
-    """`node` with all its spans moved."""
-    changes = {field.name: _moved_field(getattr(node, field.name), by) for field in attrs.fields(type(node))}
-    make: Callable[..., N] = type(node)
-    return make(**changes)
-
-
-def _moved_field(value: object, by: int) -> object:
-    if isinstance(value, Span):
-        return _moved_span(value, by)
-    if isinstance(value, tuple):
-        return tuple(_moved_field(item, by) for item in value)
-    return _moved(value, by) if isinstance(value, ast.Node) else value

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import attrs
 
 from mtfc.compiler.ir.core import Value
-from mtfc.frontend.semantics.calls import arguments as kinds
-from mtfc.frontend.semantics.calls import primitives
-from mtfc.frontend.semantics.calls.arguments import Kind
-from mtfc.frontend.semantics.calls.expressions import Expressions, Operand, Result, Results, Site, Variables
-from mtfc.frontend.semantics.calls.functions import call_function, find
-from mtfc.frontend.semantics.scope import count
-from mtfc.frontend.semantics.unknown import unknown_function
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.semantics.calls import argument_kinds as kinds
+from mtfc.frontend.semantics.calls import builtin_equations
+from mtfc.frontend.semantics.calls.argument_kinds import Kind
+from mtfc.frontend.semantics.calls.function_calls import call_function, find
+from mtfc.frontend.semantics.names.scope import count
+from mtfc.frontend.semantics.names.unknown_names import unknown_function
 from mtfc.frontend.syntax import ast
 
 
@@ -157,19 +157,28 @@ UNARY = (
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
 
 BUILTINS: dict[str, Builtin] = {
-    **{op: Builtin(usage=f"{op}(x)", arguments=(kinds.tensor,), build=primitives.simple(op)) for op in UNARY},
     **{
-        op: Builtin(usage=f"{op}(x, y)", arguments=(kinds.tensor, kinds.tensor), build=primitives.simple(op))
+        op: Builtin(usage=f"{op}(x)", arguments=(kinds.tensor,), build=builtin_equations.simple(op))
+        for op in UNARY
+    },
+    **{
+        op: Builtin(
+            usage=f"{op}(x, y)", arguments=(kinds.tensor, kinds.tensor), build=builtin_equations.simple(op)
+        )
         for op in ("minimum", "maximum")
     },
-    "where": Builtin(usage="where(condition, x, y)", arguments=(kinds.tensor,) * 3, build=primitives.where),
-    "cast": Builtin(usage="cast(x, bf16)", arguments=(kinds.tensor, kinds.dtype), build=primitives.cast),
+    "where": Builtin(
+        usage="where(condition, x, y)", arguments=(kinds.tensor,) * 3, build=builtin_equations.where
+    ),
+    "cast": Builtin(
+        usage="cast(x, bf16)", arguments=(kinds.tensor, kinds.dtype), build=builtin_equations.cast
+    ),
     "einsum": Builtin(
         usage="einsum(a, b -> [dims])",
         arguments=(kinds.tensor,),
         more=kinds.tensor,
         result="required",
-        build=primitives.einsum,
+        build=builtin_equations.einsum,
     ),
     **{
         op: Builtin(
@@ -177,7 +186,7 @@ BUILTINS: dict[str, Builtin] = {
             arguments=(kinds.tensor,),
             keywords={"over": kinds.dims},
             result="optional",
-            build=primitives.reduction(op),
+            build=builtin_equations.reduction(op),
         )
         for op in REDUCTIONS
     },
@@ -186,14 +195,14 @@ BUILTINS: dict[str, Builtin] = {
         arguments=(kinds.tensor,),
         keywords={"over": kinds.dims},
         result="optional",
-        build=primitives.reduction("argmax"),
+        build=builtin_equations.reduction("argmax"),
     ),
     **{
         op: Builtin(
             usage=f"{op}(x -> [dims])",
             arguments=(kinds.tensor,),
             result="required",
-            build=primitives.with_dims(op),
+            build=builtin_equations.with_dims(op),
         )
         for op in ("broadcast", "transpose", "reshape")
     },
@@ -202,46 +211,48 @@ BUILTINS: dict[str, Builtin] = {
             usage=f"{name}([dims])",
             arguments=(kinds.dims,),
             keywords={"dtype": kinds.dtype},
-            build=primitives.filled(value),
+            build=builtin_equations.filled(value),
         )
         for name, value in (("zeros", 0), ("ones", 1))
     },
-    "zeros_like": Builtin(usage="zeros_like(x)", arguments=(kinds.tensor,), build=primitives.zeros_like),
+    "zeros_like": Builtin(
+        usage="zeros_like(x)", arguments=(kinds.tensor,), build=builtin_equations.zeros_like
+    ),
     "full": Builtin(
         usage="full([dims], value)",
         arguments=(kinds.dims, kinds.number),
         keywords={"dtype": kinds.dtype},
-        build=primitives.full,
+        build=builtin_equations.full,
     ),
     "rename": Builtin(
         usage="rename(x, old -> new)",
         arguments=(kinds.tensor, kinds.mapping),
         more=kinds.mapping,
-        build=primitives.rename,
+        build=builtin_equations.rename,
     ),
     "slice": Builtin(
         usage="slice(x, length -> short, start = 0, stride = 1)",
         arguments=(kinds.tensor, kinds.mapping),
         keywords={"start": kinds.integer, "stride": kinds.integer},
-        build=primitives.cut,
+        build=builtin_equations.cut,
     ),
     "pad": Builtin(
         usage="pad(x, length -> longer, before = 0, value = 0.0)",
         arguments=(kinds.tensor, kinds.mapping),
         keywords={"before": kinds.integer, "value": kinds.number},
-        build=primitives.pad,
+        build=builtin_equations.pad,
     ),
     "concat": Builtin(
         usage="concat(a, b, left -> both, right -> both)",
         arguments=(kinds.tensor_or_mapping,),
         more=kinds.tensor_or_mapping,
-        build=primitives.concat,
+        build=builtin_equations.concat,
     ),
     "shift": Builtin(
         usage="shift(x, length, by = 1, wrap = false)",
         arguments=(kinds.tensor, kinds.dim),
         keywords={"by": kinds.integer, "wrap": kinds.boolean},
-        build=primitives.shift,
+        build=builtin_equations.shift,
     ),
     "window": Builtin(
         usage="window(x, length -> [windows, kernel], stride = 1, padding = (0, 0), value = 0.0, dilation = 1)",
@@ -252,30 +263,30 @@ BUILTINS: dict[str, Builtin] = {
             "value": kinds.number,
             "dilation": kinds.integer,
         },
-        build=primitives.window,
+        build=builtin_equations.window,
     ),
     "gather": Builtin(
         usage="gather(table, ids, d)",
         arguments=(kinds.tensor, kinds.tensor, kinds.dim),
-        build=primitives.gather,
+        build=builtin_equations.gather,
     ),
     "cumsum": Builtin(
         usage="cumsum(x, over = d, exclusive = false, reverse = false)",
         arguments=(kinds.tensor,),
         keywords={"over": kinds.dim, "exclusive": kinds.boolean, "reverse": kinds.boolean},
-        build=primitives.cumsum,
+        build=builtin_equations.cumsum,
     ),
     "top_k": Builtin(
         usage="values, indices = top_k(x, d -> k)",
         arguments=(kinds.tensor, kinds.mapping),
-        build=primitives.top_k,
+        build=builtin_equations.top_k,
     ),
     **{
         f"random.{op}": Builtin(
             usage=f"random.{op}([dims])",
             arguments=(kinds.dims,),
             keywords={"dtype": kinds.dtype, "seed": kinds.tensor},
-            build=primitives.draw(op),
+            build=builtin_equations.draw(op),
         )
         for op in ("uniform", "normal")
     },
@@ -283,14 +294,14 @@ BUILTINS: dict[str, Builtin] = {
         usage="random.bernoulli([dims], p)",
         arguments=(kinds.dims, kinds.number),
         keywords={"seed": kinds.tensor},
-        build=primitives.bernoulli,
+        build=builtin_equations.bernoulli,
     ),
-    "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=primitives.indices),
+    "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=builtin_equations.indices),
     "one_hot": Builtin(
         usage="one_hot(ids, d)",
         arguments=(kinds.tensor, kinds.dim),
         keywords={"dtype": kinds.dtype},
-        build=primitives.one_hot,
+        build=builtin_equations.one_hot,
     ),
 }
 

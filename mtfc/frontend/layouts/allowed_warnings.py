@@ -9,7 +9,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.frontend.codes import CODES
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
 COMMENT = re.compile(r"#[ \t]*allow[ \t]+([A-Za-z]\d+(?:[ \t]*,[ \t]*[A-Za-z]\d+)*)")

@@ -14,8 +14,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import children
 from mtfc.frontend.syntax.bound_names import bound_inside
-from mtfc.frontend.syntax.traverse import children
 
 CODE = "W603"
 SILENT = "_"

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
-from mtfc.frontend.semantics import library
-from mtfc.frontend.semantics.scope import Scope
-from mtfc.frontend.syntax import ast, habits, other_libraries
+from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.syntax import ast, other_libraries
 
 
 class HasUsage(Protocol):
@@ -40,9 +40,9 @@ def unknown_value(scope: Scope, node: ast.Name | ast.Path, values: Mapping[str, 
     head, _, attribute = node.text.partition(".")
     if attribute and head in values and values[head] is None:
         return
-    value, help = values.get(head), habits.VALUES.get(node.text)
+    value, help = values.get(head), other_libraries.VALUES.get(node.text)
     if attribute and isinstance(value, Value):
-        help = habits.attribute(attribute, value.type.names)
+        help = other_libraries.attribute(attribute, value.type.names)
     if help and node.text not in scope.doubtful:
         message = f"`{head}` has no `{attribute}`" if attribute else f"unknown value `{node.text}`"
         scope.error("E101", message, node.span, help=help)
@@ -106,14 +106,14 @@ def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) 
     head, *_, name = function.parts
     if head == "self":
         return f"there are no objects: declare `fn {name}(x: [...]) -> [...] {{ ... }}`, and call `{name}(x)`"
-    if head in habits.MODULES:
+    if head in other_libraries.MODULES:
         return _habit(scope, name, builtins) or "what Python imports is not known here"
-    return f"add `import {head}`" if library.text(head) is not None else None
+    return f"add `import {head}`" if standard_library.text(head) is not None else None
 
 
 def _in_library(scope: Scope, name: str) -> str | None:
     """Where the library has a function of that name."""
-    modules = library.with_function(name)
+    modules = standard_library.with_function(name)
     if not modules:
         return None
     imported = [module for module in modules if module in scope.modules]

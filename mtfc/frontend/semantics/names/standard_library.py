@@ -18,7 +18,7 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
-FOLDER = Path(__file__).parents[2] / "std"
+FOLDER = Path(__file__).parents[3] / "std"
 SHOWN = "mtfc/std/"
 """What diagnostics call the folder, wherever mtfc is installed."""
 

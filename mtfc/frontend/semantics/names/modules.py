@@ -17,12 +17,12 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Label, Span
 from mtfc.compiler.ir.builder import Names
-from mtfc.frontend.semantics import library
-from mtfc.frontend.semantics.declarations import Sizes, declare_dims
-from mtfc.frontend.semantics.scope import Reports, Scope
+from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.semantics.names.declarations import Sizes, declare_dims
+from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.parser import parse
-from mtfc.frontend.syntax.traverse import walk
 
 Neighbour = Callable[[str], str | None]
 """The text of the file with this path, None where there is none. Raises `CompileError` where it is not text."""
@@ -86,7 +86,9 @@ class Loader:
     def _module(self, name: ast.Name, importer: str, scope: Scope) -> Scope | None:
         """The scope of an imported file; None, and an error, where it cannot be had."""
         path = str(PurePath(importer).parent / f"{name.text}.mtf")
-        if importer.startswith(library.SHOWN) or (path not in self.loading and not self._exists(path)):
+        if importer.startswith(standard_library.SHOWN) or (
+            path not in self.loading and not self._exists(path)
+        ):
             return self._of_library(name, scope)
         if path in self.loading:
             self._report_cycle(path, name, scope)
@@ -121,23 +123,23 @@ class Loader:
         return scope
 
     def _of_library(self, name: ast.Name, scope: Scope) -> Scope | None:
-        if library.text(name.text) is not None:
+        if standard_library.text(name.text) is not None:
             return self.library(name.text)
         help = f"a module is a file beside this one, `{name.text}.mtf`, or of the library"
-        known = library.modules()
+        known = standard_library.modules()
         scope.unknown("E119", f"there is no module `{name.text}`", name, known, f"{help}: {', '.join(known)}")
         return None
 
     def library(self, module: str) -> Scope:
         """The scope of a module of the library, which exists."""
-        path = library.file_of(module)
+        path = standard_library.file_of(module)
         found = self.loaded.get(path)
         if found is None:
             found = self.loaded[path] = Scope(self.reports, module=self.names.fresh(module))
-            declare_dims(library.declarations(module, ast.DimDecl), {}, found)
-            found.functions = library.functions(module)
-            found.optimizers = library.optimizers(module)
-            self._import_all(library.declarations(module, ast.ImportDecl), path, found)
+            declare_dims(standard_library.declarations(module, ast.DimDecl), {}, found)
+            found.functions = standard_library.functions(module)
+            found.optimizers = standard_library.optimizers(module)
+            self._import_all(standard_library.declarations(module, ast.ImportDecl), path, found)
         return found
 
 
