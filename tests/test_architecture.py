@@ -139,7 +139,7 @@ NAMES_OPS = {
     "mtfc.compiler.ir.training_flag": "rewrite rows: an op, and the truth of its operands",
     "mtfc.backends.jax.convolution_fusion": "pattern rows: chains of ops that are one call of `lax`",
     "mtfc.compiler.analysis.equation_names": "spells out a name that is a reserved word of layout files",
-    "mtfc.frontend.semantics.calls.expressions": "operators of the language, such as `and`, which are no equations yet",
+    "mtfc.frontend.semantics.bodies.expressions": "operators of the language, such as `and`, which are no equations yet",
 }
 """Modules that may test an op's name, and what they name it for. Elsewhere an op's traits say what it is."""
 
