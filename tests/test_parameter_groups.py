@@ -232,7 +232,7 @@ def test_an_update_of_what_is_no_parameter_is_refused() -> None:
     (program,) = load(FROZEN).programs
     text = print_program(program)
     for wrong in ("update nothing, ", f"update {DOWN}, "):
-        with pytest.raises(VerifyError, match="one update or none"):
+        with pytest.raises(VerifyError, match="at most one update"):
             verify(read_program(text.replace("update ", wrong, 1)), "global")
 
 
