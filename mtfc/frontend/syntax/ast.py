@@ -238,7 +238,7 @@ class Yield(Node):
 
 
 @attrs.frozen
-class Slice(Node):
+class LoopSlice(Node):
     """`x_t = x`: in each iteration of a loop, `x_t` is a slice of x."""
 
     name: Name
@@ -251,7 +251,7 @@ class Repeat(Node):
 
     dim: DimName
     checkpoint: bool
-    slices: tuple[Slice, ...]
+    slices: tuple[LoopSlice, ...]
     body: tuple[Statement, ...]
 
 
@@ -259,7 +259,7 @@ class Repeat(Node):
 class Scan(Node):
     """`scan x_t = x, y_t = y along time { ... }`"""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[LoopSlice, ...]
     dim: DimName
     body: tuple[Statement, ...]
 
@@ -303,7 +303,7 @@ class Every(Node):
 
 
 @attrs.frozen
-class LayoutRule(Node):
+class SplitRule(Node):
     """`batch: rows`, or `batch: (rows, cols)` with the most major axis first."""
 
     dim: DimName | Every
@@ -314,7 +314,7 @@ class LayoutRule(Node):
 class RuleSet(Node):
     """`{ d_model: rows }` after `params:` or `optimizer:`"""
 
-    rules: tuple[LayoutRule, ...]
+    rules: tuple[SplitRule, ...]
 
 
 @attrs.frozen
@@ -322,7 +322,7 @@ class ValueRules(Node):
     """`value layers.ffn.h: { hidden: cols }`"""
 
     path: Name | Path
-    rules: tuple[LayoutRule, ...]
+    rules: tuple[SplitRule, ...]
 
 
 @attrs.frozen
@@ -339,7 +339,7 @@ class LayoutDecl(Node):
     name: Name
     models: tuple[Name, ...]
     mesh: Name | None
-    rules: tuple[LayoutRule, ...]
+    rules: tuple[SplitRule, ...]
     params: RuleSet | None
     optimizer: RuleSet | None
     values: tuple[ValueRules, ...]
@@ -355,7 +355,7 @@ class Degree(Node):
 
 
 @attrs.frozen
-class Placed(Node):
+class OperatorPlacement(Node):
     """`layers.h[0]: { batch: 2 } on [0, 1]`; `indices` are those of the loops around the operator. There are no devices where a
     search is asked about any.
     """
@@ -372,30 +372,30 @@ class PlacementDecl(Node):
 
     name: Name
     devices: Expr
-    operators: tuple[Placed, ...]
+    operators: tuple[OperatorPlacement, ...]
 
 
 @attrs.frozen
-class Figures(Node):
+class HardwareFigures(Node):
     """`{ f32: 67e12, bf16: 989e12 }`, or a table by size: `{ 1e3: 2e9, 1e6: 40e9 }`"""
 
-    entries: tuple[Figure, ...]
+    entries: tuple[HardwareFigure, ...]
 
 
 @attrs.frozen
-class Figure(Node):
+class HardwareFigure(Node):
     """`memory: 80e9`, `size: (4, 4)`, `flops: { bf16: 989e12 }`; in a table by size the key is a number."""
 
     key: Name | Int | Float
-    value: Expr | Tuple | Figures
+    value: Expr | Tuple | HardwareFigures
 
 
 @attrs.frozen
-class Link(Node):
+class LinkDecl(Node):
     """`link nvlink: { kind: switch, size: 8, bandwidth: 450e9 }`"""
 
     name: Name
-    figures: tuple[Figure, ...]
+    figures: tuple[HardwareFigure, ...]
 
 
 @attrs.frozen
@@ -403,8 +403,8 @@ class HardwareDecl(Node):
     """`hardware h100 = { device: { ... }, link nvlink: { ... } }`, the innermost link first."""
 
     name: Name
-    figures: tuple[Figure, ...]
-    links: tuple[Link, ...]
+    figures: tuple[HardwareFigure, ...]
+    links: tuple[LinkDecl, ...]
 
 
 @attrs.frozen
