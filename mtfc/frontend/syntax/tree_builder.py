@@ -37,7 +37,6 @@ TUPLES = frozenset(
 )
 
 
-@attrs.frozen
 class KeyedEntry(ast.Node):
     """A `minimize loss`, `report a, b` or `key = value` of a train block, or a `key: { rules }` of a layout."""
 
@@ -88,7 +87,7 @@ class TreeBuilder:
         return _shallow(precedence.tree(items, self.file))
 
     def parentheses(self, span: Span, inner: ast.Expr) -> ast.Expr:
-        return attrs.evolve(inner, span=span)
+        return inner.evolve(span=span)
 
     def call(
         self,

@@ -98,7 +98,7 @@ def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Binding
     span = decl.parameter.span
     pattern = decl.pattern or ast.Type(span, None, (ast.Ellipsis(span),))
     if pattern.dtype is None:
-        pattern = attrs.evolve(pattern, dtype=ast.Name(span, ANY))
+        pattern = pattern.evolve(dtype=ast.Name(span, ANY))
     bindings = Bindings(
         {dim.text for dim in pattern.dims if isinstance(dim, ast.Name)}, scope, any=(type.dtype, span)
     )
