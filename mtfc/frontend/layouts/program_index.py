@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Program, Role, Value
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
 
@@ -161,7 +161,7 @@ class ProgramIndex:
     @cached_property
     def heavy(self) -> Mapping[Equation, int]:
         """The contractions with a good part of the work, and their FLOPs."""
-        einsums = [(eqn, times) for eqn, times in self._executed if eqn.op == "einsum"]
+        einsums = [(eqn, times) for eqn, times in self._executed if has_trait(eqn, "dot")]
         work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
         total = sum(work)
         pairs = ((eqn, flops) for (eqn, _), flops in zip(einsums, work, strict=True))

@@ -13,7 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
-from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
@@ -27,8 +27,6 @@ from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_o
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.bound_names import bound, variables
-
-RANDOM = frozenset({"uniform", "normal", "bernoulli"})
 
 
 def elaborate_updates(
@@ -207,9 +205,9 @@ class _Elaboration:
 
 
 def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
-    if eqn.op == TRAINING:
+    if has_trait(eqn, "training"):
         return "asks for `training`, and updates are computed in training alone"
-    if eqn.op in RANDOM:
+    if has_trait(eqn, "random"):
         return "draws random numbers, which the parameters that it updates would share"
     if eqn.regions:
         return "contains a loop"
@@ -326,7 +324,7 @@ class UpdateBody(ElaboratedBody):
         if isinstance(value, int | float):
             return scalar("bool" if isinstance(value, bool) else "f32"), float(value), True
         made = next((eqn for eqn in scratch.block.body if value in eqn.results), None)
-        if made is not None and made.op in ("full", "constant"):
+        if made is not None and has_trait(made, "filled"):
             return made.result.type, float(made.attrs["value"]), False  # type: ignore[arg-type]
         if value is not None:
             message = f"state `{node.name.text}` does not start with equal elements"
