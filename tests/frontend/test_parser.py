@@ -367,7 +367,7 @@ def test_dump() -> None:
         "      right: Name 1:13 text='b'\n"
         "  declarations: LayoutDecl 2:1\n"
         "    name: Name 2:8 text='l'\n"
-        "    rules: LayoutRule 2:14\n"
+        "    rules: SplitRule 2:14\n"
         "      dim: Name 2:14 text='a'\n"
         "      axes: Name 2:18 text='rows'\n"
         "      axes: Name 2:24 text='cols'\n"

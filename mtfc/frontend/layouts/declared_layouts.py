@@ -14,7 +14,7 @@ from mtfc.frontend.syntax import ast
 
 
 @attrs.frozen
-class Rule:
+class DeclaredRule:
     """Dimension `dim` is split over `axes`.
 
     span: the place of the rule. declared: the place of the dimension's declaration; for `EVERY`, the place of `*`.
@@ -29,7 +29,7 @@ class Rule:
 NOTHING_SPLIT = "it is one device, on which nothing is split: leave the layout out"
 """The help for a layout on a mesh without axes."""
 
-Section = Mapping[str, Rule]
+Section = Mapping[str, DeclaredRule]
 """Rules by dimension."""
 
 
@@ -58,7 +58,7 @@ class DeclaredLayout:
 
     def with_rule(self, dim: str, axes: Axes) -> DeclaredLayout:
         """Return the layout with one other rule for values."""
-        rule = Rule(dim, axes, self.span, self.span)
+        rule = DeclaredRule(dim, axes, self.span, self.span)
         rules = self.layout.rules.override(Rules(((dim, axes),)))
         return attrs.evolve(
             self,
@@ -125,7 +125,7 @@ def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope)
 
 
 def _section(
-    rules: Iterable[ast.LayoutRule], mesh: Mesh, scope: Scope, is_of_storage: bool = False
+    rules: Iterable[ast.SplitRule], mesh: Mesh, scope: Scope, is_of_storage: bool = False
 ) -> Section:
     places: dict[str, Span] = {}
     first = (rule for rule in rules if _first(rule.dim, places, scope))
@@ -133,7 +133,7 @@ def _section(
     return {rule.dim: rule for rule in found if rule is not None}
 
 
-def _is_of_every(rule: ast.LayoutRule, scope: Scope) -> bool:
+def _is_of_every(rule: ast.SplitRule, scope: Scope) -> bool:
     """True if a rule is for `*`; report an error, since only storage rules may be."""
     if not isinstance(rule.dim, ast.Every):
         return False
@@ -142,7 +142,7 @@ def _is_of_every(rule: ast.LayoutRule, scope: Scope) -> bool:
     return True
 
 
-def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
+def _rule(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> DeclaredRule | None:
     if _is_reversed(rule, mesh, scope):
         return None
     name, declared = _dim(rule, scope)
@@ -150,10 +150,10 @@ def _rule(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> Rule | None:
     good = [_axis(rule, axis, places, mesh, scope) for axis in rule.axes]
     if name is None or not all(good):
         return None
-    return Rule(name, tuple(axis.text for axis in rule.axes), rule.span, declared)
+    return DeclaredRule(name, tuple(axis.text for axis in rule.axes), rule.span, declared)
 
 
-def _dim(rule: ast.LayoutRule, scope: Scope) -> tuple[str | None, Span]:
+def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
     """Return the dimension of a rule, None if unknown, and the place of its declaration."""
     if isinstance(rule.dim, ast.Every):
         return EVERY, rule.dim.span
@@ -161,7 +161,7 @@ def _dim(rule: ast.LayoutRule, scope: Scope) -> tuple[str | None, Span]:
     return (dim.name, scope.place(rule.dim)) if dim else (None, rule.dim.span)
 
 
-def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
+def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
     if axis.text not in mesh.sizes:
         help = None if mesh.names else NOTHING_SPLIT
         scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
@@ -174,7 +174,7 @@ def _axis(rule: ast.LayoutRule, axis: ast.Name, places: dict[str, Span], mesh: M
     return True
 
 
-def _is_reversed(rule: ast.LayoutRule, mesh: Mesh, scope: Scope) -> bool:
+def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
     """Whether a rule is written `axis: dim`; an error where it is."""
     if len(rule.axes) != 1:
         return False

@@ -16,8 +16,8 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 from mtfc.frontend.layouts.allowed_warnings import Allowed
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, Rule, Section
-from mtfc.frontend.layouts.program_index import Facts, in_main_file
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, DeclaredRule, Section
+from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
 from mtfc.frontend.semantics.names.scope import count
 
 MACHINE = "h100"
@@ -60,7 +60,7 @@ MOST_PLACES = 3
 
 
 def check_efficiency(
-    facts: Facts, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
+    facts: ProgramIndex, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
 ) -> Iterator[Diagnostic]:
     """Yield W601 and W602 for one model under a legal layout; `is_legal` tests another layout."""
     check = _Check(facts, declared, advice, is_legal)
@@ -74,7 +74,7 @@ def check_efficiency(
 class _Check:
     def __init__(
         self,
-        facts: Facts,
+        facts: ProgramIndex,
         declared: DeclaredLayout,
         advice: Advice,
         is_legal: Callable[[DeclaredLayout], bool],
@@ -83,7 +83,7 @@ class _Check:
         self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh
 
-    def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, Rule]:
+    def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
         """The rules for the (first) result's dimensions, which may be the value's own, and for those `reduced`."""
         result = eqn.results[0]
         own = self._section(result)
@@ -163,7 +163,7 @@ class _Check:
 
         That takes rules of a value's own. Without them, two such dimensions have no tensor in common, and one is summed before.
         """
-        users: dict[str, list[Rule]] = {}
+        users: dict[str, list[DeclaredRule]] = {}
         for rule in self._rules(eqn, _reduced(eqn)).values():
             for axis in rule.axes:
                 users.setdefault(axis, []).append(rule)
@@ -171,7 +171,7 @@ class _Check:
             if len(rules) > 1 and self.mesh.sizes[axis] > 1 and not self._is_error(eqn, axis, rules):
                 yield self._conflict(eqn, axis, rules)
 
-    def _is_error(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> bool:
+    def _is_error(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> bool:
         """Whether the layout is not injective on the result or an operand: that is E301."""
         tensors = (*eqn.operands, *eqn.results)
         return any(sum(self._splits(value, rule.dim, axis) for rule in rules) > 1 for value in tensors)
@@ -184,7 +184,7 @@ class _Check:
         rule = self._section(value).get(dim)
         return rule is not None and dim in value.type.names and axis in rule.axes
 
-    def _conflict(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> Diagnostic:
+    def _conflict(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> Diagnostic:
         names = _list([rule.dim for rule in rules])
         message = f"{names} are both split over mesh axis `{axis}` and meet here: only one of them can be"
         labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)

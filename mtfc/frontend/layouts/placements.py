@@ -69,7 +69,7 @@ def _placement(decl: ast.PlacementDecl, scope: Scope) -> DeclaredPlacement | Non
 
 
 def _operators(
-    nodes: Sequence[ast.Placed], devices: int, scope: Scope, is_asked: bool
+    nodes: Sequence[ast.OperatorPlacement], devices: int, scope: Scope, is_asked: bool
 ) -> tuple[PlacedOperator, ...]:
     """Those in which nothing is wrong as far as declarations say."""
     places: dict[str, Span] = {}
@@ -86,7 +86,7 @@ def _integer(node: ast.Expr, scope: Scope) -> int | None:
 
 
 def _placed(
-    node: ast.Placed, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
+    node: ast.OperatorPlacement, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
 ) -> PlacedOperator | None:
     indices = [_integer(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")

@@ -74,7 +74,7 @@ def nothing() -> Mapping[str, Tensor]:
 
 
 @attrs.frozen(slots=False)
-class Facts:
+class ProgramIndex:
     """Of `forward`; `named` has what else a layout can name."""
 
     program: Program

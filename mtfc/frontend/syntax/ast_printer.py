@@ -24,10 +24,10 @@ def _lines(node: ast.Node, label: str, depth: int) -> Iterator[str]:
 
 
 def _fields(node: ast.Node) -> Iterator[tuple[str, Any]]:
-    for field in attrs.fields(type(node)):
-        value = getattr(node, field.name)
-        if field.name != "span" and value is not None and value != ():
-            yield field.name, value
+    for name in node.fields:
+        value = getattr(node, name)
+        if name != "span" and value is not None and value != ():
+            yield name, value
 
 
 def _nodes(value: object) -> tuple[ast.Node, ...]:
@@ -38,7 +38,7 @@ def _nodes(value: object) -> tuple[ast.Node, ...]:
 def to_json(node: ast.Node) -> dict[str, Any]:
     """The class as `node`, the span's fields but the file, and every field of the node."""
     place = attrs.asdict(node.span, filter=lambda field, _: field.name not in ("file", "call"))
-    fields = {field.name: getattr(node, field.name) for field in attrs.fields(type(node))[1:]}
+    fields = {name: getattr(node, name) for name in node.fields[1:]}
     return {"node": type(node).__name__, **place, **{name: _json(value) for name, value in fields.items()}}
 
 

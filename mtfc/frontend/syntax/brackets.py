@@ -36,7 +36,7 @@ UNFINISHED = frozenset(
 
 
 @attrs.frozen
-class Stream:
+class TokenStream:
     """Tokens with matching brackets.
 
     `opener[i]` is the index of the innermost bracket that token i is inside of (a closing bracket is inside of its
@@ -76,7 +76,7 @@ def _has_between(indices: Sequence[int], begin: int, end: int) -> bool:
     return at < len(indices) and indices[at] <= end
 
 
-def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> Stream:
+def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> TokenStream:
     """Drop comments and what cannot be read, match the brackets, and report both kinds of mistakes."""
     kept = list(_with_strings([token for token in tokens if token.kind != COMMENT]))
     matcher = _Matcher(kept)
@@ -168,7 +168,7 @@ class _Emitter:
         self.matcher = matcher
         self.file = file
         self.diagnostics = diagnostics
-        self.stream = Stream()
+        self.stream = TokenStream()
         self.open: list[tuple[int, int]] = []  # indices: in the stream, in the matcher
 
     def take(self, index: int, token: Token) -> None:

@@ -5,7 +5,6 @@ Spans are moved back, so that errors point into the text that the user gave.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import attrs
@@ -52,9 +51,7 @@ def _moved_diagnostic(diagnostic: Diagnostic, by: int) -> Diagnostic:
 
 def _moved(node: N, by: int) -> N:
     """`node` with all its spans moved."""
-    changes = {field.name: _moved_field(getattr(node, field.name), by) for field in attrs.fields(type(node))}
-    make: Callable[..., N] = type(node)
-    return make(**changes)
+    return node.evolve(**{name: _moved_field(getattr(node, name), by) for name in node.fields})
 
 
 def _moved_field(value: object, by: int) -> object:

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.frontend.semantics.bodies.function_builder import Block, Trace
+from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
 from mtfc.frontend.semantics.names.constants import ConstantError, Number, convert, fold, plain, shown, truth
 from mtfc.frontend.semantics.names.scope import Scope, count
 from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
@@ -110,13 +110,13 @@ class Expressions:
     def __init__(
         self,
         scope: Scope,
-        trace: Trace,
+        builder: FunctionBuilder,
         later: Mapping[str, Span],
         call: CallRule,
         prefix: str = "",
         stack: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        self.scope, self.trace, self.later, self.prefix, self.stack = scope, trace, later, prefix, stack
+        self.scope, self.builder, self.later, self.prefix, self.stack = scope, builder, later, prefix, stack
         self.call_rule = call
         self.values: MutableMapping[str, Result] = {}
         self.places: dict[str, Span] = {}
@@ -124,8 +124,8 @@ class Expressions:
         self.dropped: dict[str, Result] = {}
 
     @property
-    def block(self) -> Block:
-        return self.trace.block
+    def block(self) -> BlockBuilder:
+        return self.builder.block
 
     def value(self, node: ast.Node, variable: str | None = None) -> Result:
         """What an expression stands for; where an equation defines it, `variable` is that equation's name."""
@@ -137,7 +137,7 @@ class Expressions:
         return None if result is None else self.as_operand(result, node.span, shown)
 
     def as_operand(self, result: Value | Number, span: Span, shown: str = "this") -> Operand:
-        return Operand(result, span, shown, result in self.trace.numbers)
+        return Operand(result, span, shown, result in self.builder.numbers)
 
     def name(self, node: ast.Name, variable: str | None) -> Result:
         """Return a variable, or the size of a dimension of that name, or else `training`."""
@@ -299,9 +299,9 @@ class Expressions:
         )
         path = site.variable if len(results) == 1 else None
         self.block.append(Equation(op, tuple(values), results, attributes, span=site.span, path=path))
-        self.trace.size += 1
+        self.builder.size += 1
         if _is_of_numbers(op, operands) and not results[0].type.dims:
-            self.trace.numbers.update(results)
+            self.builder.numbers.update(results)
         return results
 
     def _name(self, op: str, path: str | None) -> str:

@@ -1,7 +1,7 @@
 """Where the equations of a program go while it is elaborated.
 
-Functions are inlined, so all bodies of a model write into one `Trace`. A loop's body is a region that sees nothing but its own
-arguments: `Block.here` finds a value of a surrounding block there, by making it an argument of every region in between when it is
+Functions are inlined, so all bodies of a model write into one `FunctionBuilder`. A loop's body is a region that sees nothing but its own
+arguments: `BlockBuilder.here` finds a value of a surrounding block there, by making it an argument of every region in between when it is
 first used. So nobody who makes an equation needs to know whether it stands in a loop.
 """
 
@@ -42,10 +42,10 @@ class VariableNames:
         return self.others.fresh(variable)
 
 
-class Block(Builder):
+class BlockBuilder(Builder):
     """The body of `forward`, or of a loop: where equations are appended."""
 
-    def __init__(self, variables: Collection[str], parent: Block | None = None) -> None:
+    def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
         seen: set[str] = parent.variables.seen if parent else set()
         self.variables: VariableNames = VariableNames(variables, seen)
         super().__init__(self.variables.others)
@@ -75,15 +75,15 @@ class Block(Builder):
         """What stands for a parameter that is declared here."""
         return value
 
-    def loops(self) -> Iterator[LoopBlock]:
+    def loops(self) -> Iterator[LoopBuilder]:
         """The loops that this block is in, the outermost first."""
         return iter(())
 
 
-class LoopBlock(Block):
+class LoopBuilder(BlockBuilder):
     """The body of a loop along `dim`; where it is `stacked`, parameters declared inside have a slice for each iteration."""
 
-    def __init__(self, parent: Block, dim: Dim, stacked: bool) -> None:
+    def __init__(self, parent: BlockBuilder, dim: Dim, stacked: bool) -> None:
         super().__init__(parent.variables.variables, parent)
         self.dim, self.stacked = dim, stacked
         self.outside = parent
@@ -124,7 +124,7 @@ class LoopBlock(Block):
             self._index = self.slice(self.outside("range", dim=self.dim), "index", span)
         return self._index
 
-    def loops(self) -> Iterator[LoopBlock]:
+    def loops(self) -> Iterator[LoopBuilder]:
         yield from self.outside.loops()
         yield self
 
@@ -136,7 +136,7 @@ class LoopBlock(Block):
 
 
 @attrs.define
-class Trace:
+class FunctionBuilder:
     """A function of a program in the making.
 
     `block` is where equations go now. `dims` are those that functions declare in their bodies, with the place, `places` where
@@ -146,7 +146,7 @@ class Trace:
     their own.
     """
 
-    block: Block
+    block: BlockBuilder
     arguments: list[Argument] = attrs.field(factory=list)
     parameters: list[Parameter] = attrs.field(factory=list)
     outputs: list[Output] = attrs.field(factory=list)
@@ -158,22 +158,22 @@ class Trace:
     slices: dict[str, TensorType] = attrs.field(factory=dict)
     numbers: set[Value] = attrs.field(factory=set)
     _scopes: dict[tuple[str, bool], Names] = attrs.field(factory=dict)
-    _root: Block = attrs.field(init=False)
+    _root: BlockBuilder = attrs.field(init=False)
     _step: Value | None = None
 
     @_root.default
-    def _first_block(self) -> Block:
+    def _first_block(self) -> BlockBuilder:
         return self.block
 
-    def aside(self) -> Trace:
+    def aside(self) -> FunctionBuilder:
         """Return an equal place, within the same loops, for equations of dead statements."""
-        block = root = Block(())
+        block = root = BlockBuilder(())
         for loop in self.block.loops():
-            block = LoopBlock(block, loop.dim, loop.stacked)
+            block = LoopBuilder(block, loop.dim, loop.stacked)
         block.call = self.block.call
-        trace = Trace(root, owners=self.owners, size=self.size, numbers=self.numbers)
-        trace.block = block
-        return trace
+        builder = FunctionBuilder(root, owners=self.owners, size=self.size, numbers=self.numbers)
+        builder.block = block
+        return builder
 
     @property
     def seen(self) -> set[str]:

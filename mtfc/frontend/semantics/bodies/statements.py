@@ -1,9 +1,9 @@
 """Statements to equations, the same for models, functions and optimizers.
 
-A `Body` is one such list of statements with the variables that are bound in it. To elaborate statements of another kind, derive a
+A `ElaboratedBody` is one such list of statements with the variables that are bound in it. To elaborate statements of another kind, derive a
 class: bind what is given with `bind`, call `run`, and read `expressions.values`; `STATEMENTS` says which method elaborates which
-statement, and what a kind of body does not have it reports with `misplaced`. All equations go to the `Trace` that it is made
-with, to where that stands: `trace.block.body` is what has been made.
+statement, and what a kind of body does not have it reports with `misplaced`. All equations go to the `FunctionBuilder` that it is made
+with, to where that stands: `builder.block.body` is what has been made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import LOOP, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
-from mtfc.frontend.semantics.bodies.function_builder import LoopBlock, Trace
+from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
 from mtfc.frontend.semantics.bodies.initializers import initializer
 from mtfc.frontend.semantics.names.declarations import valid_size
 from mtfc.frontend.semantics.names.scope import Scope, count
@@ -30,7 +30,7 @@ from mtfc.frontend.syntax.bound_names import bound, bound_inside, variables, yie
 
 
 @attrs.frozen
-class Kind:
+class BodyKind:
     """The kind of a body: the word and the name in messages, and `local_dims`, True if the body may declare dimensions.
 
     `unused` has the dead statements of the body.
@@ -42,7 +42,7 @@ class Kind:
     unused: Unused = NOTHING
 
 
-class Body(ABC):
+class ElaboratedBody(ABC):
     """The elaborated part of one list of statements.
 
     `places` says where inputs, arguments and parameters are declared, `dim_places` where dimensions of its own are, and `loops`
@@ -51,10 +51,10 @@ class Body(ABC):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: BodyKind,
         statements: Sequence[ast.Statement],
         scope: Scope,
-        trace: Trace,
+        builder: FunctionBuilder,
         call: CallRule,
         given: Iterable[ast.Name] = (),
         prefix: str = "",
@@ -63,7 +63,7 @@ class Body(ABC):
         self.kind, self.statements = kind, statements
         self.scope = scope
         self.later = variables(given, statements)
-        self.expressions = Expressions(scope, trace, self.later, call, prefix, stack)
+        self.expressions = Expressions(scope, builder, self.later, call, prefix, stack)
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
         self.loops: list[Loop] = []
@@ -71,8 +71,8 @@ class Body(ABC):
         self.returned = 0
 
     @property
-    def trace(self) -> Trace:
-        return self.expressions.trace
+    def builder(self) -> FunctionBuilder:
+        return self.expressions.builder
 
     @property
     def dead(self) -> frozenset[Span]:
@@ -114,18 +114,18 @@ class Body(ABC):
                 self.expressions.dropped.pop(name.text, None)
 
     def _drop(self, node: ast.Statement, elaborate: Callable[[ast.Statement], None]) -> None:
-        """Report errors in a dead statement. Its equations go to their own trace, and only dead statements see its values."""
-        expressions, trace, values = self.expressions, self.trace, self.expressions.values
-        expressions.trace, expressions.values = trace.aside(), ChainMap(expressions.dropped, values)
+        """Report errors in a dead statement. Its equations go to their own builder, and only dead statements see its values."""
+        expressions, builder, values = self.expressions, self.builder, self.expressions.values
+        expressions.builder, expressions.values = builder.aside(), ChainMap(expressions.dropped, values)
         self.is_dropping = True
         elaborate(node)
         names, found = [name.text for name in bound(node)], expressions.values
         expressions.dropped.update({name: found[name] for name in names if name in found})
         self.is_dropping = False
-        self.scope.reports.dropped |= expressions.trace.seen
-        self.scope.reports.dropped_dims |= expressions.trace.dims
-        trace.size = expressions.trace.size
-        expressions.trace, expressions.values = trace, values
+        self.scope.reports.dropped |= expressions.builder.seen
+        self.scope.reports.dropped_dims |= expressions.builder.dims
+        builder.size = expressions.builder.size
+        expressions.builder, expressions.values = builder, values
 
     def bind(self, name: ast.Name, value: Result) -> bool:
         """Bind what is given before the statements run; False, and an error, where the name is taken."""
@@ -162,8 +162,8 @@ class Body(ABC):
         if not self.bind(node.name, None) or type is None or init is None:
             return
         name = self.expressions.prefix + node.name.text
-        if self.scope.declare("parameter", ast.Name(node.name.span, name), self.trace.places):
-            value = self.trace.parameter(name, type, init, node.name.span)
+        if self.scope.declare("parameter", ast.Name(node.name.span, name), self.builder.places):
+            value = self.builder.parameter(name, type, init, node.name.span)
             self.expressions.values[node.name.text] = value
 
     def _parameter_type(self, node: ast.Param) -> TensorType | None:
@@ -180,7 +180,7 @@ class Body(ABC):
     def _may_be_stacked(self, node: ast.Param, type: TensorType) -> bool:
         """Whether the dimensions of the loops around are others than those of the type."""
         dims: set[Dim] = set(type.dims)
-        for loop in self.trace.block.loops():
+        for loop in self.builder.block.loops():
             if loop.stacked and loop.dim in dims:
                 message = f"`{node.name.text}` would have dimension `{loop.dim.name}` twice"
                 help = f"each iteration of `repeat {loop.dim.name}` has a slice of its own"
@@ -203,7 +203,7 @@ class Body(ABC):
         self.scope.dims[name] = None
         if size is not None and valid_size(name, size, node.size.span, self.scope):
             full = f"{self.kind.name.text}.{name}"
-            self.scope.dims[name] = self.trace.local_dim(full, size, node.name.span)
+            self.scope.dims[name] = self.builder.local_dim(full, size, node.name.span)
 
     @abstractmethod
     def return_(self, node: ast.Return) -> None:
@@ -242,7 +242,7 @@ MOST_LOOPS = 16
 """Loops inside of each other."""
 
 
-def elaborate_loop(body: Body, node: ast.Repeat | ast.Scan) -> None:
+def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
     dim = body.scope.dim(node.dim)
     sources = {each.name.text: _source(body, each, dim) for each in node.slices}
     found = {name: source for name, source in sources.items() if source is not None}
@@ -253,7 +253,7 @@ def elaborate_loop(body: Body, node: ast.Repeat | ast.Scan) -> None:
     Loop(body, node, dim).run(found)
 
 
-def _source(body: Body, node: ast.Slice, dim: Dim | None) -> Value | None:
+def _source(body: ElaboratedBody, node: ast.LoopSlice, dim: Dim | None) -> Value | None:
     """What a loop takes slices of."""
     operand = body.expressions.operand(node.source)
     if operand is None or dim is None:
@@ -267,8 +267,8 @@ def _source(body: Body, node: ast.Slice, dim: Dim | None) -> Value | None:
     return None
 
 
-def _may_nest(body: Body, node: ast.Repeat | ast.Scan) -> bool:
-    depth = len(tuple(body.trace.block.loops()))
+def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
+    depth = len(tuple(body.builder.block.loops()))
     if depth >= MOST_LOOPS:
         body.scope.error("E122", f"more than {MOST_LOOPS} loops are inside of each other", node.dim.span)
     return depth < MOST_LOOPS
@@ -290,11 +290,11 @@ class Loop:
     outer variables that the loop binds again; those that something reads are `carried`.
     """
 
-    def __init__(self, body: Body, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
+    def __init__(self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
         self.body, self.node, self.dim = body, node, dim
-        self.expressions, self.trace = body.expressions, body.trace
-        self.outside = body.trace.block
-        self.block = LoopBlock(self.outside, dim, stacked=isinstance(node, ast.Repeat))
+        self.expressions, self.builder = body.expressions, body.builder
+        self.outside = body.builder.block
+        self.block = LoopBuilder(self.outside, dim, stacked=isinstance(node, ast.Repeat))
         self.prefix, self.region = self.expressions.prefix, dim.name
         self.carried: dict[str, Carried] = {}
         self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}
@@ -349,7 +349,7 @@ class Loop:
     def _enter(self, sources: Mapping[str, Value]) -> None:
         """From here on statements are of the loop's body."""
         if isinstance(self.node, ast.Repeat):
-            self.region = self.trace.scope(self.prefix, self.node.dim.text, owns_parameters=True)
+            self.region = self.builder.scope(self.prefix, self.node.dim.text, owns_parameters=True)
             self.expressions.prefix = f"{self.prefix}{self.region}."
         for name, each in self.carried.items():
             self.expressions.values[name] = each.argument
@@ -357,12 +357,12 @@ class Loop:
             name = node.name.text
             own = self.block.slice(sources[name], self.expressions.prefix + name, node.name.span)
             self.expressions.values[name] = own
-        self.trace.block = self.block
+        self.builder.block = self.block
         self.body.loops.append(self)
 
     def _leave(self) -> None:
         self.body.loops.pop()
-        self.trace.block = self.outside
+        self.builder.block = self.outside
         self.expressions.prefix = self.prefix
 
     def _statement(self, node: ast.Statement) -> None:

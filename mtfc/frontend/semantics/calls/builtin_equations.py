@@ -316,9 +316,9 @@ def bernoulli(
 
 
 def _drawn(expressions: Expressions, site: Site, op: str, seed: Operand | None, **attributes: Attr) -> Result:
-    trace = expressions.trace
-    stream = trace.draws.fresh(site.variable or f"{expressions.prefix}{op}")
-    numbers = [trace.step(site.span), *trace.indices(site.span)]
+    builder = expressions.builder
+    stream = builder.draws.fresh(site.variable or f"{expressions.prefix}{op}")
+    numbers = [builder.step(site.span), *builder.indices(site.span)]
     if seed is not None:
         given = expressions.tensor(seed, "i32")
         if given is None:

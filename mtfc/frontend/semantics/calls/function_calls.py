@@ -15,11 +15,11 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.bodies.function_builder import LARGEST
-from mtfc.frontend.semantics.bodies.statements import Body, Kind
+from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.signatures import (
     Bindings,
-    Given,
+    GivenArgument,
     as_bindings,
     bound_labels,
     keyword_help,
@@ -36,7 +36,7 @@ DEEPEST = 40
 
 
 @attrs.frozen
-class Declared:
+class DeclaredFunction:
     """A function: its declaration, and the file that it stands in."""
 
     scope: Scope
@@ -47,20 +47,20 @@ class Declared:
         return self.scope.module, self.decl.name.text
 
 
-def find(scope: Scope, name: ast.Name | ast.Path) -> Declared | None:
+def find(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction | None:
     """The function that a name refers to in a scope."""
     if isinstance(name, ast.Name):
         decl = scope.functions.get(name.text)
-        return Declared(scope.file, decl) if decl else None
+        return DeclaredFunction(scope.file, decl) if decl else None
     if len(name.parts) != 2:
         return None
     module = scope.modules.get(name.parts[0])
     decl = module.functions.get(name.parts[1]) if module else None
-    return Declared(module, decl) if module and decl else None
+    return DeclaredFunction(module, decl) if module and decl else None
 
 
 def call_function(
-    expressions: Expressions, node: ast.Call, function: Declared, variables: Variables
+    expressions: Expressions, node: ast.Call, function: DeclaredFunction, variables: Variables
 ) -> Results:
     """The results of a call, each None where it is wrong."""
     call = _Call(expressions, node, function)
@@ -70,11 +70,11 @@ def call_function(
 
 def _shallow(call: _Call, variables: Variables) -> Results | None:
     """The results of a call outside of functions; an error where what it leads to is nested too deeply for Python's stack."""
-    block = call.caller.trace.block
+    block = call.caller.builder.block
     try:
         return call.run(variables)
     except RecursionError:
-        call.caller.trace.block, block.call = block, None
+        call.caller.builder.block, block.call = block, None
         message = "this call leads to functions and expressions that are nested too deeply"
         call.caller.scope.error("E122", message, call.node.span)
         return None
@@ -83,7 +83,7 @@ def _shallow(call: _Call, variables: Variables) -> Results | None:
 class _Call:
     """One call: the names of the caller are looked up in `caller`, those of the signature in `scope`."""
 
-    def __init__(self, caller: Expressions, node: ast.Call, function: Declared) -> None:
+    def __init__(self, caller: Expressions, node: ast.Call, function: DeclaredFunction) -> None:
         self.caller, self.node, self.decl, self.key = caller, node, function.decl, function.key
         self.name = node.function.text
         self.function = function
@@ -102,7 +102,7 @@ class _Call:
         for each in self.decl.args:
             if not self._is_dim(each):
                 body.bind(each.name, self._value(each, given.get(each.name.text), body.expressions))
-        block = self.caller.trace.block
+        block = self.caller.builder.block
         outer, block.call = block.call, attrs.evolve(self.node.span, call=block.call)
         body.run()
         block.call = outer
@@ -199,8 +199,8 @@ class _Call:
     # The signature
 
     def _may_be_inlined(self) -> bool:
-        stack, trace = self.caller.stack, self.caller.trace
-        trace.size += 1
+        stack, builder = self.caller.stack, self.caller.builder
+        builder.size += 1
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
             message = f"`{self.name}` calls itself: {' -> '.join(names)}"
@@ -208,7 +208,7 @@ class _Call:
             self._error("E118", message, self.node.function.span, help)
         elif len(stack) >= DEEPEST:
             self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
-        elif trace.size > LARGEST:
+        elif builder.size > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
             self._error(
                 "E122", message, self.node.span, "what is alike is written once, with `repeat` or `scan`"
@@ -220,7 +220,7 @@ class _Call:
     def _match(self, given: Mapping[str, Operand]) -> bool:
         """Bind what the arguments determine; False, and an error, where one is not what the signature says."""
         pairs = [
-            Given(each, given[each.name.text])
+            GivenArgument(each, given[each.name.text])
             for each in self.decl.args
             if each.type and each.name.text in given
         ]
@@ -230,7 +230,7 @@ class _Call:
         self._refuse(mismatch[0], mismatch[1])
         return False
 
-    def _refuse(self, given: Given, reason: str) -> None:
+    def _refuse(self, given: GivenArgument, reason: str) -> None:
         """An error about an argument."""
         argument, operand = given.argument, given.operand
         type = typed(given)
@@ -262,10 +262,10 @@ class _Call:
 
     def _body(self, variables: Variables) -> FunctionBody:
         """The function's body, in a scope of its own under that of the caller."""
-        caller, trace = self.caller, self.caller.trace
-        owner = owns_parameters(self.function, trace.owners)
+        caller, builder = self.caller, self.caller.builder
+        owner = owns_parameters(self.function, builder.owners)
         wanted = self.node.scope or self.decl.name
-        own = trace.scope(caller.prefix, wanted.text, owner)
+        own = builder.scope(caller.prefix, wanted.text, owner)
         if self.node.scope and own != wanted.text:
             self._error("E102", f"scope `{wanted.text}` has another call in it", wanted.span)
         prefix, stack = f"{caller.prefix}{own}.", (*caller.stack, self.key)
@@ -282,7 +282,7 @@ class _Call:
         return fitted(inside, operand, type) if type else None
 
 
-class FunctionBody(Body):
+class FunctionBody(ElaboratedBody):
     """The body of a function at one call; `results` are what it returns, None where that is wrong."""
 
     def __init__(
@@ -297,8 +297,8 @@ class FunctionBody(Body):
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
         unused = scope.reports.unused(decl)
-        kind = Kind("function", decl.name, local_dims=True, unused=unused)
-        super().__init__(kind, decl.body, scope, caller.trace, caller.call_rule, given, prefix, stack)
+        kind = BodyKind("function", decl.name, local_dims=True, unused=unused)
+        super().__init__(kind, decl.body, scope, caller.builder, caller.call_rule, given, prefix, stack)
         self.decl, self.variables = decl, variables
         self.dim_places = {name.text: name.span for name in decl.generics}
         self.types = [scope.type(type) for type in decl.results]
@@ -373,14 +373,14 @@ def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
     return right
 
 
-def owns_parameters(function: Declared, known: dict[tuple[str, str], bool]) -> bool:
+def owns_parameters(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
     """Whether a call declares parameters: the function does, or one that it calls. `known` are answers found before."""
     if function.key not in known:
         known[function.key] = any(_declares_parameters(each.decl) for each in _reachable(function))
     return known[function.key]
 
 
-def _reachable(function: Declared) -> Iterator[Declared]:
+def _reachable(function: DeclaredFunction) -> Iterator[DeclaredFunction]:
     """The function and those that it calls, directly or not."""
     waiting, seen = [function], {function.key}
     while waiting:

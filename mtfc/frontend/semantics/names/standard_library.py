@@ -29,7 +29,7 @@ N = TypeVar("N", ast.DimDecl, ast.ImportDecl)
 
 
 @attrs.frozen
-class Section:
+class UnparsedDeclaration:
     """One declaration of a module, not parsed yet, and the line on which it begins."""
 
     keyword: str
@@ -39,11 +39,11 @@ class Section:
     text: str
 
 
-class Lazily(Mapping[str, D]):
+class LazyDeclarations(Mapping[str, D]):
     """Declarations by name, parsed when they are looked up; `pick` says what there is of those of one name."""
 
     def __init__(
-        self, sections: Mapping[str, tuple[Section, ...]], pick: Callable[[tuple[Any, ...]], D]
+        self, sections: Mapping[str, tuple[UnparsedDeclaration, ...]], pick: Callable[[tuple[Any, ...]], D]
     ) -> None:
         self._sections, self._pick = sections, pick
 
@@ -80,13 +80,13 @@ def texts(files: Iterable[str]) -> dict[str, str]:
 
 
 @cache
-def sections(module: str) -> tuple[Section, ...]:
+def sections(module: str) -> tuple[UnparsedDeclaration, ...]:
     """The declarations of a module, in order; comments between them belong to the one before."""
     whole = text(module) or ""
     found = list(DECLARATION.finditer(whole))
     ends = [*(match.start() for match in found[1:]), len(whole)]
     return tuple(
-        Section(
+        UnparsedDeclaration(
             match[1],
             match[2],
             file_of(module),
@@ -98,7 +98,7 @@ def sections(module: str) -> tuple[Section, ...]:
 
 
 @cache
-def declaration(section: Section) -> ast.Declaration:
+def declaration(section: UnparsedDeclaration) -> ast.Declaration:
     """Raises `CompileError` where it does not parse."""
     diagnostics = Diagnostics()
     (found,) = parse(section.text, section.file, diagnostics, section.line).declarations
@@ -113,8 +113,8 @@ def declarations(module: str, kind: type[N]) -> list[N]:
     return [each for each in parsed if isinstance(each, kind)]
 
 
-def by_name(module: str, keyword: str) -> dict[str, tuple[Section, ...]]:
-    found: dict[str, tuple[Section, ...]] = {}
+def by_name(module: str, keyword: str) -> dict[str, tuple[UnparsedDeclaration, ...]]:
+    found: dict[str, tuple[UnparsedDeclaration, ...]] = {}
     for section in sections(module):
         if section.keyword == keyword:
             found[section.name] = (*found.get(section.name, ()), section)
@@ -122,12 +122,12 @@ def by_name(module: str, keyword: str) -> dict[str, tuple[Section, ...]]:
 
 
 def functions(module: str) -> Mapping[str, ast.FnDecl]:
-    return Lazily(by_name(module, "fn"), lambda found: found[0])
+    return LazyDeclarations(by_name(module, "fn"), lambda found: found[0])
 
 
 def optimizers(module: str) -> Mapping[str, tuple[ast.OptimizerDecl, ...]]:
     """The optimizers by name: all declarations of each."""
-    return Lazily(by_name(module, "optimizer"), lambda found: found)
+    return LazyDeclarations(by_name(module, "optimizer"), lambda found: found)
 
 
 def with_function(name: str) -> list[str]:
