@@ -34,7 +34,7 @@ from mtfc.compiler.search.placement.operators.strategy import Configuration
 from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpace, soap_search, soap_space
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0

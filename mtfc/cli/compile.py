@@ -101,7 +101,7 @@ def _json(kind: str, model: str, case: Case, text: str) -> str:
 
 
 def _emit_ast(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.syntax.dump import to_json, to_text
+    from mtfc.frontend.syntax.ast_printer import to_json, to_text
     from mtfc.frontend.syntax.parser import parse
 
     diagnostics = Diagnostics()

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.semantics import library
+    from mtfc.frontend.semantics.names import standard_library
     from mtfc.reports.difference import difference_report
 
     if options.format == "json":
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     one, other = _priced(options, sources)
     places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
-    print(difference_report(one, other, sources.texts | library.texts(places)), end="")
+    print(difference_report(one, other, sources.texts | standard_library.texts(places)), end="")
     for line in one.hardware.caveat if one.hardware else ():
         print(line)
     return OK

@@ -373,7 +373,7 @@ def _with_layout(options: argparse.Namespace, result: Result, sources: Sources) 
     from mtfc.driver.layout_targets import placeable
     from mtfc.driver.searching.search_result import inserted, name_in, resized
     from mtfc.frontend.check import check
-    from mtfc.frontend.layouts.allowed import OF_LAYOUTS
+    from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 
     file = known_as(options.file)
     text = resized(sources.texts[file], options.dims)

@@ -12,6 +12,7 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Function, Program, source_file
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.attribution import Blame
@@ -20,7 +21,7 @@ from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_spac
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
 from mtfc.driver.searching.compilation_time import compiling
 from mtfc.driver.searching.search_result import devices_of
-from mtfc.frontend.hardware.targets import no_room
+from mtfc.frontend.hardware_targets import no_room
 from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
 from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_json import trace
@@ -134,7 +135,7 @@ def report(each: Simulated, sources: Mapping[str, str]) -> str:
 
 def _summary(each: Simulated) -> list[str]:
     step, total, device = each.step, each.step.total, each.hardware.device
-    dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if eqn.op == "einsum"}
+    dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if has_trait(eqn, "dot")}
     ports = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
     room = bytes_text(int(device.memory))
     rows = [

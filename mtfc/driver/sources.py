@@ -28,7 +28,7 @@ class Sources:
 
     def read(self, path: str) -> str:
         """Read a .mtf file; the name by which it is known. Raises `UsageError`, and `CompileError` where it is not text."""
-        from mtfc.frontend.syntax.source import decode
+        from mtfc.frontend.syntax.lexer import decode
 
         file = known_as(path)
         self.texts[file] = decode(read_bytes(path), file)
@@ -52,22 +52,22 @@ class Sources:
 
     def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
         """Diagnostics with the texts that they point into."""
-        from mtfc.frontend.semantics import library
+        from mtfc.frontend.semantics.names import standard_library
 
         found = list(diagnostics)
-        texts = self.texts | library.texts(_files(found))
+        texts = self.texts | standard_library.texts(_files(found))
         return [attrs.evolve(each, sources=texts) for each in found]
 
     def report(self, diagnostics: Iterable[Diagnostic], format: str) -> None:
         """Show diagnostics on standard error, as text or JSON."""
-        from mtfc.frontend.semantics import library
+        from mtfc.frontend.semantics.names import standard_library
         from mtfc.reports.diagnostic_text import render, to_json
 
         found = list(diagnostics)
         if format == "json":
             print(json.dumps(to_json(found), indent=2), file=sys.stderr)
         elif found:
-            texts = self.texts | library.texts(_files(found))
+            texts = self.texts | standard_library.texts(_files(found))
             print(render(found, texts, color=sys.stderr.isatty()), file=sys.stderr, end="")
 
 

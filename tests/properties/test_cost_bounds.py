@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from hypothesis import strategies as st
+from mtfc.frontend.hardware.targets import library, named
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import EFFECTS
@@ -16,7 +17,6 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware.targets import library, named
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load

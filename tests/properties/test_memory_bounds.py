@@ -9,7 +9,7 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load

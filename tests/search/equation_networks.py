@@ -18,7 +18,7 @@ from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sen
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
 from mtfc.driver.layout_targets import prepared
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

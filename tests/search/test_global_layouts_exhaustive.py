@@ -11,7 +11,7 @@ from mtfc.compiler.search.found import Objective, value_of
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.harness import load
 from tests.search.layout_bounds import SLOW_LINKS, layouts
 

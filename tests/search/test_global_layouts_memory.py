@@ -12,7 +12,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Objective, Price
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.harness import load
 from tests.properties.test_memory_bounds import check_memory
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds

@@ -18,7 +18,7 @@ from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_sear
 from mtfc.compiler.search.placement.strategy_bounds import Bounds
 from mtfc.compiler.search.placement.transfer_times import waits
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -24,7 +24,7 @@ from mtfc.compiler.search.placement.parts.part_sizes import Forms
 from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, Writer
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search import soap_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -34,7 +34,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
 from mtfc.compiler.ir.loops import maker, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
 
@@ -109,7 +109,7 @@ def gradients(function: Function) -> list[Value]:
     """
     made: set[Value] = set()
     for eqn in function.body:
-        if eqn.op == "all_reduce" and len(eqn.results) > 1:
+        if has_trait(eqn, "all_reduce") and len(eqn.results) > 1:
             made.update(
                 after for before, after in zip(eqn.operands, eqn.results, strict=True) if before in made
             )
@@ -318,7 +318,7 @@ def _may_take_over(eqn: Equation, operand: Value) -> bool:
 
 
 def _can_be_recomputed(eqn: Equation) -> bool:
-    return not eqn.regions and eqn.op not in ("cast", "rename") and OPS[eqn.op].flops is no_flops
+    return not eqn.regions and not has_trait(eqn, "cast", "rename") and OPS[eqn.op].flops is no_flops
 
 
 def merging_in(function: Function) -> set[Value]:
@@ -330,7 +330,7 @@ def merging_in(function: Function) -> set[Value]:
     found: set[Value] = set()
     for eqn in made.values():
         for value in (v for v in eqn.operands if v in made):
-            if "einsum" in (eqn.op, made[value].op):
+            if has_trait(eqn, "dot") or has_trait(made[value], "dot"):
                 found |= {value, *eqn.results}
     return found
 
@@ -338,8 +338,8 @@ def merging_in(function: Function) -> set[Value]:
 def _is_scaling(eqn: Equation) -> bool:
     """Return True if an equation multiplies one operand by a scalar."""
     dims = [frozenset(value.type.dims) for value in eqn.operands]
-    is_product = eqn.op in ("mul", "einsum") and len(dims) == 2
-    return is_product and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
+    is_multiplied = has_trait(eqn, "multiply", "dot") and len(dims) == 2
+    return is_multiplied and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
 
 
 @attrs.frozen
@@ -448,7 +448,7 @@ class _LastUses:
                 if bridge is not None and is_view:
                     views, share = (*use.views, eqn.result), use.share * bridge.share
                     yield attrs.evolve(use, views=views, share=share)
-                elif is_view and eqn.op != "broadcast":  # a broadcast adds dimensions
+                elif is_view and not has_trait(eqn, "broadcast"):  # a broadcast adds dimensions
                     views, share = (*use.views, eqn.result), use.share * _share_read(eqn)
                     yield attrs.evolve(use, views=views, share=share, mixed=use.mixed | mixed)
                 else:
@@ -456,7 +456,7 @@ class _LastUses:
 
     def _may_be_made_before(self, number: int, eqn: Equation, value: Value) -> bool:
         """Return True if a dot of several operands may compute on its way what the equation computes of the value."""
-        if not self.multiplied or eqn.op not in ("einsum", "mul", "sum"):
+        if not self.multiplied or not has_trait(eqn, "dot", "multiply", "sum"):
             return False
         seen = set(_seen((value,), self.views))
         return any(i < number and not seen.isdisjoint(values) for i, values in self.multiplied.items())

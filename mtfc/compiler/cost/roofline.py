@@ -17,7 +17,7 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import is_component_wise, storage
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise, storage
 from mtfc.compiler.analysis.dimension_names import (
     PARAMS,
     SINGLE,
@@ -39,12 +39,11 @@ from mtfc.compiler.cost.lower_bounds import CommonProgram, Least, Most, Shard, T
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.tpu.register_traffic import HELD, is_held, is_holding, is_short, is_widened
 from mtfc.compiler.cost.tpu.scratchpad import kernels_of
-from mtfc.compiler.cost.tpu.tiling import filled, is_product, is_sum, least_bytes, ways
+from mtfc.compiler.cost.tpu.tiling import filled, is_dot, is_sum, least_bytes, ways
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
 FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
@@ -74,7 +73,7 @@ def works(function: Function, memory: Memory, device: Device) -> list[Work]:
 
 
 def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
-    if eqn.op in KIND_OF:
+    if has_trait(eqn, "sends"):
         return Work(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
     if storage(eqn) in ("view", "made"):
@@ -96,8 +95,8 @@ def computation_of(function: Function, mesh: Mesh, device: Device) -> float:
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
     """Elements of the largest array that a placed equation reads or writes; of a table, those that indices point at."""
-    values = eqn.operands if eqn.op == "scatter_add" else (*eqn.operands, *eqn.results)
-    if eqn.op == "gather":
+    values = eqn.operands if has_trait(eqn, "scatter") else (*eqn.operands, *eqn.results)
+    if storage(eqn) == "lookup":
         values = values[1:]
     return max(value.type.local_size(mesh) for value in values)
 
@@ -126,9 +125,6 @@ def kernel_seconds(
 
 
 # Lower bounds
-
-JOINED = {"fold": "unpool", "einsum": "convolution"}
-"""The kernel that an op may be a part of."""
 
 
 @attrs.frozen
@@ -220,7 +216,7 @@ def kernel_bounds(
 
 def is_binary(eqn: Equation) -> bool:
     """False for dots of several operands, whose order of contraction depends on the layout."""
-    return eqn.op != "einsum" or len(eqn.operands) == 2
+    return not has_trait(eqn, "dot") or len(eqn.operands) == 2
 
 
 def _cleared(eqn: Equation, reads: _Reads) -> Iterator[Term]:
@@ -239,7 +235,7 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
     rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
     loaded = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
-    is_waiting = device.matrix is not None and is_product(eqn) and not memory.is_near
+    is_waiting = device.matrix is not None and is_dot(eqn) and not memory.is_near
     waits = any(operands.values()) + bool(stored) if is_waiting else 0
     seconds = max(computed * min(rows), elements / _fastest(eqn, device))
     written = (reads.tiled(value) for value in stored)
@@ -271,14 +267,24 @@ def _completing(
 
 def _overhead(eqn: Equation, device: Device) -> float:
     """Return the overhead of a stored equation. On a TPU an elementwise equation may join the kernel of its operand."""
-    is_sure = device.matrix is None or (not is_component_wise(eqn) and (eqn.op != "einsum" or is_sum(eqn)))
+    is_sure = device.matrix is None or (
+        not is_elementwise(eqn) and (not has_trait(eqn, "dot") or is_sum(eqn))
+    )
     return device.overhead if is_sure else 0.0
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
     """Return the elements/s of the fastest kernel that the op may be, or be a part of."""
-    whole = "pool" if OPS[eqn.op].storage == "reduced" else JOINED.get(eqn.op, eqn.op)
-    return max(device.ops.get(name, inf) for name in (eqn.op, whole))
+    return max(device.ops.get(name, inf) for name in (eqn.op, _joined(eqn)))
+
+
+def _joined(eqn: Equation) -> str:
+    """Return the kernel that the op may be a part of, or the op."""
+    if has_trait(eqn, "fold"):
+        return "unpool"
+    if has_trait(eqn, "dot"):
+        return "convolution"
+    return "pool" if OPS[eqn.op].storage == "reduced" else eqn.op
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -315,7 +321,7 @@ class _Reads:
         """Return the register traffic of results in 16 bits, or of the largest operand that is added up; None if not known."""
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
-        if is_widened(self.memory, eqn, self.device) and (is_known or not is_component_wise(eqn)):
+        if is_widened(self.memory, eqn, self.device) and (is_known or not is_elementwise(eqn)):
             return self.widened(eqn.result)
         if not (is_holding(self.memory, eqn, self.device) and is_known):
             return None
@@ -337,7 +343,7 @@ class _Reads:
         as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules put it
         (propagate-layouts). Slices that the loop computes may follow other uses, and do not count.
         """
-        if self.device.matrix is not None or not is_product(eqn) or eqn.stage == "update":
+        if self.device.matrix is not None or not is_dot(eqn) or eqn.stage == "update":
             return
         for value in (value for value in eqn.operands if value in self.slices):
             names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.names.own[value]))
@@ -363,7 +369,7 @@ class _Reads:
     def stored(self, eqn: Equation) -> Iterator[Term]:
         """Yield the further bytes that a kernel moves if its result is stored."""
         yield self.tiled(eqn.result)
-        is_able = self.device.matrix is not None and is_component_wise(eqn) and is_short(eqn.result.type)
+        is_able = self.device.matrix is not None and is_elementwise(eqn) and is_short(eqn.result.type)
         is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
         if is_able and is_known and not is_held(self.memory, eqn, self.device):
             yield self.widened(eqn.result)

@@ -13,13 +13,14 @@ from mtfc.compiler.cost.roofline import computation_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import KINDS, axes_of, kind_of
 
 
 def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
     """Return the seconds that one processor computes and communicates in one execution of a placed function."""
     computing = computation_of(function, topology.mesh, device)
-    return computing, communication_of(function, topology, frozenset(KIND_OF.values()))
+    return computing, communication_of(function, topology, KINDS)
 
 
 def communication_of(function: Function, topology: Topology, kinds: Collection[str]) -> float:
@@ -28,7 +29,7 @@ def communication_of(function: Function, topology: Topology, kinds: Collection[s
     for eqn in function.body:
         if eqn.regions:
             total += dim_of(eqn).size * communication_of(region_of(eqn), topology, kinds)
-        elif KIND_OF.get(eqn.op) in kinds:
+        elif has_trait(eqn, "sends") and kind_of(eqn) in kinds:
             total += max(lanes_of(eqn, topology).values(), default=0.0)
     return total
 
@@ -37,4 +38,4 @@ def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
     """What a collective takes on each lane that it works on."""
     size = sum(value.type.local_bytes(topology.mesh) for value in eqn.operands)
     by = eqn.attrs.get("by")
-    return topology.seconds(KIND_OF[eqn.op], axes_of(eqn), size, abs(by) if isinstance(by, int) else None)
+    return topology.seconds(kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None)

@@ -26,6 +26,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LOOP = "loop"
@@ -147,7 +148,7 @@ def maker(eqn: Equation, result: Value) -> Equation:
     makers = {value: each for each in region.body for value in each.results}
     going = {argument.value for argument in carried(region)}
     value = region.outputs[eqn.results.index(result)].value
-    while value in makers and makers[value].op == "add":
+    while value in makers and has_trait(makers[value], "add"):
         terms = [term for term in makers[value].operands if term not in going]
         if len(terms) != 1:
             break

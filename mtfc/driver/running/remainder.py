@@ -19,7 +19,7 @@ from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.inputs import inputs_of
 from mtfc.driver.selection import Case, Selection, choice_of, choose
 from mtfc.driver.sources import Sources, known_as
-from mtfc.frontend.semantics.modules import all_of
+from mtfc.frontend.semantics.names.modules import all_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 

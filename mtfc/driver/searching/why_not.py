@@ -20,12 +20,12 @@ from mtfc.driver.searching.search_result import Result, over
 from mtfc.driver.selection import Choice
 from mtfc.driver.sources import Sources
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts.facts import Tensor
-from mtfc.frontend.layouts.layout_options import parse_layout
+from mtfc.frontend.layout_options import parse_layout
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.legality import check_layouts
-from mtfc.frontend.layouts.rules import DeclaredLayout
-from mtfc.frontend.semantics import library
+from mtfc.frontend.layouts.program_index import Tensor
+from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.difference import Priced, difference_json, difference_report
 from mtfc.reports.step_report import seconds_text
@@ -268,7 +268,7 @@ def why_not_report(each: Forced | Unfit, best: Result, sources: Sources) -> str:
     lines = [f"Why not {{ {rules_text(each.rules)} }}: {known} takes {takes}, which is {more:+.1%}.", ""]
     one, other = _priced(each, best)
     places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
-    return "\n".join(lines) + difference_report(one, other, sources.texts | library.texts(places))
+    return "\n".join(lines) + difference_report(one, other, sources.texts | standard_library.texts(places))
 
 
 def why_not_json(each: Forced | Unfit, best: Result) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mtfc.driver.searching.search_result import over
 from mtfc.driver.searching.search_soap import Placed, searched
 from mtfc.driver.sources import Sources
 from mtfc.frontend.layouts.placements import asked, entry_text, placement_text
-from mtfc.frontend.semantics import library
+from mtfc.frontend.semantics.names import standard_library
 from mtfc.reports.difference import signed
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
@@ -137,7 +137,7 @@ def _figures(each: Forced) -> dict[str, tuple[float, float]]:
 def _rows(each: Forced, sources: Sources) -> list[str]:
     """The lines that differ, each with operators that are placed otherwise, and the sums."""
     lines, changed, own = each.lines(), each.changed(), source_file([each.best.space.graph.function])
-    files = library.texts({file for file, _ in lines} - {""})
+    files = standard_library.texts({file for file, _ in lines} - {""})
     texts = {file: text.splitlines() for file, text in (sources.texts | files).items()}
     rows = [["line", "source", *TEXTS]]
     for line, (one, other) in lines.items():

@@ -16,10 +16,11 @@ from mtfc.compiler.ir.loops import (
     pairs,
     region_of,
 )
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.training_reports import wide
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
+from mtfc.compiler.passes.autodiff.update_equations import wide
 
 Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
@@ -29,7 +30,7 @@ def gathered_anew(eqn: Equation) -> list[Value]:
     """Return the operands that each micro-batch gathers: parameters that are stored split over further axes."""
     if not is_over_micro_batches(eqn):
         return []
-    gathers = [each for each in walk(region_of(eqn).body) if each.op == "all_gather"]
+    gathers = [each for each in walk(region_of(eqn).body) if has_trait(each, "all_gather")]
     axes = {axis for each in gathers for axis in axes_of(each)}
     return [v for v, a in pairs(eqn) if a.role == "invariant" and not axes.isdisjoint(v.type.split_axes)]
 
@@ -90,14 +91,14 @@ def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str
 
     They need two more arguments: the step and the number of the micro-batch.
     """
-    counting = [eqn for eqn in body.body if eqn.op == "step_number"]
+    counting = [eqn for eqn in body.body if has_trait(eqn, "step_number")]
     if not counting:
         return body, {}
     inner = Builder(names_of(body), counting[0].span)
     step, number = (Value(inner.names.fresh(name), scalar("i32")) for name in ("step", "micro_batch"))
     before = inner("mul", step, inner.constant(micro.size, "i32"))
     new = Substitution(dict.fromkeys((eqn.result for eqn in counting), inner("add", before, number)))
-    equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if eqn.op != "step_number")]
+    equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if not has_trait(eqn, "step_number"))]
     arguments = (*body.arguments, Argument(step, "parameter"), Argument(number, "input"))
     made = {"step": b("step_number"), "number": b("range", dim=micro)}
     return attrs.evolve(new.function(body, equations), arguments=arguments), made
