@@ -43,7 +43,6 @@ from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax import tpu_compiler
-from mtfc.cli.inputs import draw_batch
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.memory import memory_on
@@ -54,7 +53,8 @@ from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.hardware.targets import named
+from mtfc.driver.data.inputs import draw_batch
+from mtfc.frontend.hardware_targets import named
 
 DEVICES = 8
 RUNS = 5

@@ -25,7 +25,6 @@ import attrs
 
 from benchmarks.figures import Figure
 from mtfc.backends.common.allocator import keep_memory
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.exhaustive import best_strategy
@@ -38,7 +37,8 @@ from mtfc.compiler.search.placement.placement_search import (
     placement_space,
 )
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
-from mtfc.frontend.hardware.targets import named
+from mtfc.driver.selection import Choice, choose
+from mtfc.frontend.hardware_targets import named
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0

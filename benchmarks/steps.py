@@ -7,8 +7,8 @@ from pathlib import Path
 
 import attrs
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.selection import Choice, choose
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

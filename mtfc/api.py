@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import attrs
 
-from mtfc.cli import execution
-from mtfc.cli.selection import Choice, choose, settings_of
-from mtfc.cli.sources import Sources
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
@@ -26,6 +23,9 @@ from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.options import SearchOptions
+from mtfc.driver.running import execution
+from mtfc.driver.selection import Choice, choose, settings_of
+from mtfc.driver.sources import Sources
 from mtfc.driver.values import (
     LayoutOption,
     MeshOption,
@@ -44,7 +44,7 @@ from mtfc.driver.values import (
     target_option,
     text_option,
 )
-from mtfc.frontend.syntax.source import decode
+from mtfc.frontend.syntax.lexer import decode
 
 if TYPE_CHECKING:
     from mtfc.driver.records import Difference, LayoutCost, Step, Verification
@@ -126,9 +126,9 @@ class Compiled:
         `target` is a machine of the file or of the library, or a .mtf file that declares one. Raises `CompileError` where there
         is none, or it has too few devices.
         """
-        from mtfc.cli.target import check_room, target_of
         from mtfc.compiler.cost.step_time import step_time
         from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.driver.target import check_room, target_of
         from mtfc.reports.step_json import step_json
 
         target, sources, mesh = target_option(target), Sources(), self.program.placed_on
@@ -287,9 +287,10 @@ def found(
     **others: Any,
 ) -> dict[str, Any]:
     """Return the record of `mtfc search`. Raises `CompileError`, `UsageError` and `NothingFits`."""
-    from mtfc.cli import search, search_result, search_soap
-    from mtfc.cli.search_meshes import MOST_DEVICES
+    from mtfc.cli import search
     from mtfc.compiler.search.found import VALUES, silent
+    from mtfc.driver.searching import search_result, search_soap
+    from mtfc.driver.searching.meshes import MOST_DEVICES
 
     one_of("space", space, (*search.SPACES, "soap"))
     one_of("objective", objective, VALUES)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import attrs
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.driver.selection import Choice, choose
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "transformer_lm.mtf"

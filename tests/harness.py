@@ -23,8 +23,8 @@ from mtfc.compiler.passes.pipelines import differentiation, lower, run
 from mtfc.driver.layout_targets import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts.rules import DeclaredLayout
-from mtfc.frontend.semantics.unused import NOTHING
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.semantics.names.unused_values import NOTHING
 from mtfc.frontend.syntax.parser import parse
 
 Arrays = dict[str, Any]
@@ -37,7 +37,7 @@ STEP = 5
 
 def with_unused_values() -> AbstractContextManager[object]:
     """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
-    return patch("mtfc.frontend.semantics.scope.unused", lambda decl: NOTHING)
+    return patch("mtfc.frontend.semantics.names.scope.unused", lambda decl: NOTHING)
 
 
 def diagnose(source: str) -> list[Diagnostic]:

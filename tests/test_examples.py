@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from mtfc.cli import main
-from mtfc.cli.execution import Session, load
-from mtfc.cli.npz import Arrays
-from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Choice, choose
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.npz import Arrays
+from mtfc.driver.running.execution import Session, load
+from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Choice, choose
 from mtfc.frontend.check import check
 
 FOLDER = Path(__file__).parents[1] / "examples"

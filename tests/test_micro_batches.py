@@ -9,11 +9,11 @@ import pytest
 
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.cost.memory import Memory, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of
+from mtfc.driver.selection import Choice, choose
 from tests.harness import SINGLE, Arrays, call, communication, jax_module, lowered, reference, simulate
 
 SOURCE = """

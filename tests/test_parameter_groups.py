@@ -11,8 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from mtfc.cli.sources import Sources
-from mtfc.cli.target import target_of
 from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program, same_program
@@ -22,6 +20,8 @@ from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
+from mtfc.driver.sources import Sources
+from mtfc.driver.target import target_of
 from tests.harness import (
     Arrays,
     communication,

@@ -9,12 +9,12 @@ import pytest
 
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.analysis.provenance import sendings
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.pipelines import default_pipeline, run
+from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.syntax.format import format_source
 from tests.harness import (
     SINGLE,

@@ -15,9 +15,9 @@ import pytest
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.cli import main
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.driver.selection import Choice, choose
 from tests import collectives
 from tests.test_examples import EXAMPLES, layouts, options, path
 

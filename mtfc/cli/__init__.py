@@ -11,6 +11,8 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from mtfc.driver.errors import INTERRUPTED
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the given arguments (the process's own by default); the exit status."""
@@ -26,6 +28,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while modules are imported, or options parsed
         print("mtfc: interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-INTERRUPTED = 130

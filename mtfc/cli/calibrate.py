@@ -6,10 +6,10 @@ import argparse
 import platform
 from typing import TYPE_CHECKING
 
-from mtfc.cli.errors import OK, UsageError, say
-from mtfc.cli.files import STANDARD, check_writable, write_text
 from mtfc.cli.options import count
-from mtfc.cli.sources import Sources
+from mtfc.driver.data.files import STANDARD, check_writable, write_text
+from mtfc.driver.errors import OK, UsageError, say
+from mtfc.driver.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware

@@ -7,16 +7,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mtfc.cli.errors import ERRORS, OK
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.sources import Sources, known_as
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.driver.errors import ERRORS, OK
+from mtfc.driver.sources import Sources, known_as
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
-    from mtfc.frontend.layouts.advice import Faster
-    from mtfc.frontend.layouts.facts import Tensor
+    from mtfc.frontend.layouts.efficiency import Faster
+    from mtfc.frontend.layouts.program_index import Tensor
 
 EXAMPLES = """\
 examples:

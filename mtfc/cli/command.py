@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from mtfc.cli.errors import ERRORS, encode_anything, guarded
-from mtfc.cli.sources import Sources
+from mtfc.cli.errors import encode_anything, guarded
 from mtfc.compiler.diagnostics import CompileError
+from mtfc.driver.errors import ERRORS
+from mtfc.driver.sources import Sources
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.

@@ -7,18 +7,18 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 
-from mtfc.cli import execution
-from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.selection import Case, select
-from mtfc.cli.sources import Sources
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
 from mtfc.compiler.passes.pipelines import PASSES, Observer, default_pipeline, differentiation, parse_pipeline
 from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
+from mtfc.driver.errors import OK, UsageError
+from mtfc.driver.running import execution
+from mtfc.driver.selection import Case, select
+from mtfc.driver.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -101,7 +101,7 @@ def _json(kind: str, model: str, case: Case, text: str) -> str:
 
 
 def _emit_ast(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.syntax.dump import to_json, to_text
+    from mtfc.frontend.syntax.ast_printer import to_json, to_text
     from mtfc.frontend.syntax.parser import parse
 
     diagnostics = Diagnostics()

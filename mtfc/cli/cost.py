@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from mtfc.cli.errors import OK
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
+from mtfc.driver.errors import OK
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.cost.volumes import layout_cost
-    from mtfc.frontend.semantics import library
+    from mtfc.frontend.semantics.names import standard_library
     from mtfc.reports.cost_report import comparison, layout_report
     from mtfc.reports.formula_report import formula_report, formulas
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     costs = [layout_cost(program) for program in programs]
     places = {charge.span.file for cost in costs for charge in cost.step if charge.span}
-    texts = sources.texts | library.texts(places)
+    texts = sources.texts | standard_library.texts(places)
     print("\n".join([*(layout_report(cost, texts) for cost in costs), comparison(costs)]), end="")
     return OK
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.cli.errors import OK, UsageError
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
-from mtfc.cli.target import check_room, target_of
+from mtfc.driver.errors import OK, UsageError
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
+from mtfc.driver.target import check_room, target_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.types import Layout
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.semantics import library
+    from mtfc.frontend.semantics.names import standard_library
     from mtfc.reports.difference import difference_report
 
     if options.format == "json":
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     one, other = _priced(options, sources)
     places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
-    print(difference_report(one, other, sources.texts | library.texts(places)), end="")
+    print(difference_report(one, other, sources.texts | standard_library.texts(places)), end="")
     for line in one.hardware.caveat if one.hardware else ():
         print(line)
     return OK

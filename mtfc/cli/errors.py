@@ -13,10 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
-from mtfc.cli import INTERRUPTED as INTERRUPTED
-from mtfc.driver.errors import UsageError as UsageError
-
-OK, ERRORS, USAGE, ENVIRONMENT, BUG = 0, 1, 2, 3, 70
+from mtfc.driver.errors import BUG, ENVIRONMENT, INTERRUPTED, USAGE, UsageError, say
 
 BROKEN_PIPE = 141
 """What a shell reports for a process that SIGPIPE ended."""
@@ -28,11 +25,6 @@ MISSING = "a package that mtfc needs cannot be imported ({error}): pip install m
 REPORT = """\
 This is a bug in mtfc, not in your program. Please report it, with the command and the .mtf file.
 MTFC_DEBUG=1 in the environment shows where it happened."""
-
-
-def say(message: str) -> None:
-    """A line on standard error."""
-    print(f"mtfc: {message}", file=sys.stderr)
 
 
 def encode_anything() -> None:

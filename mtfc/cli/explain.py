@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from mtfc.cli.errors import OK
 from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
+from mtfc.driver.errors import OK
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import Sending
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.semantics import library
+    from mtfc.frontend.semantics.names import standard_library
     from mtfc.reports.cost_report import heading
     from mtfc.reports.provenance_report import causes_report
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         print(json.dumps(record(options, sources), indent=2))
         return OK
     cost, found = _explained(options, sources)
-    texts = sources.texts | library.texts({each.span.file for each in found if each.span})
+    texts = sources.texts | standard_library.texts({each.span.file for each in found if each.span})
     print("\n".join([*heading(cost), ""]))
     print(causes_report(found, cost.file, texts), end="")
     return OK

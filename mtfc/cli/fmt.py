@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.errors import ERRORS, OK, say
-from mtfc.cli.files import STANDARD, write_text
-from mtfc.cli.sources import Sources
+from mtfc.driver.data.files import STANDARD, write_text
+from mtfc.driver.errors import ERRORS, OK, say
+from mtfc.driver.sources import Sources
 
 EXAMPLES = """\
 examples:

@@ -116,3 +116,13 @@ def add_selection(
         metavar="NAME|SHAPE",
         help="a declared mesh, or a shape; `one` is one device, with nothing split (default: the layout's)",
     )
+
+
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name parameters to start from."""
+    parser.add_argument(
+        "--params", metavar="FILE.npz", help="values of all parameters, by full name (default: drawn)"
+    )
+    parser.add_argument(
+        "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"
+    )

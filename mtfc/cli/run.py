@@ -11,20 +11,20 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common import allocator
-from mtfc.cli.errors import OK, UsageError, say
-from mtfc.cli.execution import BACKENDS, Session, load
-from mtfc.cli.files import check_apart, check_writable, report_to
-from mtfc.cli.inputs import Batches, add_parameters, draw_batch, given_parameters, read_batches
-from mtfc.cli.npz import Arrays, write_npz
-from mtfc.cli.options import add_format, add_selection, add_source, count, seed
-from mtfc.cli.remainder import Resizing
-from mtfc.cli.selection import Case, select
-from mtfc.cli.sources import Sources
-from mtfc.cli.steps import Results, Step, evaluate, finite_step, step_of
-from mtfc.cli.summary import finite, summary, summary_text
-from mtfc.cli.training import Data, TrainingRun
+from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, count, seed
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.files import check_apart, check_writable, report_to
+from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
+from mtfc.driver.data.npz import Arrays, write_npz
+from mtfc.driver.data.summary import finite, summary, summary_text
+from mtfc.driver.errors import OK, UsageError, say
+from mtfc.driver.running.execution import BACKENDS, Session, load
+from mtfc.driver.running.remainder import Resizing
+from mtfc.driver.running.steps import Results, Step, evaluate, finite_step, step_of
+from mtfc.driver.running.training import Data, TrainingRun
+from mtfc.driver.selection import Case, select
+from mtfc.driver.sources import Sources
 
 EXAMPLES = """\
 examples:

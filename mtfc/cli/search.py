@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.cli.compiling import compiling
-from mtfc.cli.errors import ERRORS, INTERRUPTED, OK, UsageError, say
-from mtfc.cli.files import check_apart, check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_model, add_source, count, seconds
 from mtfc.cli.progress import clear, reporter
-from mtfc.cli.selection import Choice, Selection, choose
-from mtfc.cli.sources import Sources, known_as
-from mtfc.cli.target import file_of, target_of
+from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
+from mtfc.driver.searching.compilation_time import compiling
+from mtfc.driver.selection import Choice, Selection, choose
+from mtfc.driver.sources import Sources, known_as
+from mtfc.driver.target import file_of, target_of
 
 if TYPE_CHECKING:
-    from mtfc.cli.search_result import Result
-    from mtfc.cli.search_soap import Placed
-    from mtfc.cli.why_not import Asked
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.search.found import Found, Objective, Progress
     from mtfc.compiler.search.pricer import Pricer
+    from mtfc.driver.searching.search_result import Result
+    from mtfc.driver.searching.search_soap import Placed
+    from mtfc.driver.searching.why_not import Asked
 
 EXAMPLES = """\
 examples:
@@ -218,7 +218,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 
     Raises `NothingFits`, `CompileError` and `UsageError`.
     """
-    from mtfc.cli.search_meshes import searched_meshes
+    from mtfc.driver.searching.meshes import searched_meshes
 
     _check(options)
     started = monotonic()
@@ -240,7 +240,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
 
         until += compiling(compile_loops, "--budget")[1]
     if options.space == "soap":
-        from mtfc.cli.search_soap import search
+        from mtfc.driver.searching.search_soap import search
 
         why_not = options.why_not
         return search(selection, hardware, meshes[0].devices, until, options.exhaustive, progress, why_not)
@@ -260,8 +260,8 @@ def _asked(
     sources.texts["<--why-not>"] = options.why_not
     if options.space == "soap":
         return None
-    from mtfc.cli.search_meshes import possible_meshes
-    from mtfc.cli.why_not import asked_of
+    from mtfc.driver.searching.meshes import possible_meshes
+    from mtfc.driver.searching.why_not import asked_of
 
     meshes = possible_meshes(options, selection, meshes)
     return asked_of(options.why_not, known_as(options.file), _choice(options), sources, options.space, meshes)
@@ -269,7 +269,7 @@ def _asked(
 
 def _check(options: argparse.Namespace) -> None:
     """Raise `UsageError` where options do not go together, or ask for too much."""
-    from mtfc.cli.search_meshes import check_options
+    from mtfc.driver.searching.meshes import check_options
 
     check_options(options)
     if options.export is not None and options.space != "tiling":
@@ -297,9 +297,9 @@ def _request(
     progress: Progress,
 ) -> Request:
     """With the others priced already: what that takes for one of them is left for what will be found."""
-    from mtfc.cli.baselines import baselines
-    from mtfc.cli.search_meshes import under_names
     from mtfc.compiler.search.pricer import Pricer
+    from mtfc.driver.searching.baselines import baselines
+    from mtfc.driver.searching.meshes import under_names
 
     pricer = Pricer.of(selection.program, hardware)
     given = meshes[0] if options.mesh is not None else None
@@ -332,7 +332,7 @@ def _seconds_of(pricer: Pricer, mesh: Mesh, layout: Layout) -> float:
 def _result(
     options: argparse.Namespace, request: Request, found: Found, asked: Asked | None, started: float
 ) -> Result:
-    from mtfc.cli.search_result import Result
+    from mtfc.driver.searching.search_result import Result
 
     return Result(
         options.space,
@@ -351,8 +351,8 @@ def _result(
 
 def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int:
     """Write and print what was found, and what was asked about it."""
-    from mtfc.cli.search_result import record, report
-    from mtfc.cli.why_not import forced, why_not_json, why_not_report
+    from mtfc.driver.searching.search_result import record, report
+    from mtfc.driver.searching.why_not import forced, why_not_json, why_not_report
 
     if options.output is not None:
         write_text(options.output, _with_layout(options, result, sources))
@@ -370,10 +370,10 @@ def _shown(options: argparse.Namespace, result: Result, sources: Sources) -> int
 
 def _with_layout(options: argparse.Namespace, result: Result, sources: Sources) -> str:
     """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
-    from mtfc.cli.search_result import inserted, name_in, resized
     from mtfc.driver.layout_targets import placeable
+    from mtfc.driver.searching.search_result import inserted, name_in, resized
     from mtfc.frontend.check import check
-    from mtfc.frontend.layouts.allowed import OF_LAYOUTS
+    from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 
     file = known_as(options.file)
     text = resized(sources.texts[file], options.dims)
@@ -385,9 +385,9 @@ def _with_layout(options: argparse.Namespace, result: Result, sources: Sources) 
 
 def _placed(options: argparse.Namespace, found: Placed, sources: Sources) -> int:
     """The same in the `soap` space, in which there are no layouts."""
-    from mtfc.cli.search_result import resized
-    from mtfc.cli.search_soap import inserted, record, report
-    from mtfc.cli.why_not_soap import forced, why_not_json, why_not_report
+    from mtfc.driver.searching.search_result import resized
+    from mtfc.driver.searching.search_soap import inserted, record, report
+    from mtfc.driver.searching.why_not_soap import forced, why_not_json, why_not_report
 
     if options.output is not None:
         text = resized(sources.texts[known_as(options.file)], options.dims)

@@ -7,17 +7,17 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mtfc.cli.errors import OK, UsageError
-from mtfc.cli.files import check_apart, check_writable, report_to, write_text
 from mtfc.cli.options import add_format, add_selection
-from mtfc.cli.selection import select
-from mtfc.cli.sources import Sources
-from mtfc.cli.target import check_room, file_of, target_of
+from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
+from mtfc.driver.errors import OK, UsageError
+from mtfc.driver.selection import select
+from mtfc.driver.sources import Sources
+from mtfc.driver.target import check_room, file_of, target_of
 
 if TYPE_CHECKING:
-    from mtfc.cli.selection import Selection
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Mesh
+    from mtfc.driver.selection import Selection
 
 EXAMPLES = """\
 examples:
@@ -72,7 +72,7 @@ def _layout(options: argparse.Namespace, selection: Selection, hardware: Hardwar
     from mtfc.compiler.cost.memory import memory_on
     from mtfc.compiler.cost.step_time import step_time
     from mtfc.compiler.cost.volumes import layout_cost
-    from mtfc.frontend.semantics import library
+    from mtfc.frontend.semantics.names import standard_library
     from mtfc.reports.step_json import step_json, step_trace
     from mtfc.reports.step_report import step_report
 
@@ -90,15 +90,15 @@ def _layout(options: argparse.Namespace, selection: Selection, hardware: Hardwar
     if options.format == "json":
         print(json.dumps(step_json(cost, step, hardware), indent=2), file=report_to(options.trace))
     else:
-        texts = sources.texts | library.texts({span.file for span in step.lines if span})
+        texts = sources.texts | standard_library.texts({span.file for span in step.lines if span})
         print(step_report(cost, step, hardware, texts), end="", file=report_to(options.trace))
 
 
 def _placement(
     options: argparse.Namespace, selection: Selection, hardware: Hardware, sources: Sources
 ) -> None:
-    from mtfc.cli.simulate_soap import record, report, simulated
-    from mtfc.frontend.semantics import library
+    from mtfc.driver.simulate_soap import record, report, simulated
+    from mtfc.frontend.semantics.names import standard_library
 
     (placement,) = selection.placements
     if options.place is not None:
@@ -109,7 +109,7 @@ def _placement(
     if options.format == "json":
         print(json.dumps(record(found), indent=2), file=report_to(options.trace))
     else:
-        texts = sources.texts | library.texts({span.file for span in found.step.lines if span})
+        texts = sources.texts | standard_library.texts({span.file for span in found.step.lines if span})
         print(report(found, texts), end="", file=report_to(options.trace))
 
 
@@ -125,7 +125,7 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
 
 def _show_machines(declared: Mapping[str, Hardware], format: str) -> None:
     """Print what `--target` can name: the machines of the file, and those of the library."""
-    from mtfc.frontend.hardware.targets import library, named
+    from mtfc.frontend.hardware_targets import library, named
 
     names = dict.fromkeys((*declared, *library()))
     machines = {name: named(name, declared) for name in names}

@@ -7,12 +7,12 @@ import json
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from mtfc.cli.compiling import compiling
-from mtfc.cli.errors import ERRORS, OK, say
-from mtfc.cli.files import STANDARD, check_apart, check_writable, read_bytes, write_text
 from mtfc.cli.options import seconds
 from mtfc.cli.progress import clear, reporter
-from mtfc.cli.sources import Sources, known_as
+from mtfc.driver.data.files import STANDARD, check_apart, check_writable, read_bytes, write_text
+from mtfc.driver.errors import ERRORS, OK, say
+from mtfc.driver.searching.compilation_time import compiling
+from mtfc.driver.sources import Sources, known_as
 
 if TYPE_CHECKING:
     from mtfc.compiler.search.solver.solve import Solution

@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, get_args
 
-from mtfc.cli.agreement import Part, Result, largest
-from mtfc.cli.errors import ERRORS, OK, UsageError
-from mtfc.cli.execution import BACKENDS, without_warnings
-from mtfc.cli.inputs import add_parameters, given_parameters
-from mtfc.cli.npz import Arrays, listed
-from mtfc.cli.options import add_format, add_selection, add_source, seed
-from mtfc.cli.reference import MOST_VIRTUAL_DEVICES, Exact, Reference
-from mtfc.cli.selection import Case, Selection, select
-from mtfc.cli.sources import Sources
-from mtfc.cli.summary import finite
+from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, seed
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.driver.data.inputs import given_parameters
+from mtfc.driver.data.npz import Arrays, listed
+from mtfc.driver.data.summary import finite
+from mtfc.driver.errors import ERRORS, OK, UsageError
+from mtfc.driver.running.execution import BACKENDS, without_warnings
+from mtfc.driver.selection import Case, Selection, select
+from mtfc.driver.sources import Sources
+from mtfc.driver.verification.agreement import Part, Result, largest
+from mtfc.driver.verification.reference import MOST_VIRTUAL_DEVICES, Exact, Reference
 
 EXAMPLES = """\
 examples:

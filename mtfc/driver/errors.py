@@ -1,4 +1,4 @@
-"""Errors of usage, and how the Python API raises errors.
+"""Errors of usage, exit statuses, and how the Python API raises errors.
 
 A user of the API sees their own call, one frame of mtfc, and a sentence or the diagnostics as the command shows them. Frames of
 the compiler would only hide these. Errors that are bugs in mtfc keep their traceback.
@@ -7,6 +7,7 @@ the compiler would only hide these. Errors that are bugs in mtfc keep their trac
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+OK, ERRORS, USAGE, ENVIRONMENT, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
+"""Exit statuses of the command: success; errors of a program; wrong usage; an incomplete environment; a bug of mtfc; Ctrl-C."""
+
+
+def say(message: str) -> None:
+    """Print a line on standard error."""
+    print(f"mtfc: {message}", file=sys.stderr)
 
 
 class UsageError(Exception):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
 from mtfc.compiler.cost.hardware import Device, Rate, Scratchpad
 from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.cost.tpu.scratchpad import Resident, kernels_of
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load
 
 N = 1024

@@ -5,13 +5,13 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mtfc.cli.selection import ONE_DEVICE
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Rate, Scratchpad
 from mtfc.compiler.cost.tpu.register_traffic import held
 from mtfc.compiler.cost.tpu.space_to_batch import striped_bytes
 from mtfc.compiler.cost.tpu.tiling import pixels_of
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.selection import ONE_DEVICE
 from tests.harness import lowered
 
 TPU = Device({"f32": Rate.constant(1e30)}, 1e9, Rate.constant(1e11), matrix=128)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mtfc.cli.selection import ONE_DEVICE, UNDISTRIBUTED
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate, Scratchpad
 from mtfc.compiler.cost.roofline import Work, work
@@ -15,6 +14,7 @@ from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load
 
 N = 1024

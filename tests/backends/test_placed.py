@@ -16,7 +16,7 @@ from mtfc.compiler.search.placement.operators.strategy import random_strategy
 from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.compiler.search.placement.task_graph import StrategyTasks
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search.placement_programs import PROGRAMS, arguments, prepared
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from mtfc import compile as compile_model
-from mtfc.cli import main, rewind
-from mtfc.cli.execution import Session
+from mtfc.cli import main
+from mtfc.driver.running import rewind
+from mtfc.driver.running.execution import Session
 from tests.cli.conftest import Mtfc
 
 BACKENDS = ("numpy", "jax")
@@ -52,7 +53,7 @@ def test_outputs_are_checked_before_work_begins(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """The check comes before the file is even read: no work can have been done."""
-    monkeypatch.setattr("mtfc.cli.sources.read_bytes", lambda path: pytest.fail("work has begun"))
+    monkeypatch.setattr("mtfc.driver.sources.read_bytes", lambda path: pytest.fail("work has begun"))
     (folder / "here").mkdir()
     long = "x" * 300
     for path, reason in (
@@ -99,7 +100,7 @@ OVERWRITING = {
 def test_outputs_do_not_replace_inputs(
     mtfc: Mtfc, files: Path, monkeypatch: pytest.MonkeyPatch, inputs: str
 ) -> None:
-    monkeypatch.setattr("mtfc.cli.sources.read_bytes", lambda path: pytest.fail("work has begun"))
+    monkeypatch.setattr("mtfc.driver.sources.read_bytes", lambda path: pytest.fail("work has begun"))
     (files / "here").mkdir()
     (files / "hw.mtf").write_text("a machine")
     (files / "link.npz").symlink_to("data.npz")
@@ -309,7 +310,7 @@ import os, signal, sys, time
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 from mtfc.cli import main
-from mtfc.cli.execution import Session
+from mtfc.driver.running.execution import Session
 train = Session.train
 def slow(self, *arguments):
     outputs = train(self, *arguments)

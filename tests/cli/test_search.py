@@ -10,12 +10,13 @@ from unittest.mock import patch
 
 import pytest
 
-from mtfc.cli import compiling, search_soap
 from mtfc.cli import search as search_command
-from mtfc.cli.search_result import at_most
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
 from mtfc.compiler.search.solver import solver_search
+from mtfc.driver.searching import compilation_time as compiling
+from mtfc.driver.searching import search_soap
+from mtfc.driver.searching.search_result import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 from tests.search.placement_programs import PROGRAMS

@@ -9,7 +9,7 @@ import pytest
 
 import mtfc as api
 from mtfc.cli import search as search_command
-from mtfc.cli import search_soap
+from mtfc.driver.searching import search_soap
 from tests.cli.conftest import Mtfc
 
 ON_4 = ("search", "model.mtf", "--devices", "4", "--target", "tpu_v2")
@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said_before_the_search(
         raise AssertionError("the search has begun")
 
     monkeypatch.setattr(search_command, "_request", begins)
-    monkeypatch.setattr(search_soap, "soap_space", begins)
+    monkeypatch.setattr(search_soap, "placement_space", begins)
     run = mtfc(*ON_4, "--space", space, "--why-not", rules)
     assert message in run.err
     assert (run.status, run.out) == (status, "")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.cli import compiling
 from mtfc.compiler.search.solver import solver_search
+from mtfc.driver.searching import compilation_time as compiling
 from tests.cli.conftest import Mtfc
 from tests.search.test_contest_format import EXAMPLE
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from mtfc.backends.numpy import backend as numpy_backend
-from mtfc.cli import agreement, execution, reference
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.driver.running import execution
+from mtfc.driver.selection import Choice, choose
+from mtfc.driver.verification import agreement, reference
 from tests.cli.conftest import Mtfc
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.cli import why_not
+from mtfc.driver.searching import why_not
 from tests.cli.conftest import Mtfc
 
 WIDE = """\

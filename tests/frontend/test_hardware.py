@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from mtfc.cli.target import check_room
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.types import Mesh
+from mtfc.driver.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.hardware.targets import HARDWARE, in_file, library, named
+from mtfc.frontend.hardware_targets import HARDWARE, in_file, library, named
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse
 

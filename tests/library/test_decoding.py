@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtfc.cli.selection import Choice, choose
+from mtfc.driver.selection import Choice, choose
 from tests.harness import Arrays, call, jax_module, numpy_module
 
 ROWS, WORDS, BEAM = 4096, 6, 3

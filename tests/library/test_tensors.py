@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mtfc.cli.selection import Choice, choose
+from mtfc.driver.selection import Choice, choose
 from tests.harness import call, jax_module, numpy_module
 from tests.library.networks import Network, agrees
 

@@ -11,13 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.passes.pipelines import preparation, run
 from mtfc.compiler.search.placement.exhaustive import best_strategy
 from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_search, placement_space
 from mtfc.compiler.search.placement.strategy_bounds import StrategyBounds, transfer_times
-from mtfc.frontend.hardware.targets import named
+from mtfc.driver.selection import Choice, choose
+from mtfc.frontend.hardware_targets import named
 from tests.search.placement_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.cli.selection import Choice, choose
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
 from mtfc.compiler.passes.pipelines import run, simplification
@@ -27,7 +26,8 @@ from mtfc.compiler.search.placement.part_costs import (
 )
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
 from mtfc.compiler.search.placement.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
-from mtfc.frontend.hardware.targets import named
+from mtfc.driver.selection import Choice, choose
+from mtfc.frontend.hardware_targets import named
 from tests.search import placement_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

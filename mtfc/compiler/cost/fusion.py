@@ -50,7 +50,7 @@ from mtfc.compiler.cost.tpu.tiling import (
 )
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, is_loop
-from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
 
@@ -148,7 +148,7 @@ class Memory:
     def _is_accumulated(self, value: Value) -> bool:
         """Whether it is a product that is only added to something."""
         found, maker = list(self.users(value)), self.makers.get(value)
-        is_alone = value not in self.given and bool(found) and all(eqn.op == "add" for eqn in found)
+        is_alone = value not in self.given and bool(found) and all(has_trait(eqn, "add") for eqn in found)
         return is_alone and maker is not None and is_product(maker)
 
     def _end(self, value: Value) -> Value:
@@ -233,25 +233,25 @@ class Memory:
 
     def kernel(self, eqn: Equation) -> str:
         """The op, or what it is together with others (`hardware.KERNELS`)."""
-        if eqn.op == "fold":
+        if has_trait(eqn, "fold"):
             return "fold" if eqn.operands[0] in self.folded else "unpool"
         is_windowed = any(map(self.is_window, eqn.operands))
-        if eqn.op == "einsum":
+        if has_trait(eqn, "dot"):
             return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
         return "pool" if is_windowed and storage(eqn) == "reduced" else eqn.op
 
     def windows(self, eqn: Equation) -> Windows | None:
         """The windows that a product reads, or makes for `fold`, on a TPU."""
-        if eqn.op != "einsum" or not self.pixels:
+        if not has_trait(eqn, "dot") or not self.pixels:
             return None
-        folds = [each for each in self.folds(eqn.result) if each.op == "fold"]
+        folds = [each for each in self.folds(eqn.result) if has_trait(each, "fold")]
         seen = (each for operand in eqn.operands for each in self.seen(operand)[:-1])
-        read = [maker for each in seen if (maker := self.makers[each]).op == "window"]
+        read = [maker for each in seen if has_trait((maker := self.makers[each]), "window")]
         return Windows.of(folds or read, bool(folds), self.wholes) if folds or read else None
 
     def is_window(self, value: Value) -> bool:
         """Whether it is a view of windows."""
-        return any(self.makers[each].op == "window" for each in self.seen(value)[:-1])
+        return any(has_trait(self.makers[each], "window") for each in self.seen(value)[:-1])
 
     def copies(self, eqn: Equation, device: Device) -> int:
         """How many kernels compute it."""
@@ -263,7 +263,7 @@ class Memory:
         """How many read a value, wherever it is sent before."""
         found = int(value in self.given)
         for eqn in self.readers.get(value, ()):
-            is_sent = eqn.op in KIND_OF or storage(eqn) == "view"
+            is_sent = has_trait(eqn, "sends") or storage(eqn) == "view"
             passed = zip(eqn.operands, eqn.results, strict=False) if is_sent else ()
             found += sum(self._kernels(made) for each, made in passed if each == value) if is_sent else 1
         return found

@@ -30,7 +30,7 @@ from mtfc.compiler.cost.tpu.register_traffic import HELD, clearing_bytes, copyin
 from mtfc.compiler.cost.tpu.tiling import is_product
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
-from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import TensorType
 
 Looks = tuple[str, tuple[int, ...]]
@@ -127,7 +127,7 @@ def _copied(region: Function, memory: Memory) -> Iterator[TensorType]:
     """What each iteration copies to keep it, as it does not compute it, or to take slices of it."""
     for output in region.outputs:
         maker = memory.makers.get(memory.seen(output.value)[-1])
-        is_computed = maker is not None and not maker.regions and maker.op not in KIND_OF
+        is_computed = maker is not None and not maker.regions and not has_trait(maker, "sends")
         if output.updates is None and not is_computed:
             yield output.value.type
     for argument in region.arguments:

@@ -1,6 +1,6 @@
 """`OpDef`: everything the compiler knows about one op, in one frozen record without defaults.
 
-No pass, backend or analysis asks which op it looks at; each reads one column. A forgotten column fails at import. The
+No pass, backend or analysis asks for the name of an op; each reads one column, or asks for a trait. A forgotten column fails at import. The
 columns speak of *global* types; how a split or pending operand behaves follows from `layout_rule` and `linear`, which reduce
 an op to facts about its dimensions, so that one algorithm lays out all of them.
 """
@@ -149,6 +149,34 @@ operand no more is read than the result has. kernel: all operands are read.
 """
 
 
+Trait = Literal[
+    "dot", "window", "fold", "add", "multiply", "sum", "is_argmax", "cast", "stop_gradient",
+    "constant", "filled", "random", "training", "step_number",
+    "rename", "reshape", "broadcast", "slice", "shift", "indexes", "scatter",
+    "placement", "sends", "reshard", "all_reduce", "all_gather",
+]  # fmt: skip
+"""A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
+
+Computation:
+    dot: multiplies its operands, and sums over the dimensions that the result lacks.
+    window: gives the sliding windows of a dimension. fold: adds up the elements of windows, the transpose of `window`.
+    add, multiply: the sum or product of two operands, element by element. sum: adds up the elements along dimensions.
+    is_argmax: marks the largest elements, so its result is as large as its operand.
+    cast: converts to another dtype. stop_gradient: gives its operand, as a constant for differentiation.
+Creation:
+    constant: a scalar that is written in the program. filled: all elements equal the attribute `value`.
+    random: draws random numbers. training: the flag that passes bind. step_number: the number of the training step.
+Dimensions and positions:
+    rename: gives dimensions other names. reshape: splits and merges dimensions. broadcast: repeats along new dimensions.
+    slice: takes part of a dimension. shift: moves elements along a dimension, between processors where each has one element.
+    indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.
+Placement:
+    placement: changes where the parts of a tensor are, not its elements (shift_shards, which is a lowered `shift`, counts too).
+    sends: sends data between processors. reshard: says which placement is wanted, not how to get there.
+    all_reduce: completes pending reductions on all processors. all_gather: joins the shards of a dimension.
+"""
+
+
 @attrs.frozen(kw_only=True)
 class OpDef:
     """One op.
@@ -162,8 +190,10 @@ class OpDef:
     gradient: cotangents of the operands from those of the results, in terms of other ops; None where there is none.
     flops: floating-point operations of one execution on one processor.
     storage: what of it is in memory: see `Storage`.
+    traits: the facts about it that code outside of `ir/ops` asks for: see `Trait`.
     evaluate: the meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
     numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
+    jax_differentiated: the JAX text where `jax.grad` goes through the op, if JAX's own derivative differs from `gradient`.
     doc: one sentence for the language reference.
     """
 
@@ -176,10 +206,15 @@ class OpDef:
     gradient: Gradient
     flops: Callable[[Equation, Sizes], Any]
     storage: Storage
+    traits: frozenset[Trait]
     evaluate: Callable[..., Any]
     numpy: Text
     jax: Text
+    jax_differentiated: Text | None
     doc: str
+
+
+NO_TRAITS: frozenset[Trait] = frozenset()
 
 
 def no_gradient(builder: Builder, eqn: Equation, cotangents: Sequence[Value]) -> tuple[None, ...]:

@@ -22,7 +22,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Update, Value
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Dim, TensorType
 
 
@@ -127,7 +127,7 @@ class _Application:
         return self.common.get(value) or self.own[value]
 
     def _equation_for_all(self, eqn: Equation) -> None:
-        if eqn.op == "constant":
+        if has_trait(eqn, "constant"):
             number = self.builder.constant(eqn.attrs["value"], eqn.result.type.dtype)  # type: ignore[arg-type]
             self.common[eqn.result] = number
         elif eqn.results[0] not in self.common:

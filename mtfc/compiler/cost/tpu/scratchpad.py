@@ -30,6 +30,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.tpu.tiling import is_product, is_sum
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import is_loop
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh
 
 Kernel = Equation | None
@@ -150,7 +151,7 @@ class Resident(Memory):
 
     def _broadcast(self, body: Iterable[Equation]) -> Iterator[Value]:
         for eqn in body:
-            if is_component_wise(eqn) and eqn.op != "stop_gradient" and eqn.result.type.dims:
+            if is_component_wise(eqn) and not has_trait(eqn, "stop_gradient") and eqn.result.type.dims:
                 users = filter(is_component_wise, self.users(eqn.result))
                 if self._makers(eqn) and any(user.result.type.size > eqn.result.type.size for user in users):
                     yield eqn.result
@@ -198,14 +199,14 @@ class Resident(Memory):
             if _is_reduction(eqn) and eqn not in self.parts:
                 depths[eqn] += 1
                 alike = frozenset(dim for value in eqn.operands for dim in value.type.dims), depths[eqn]
-                if alike in before and eqn.op != "is_argmax":
+                if alike in before and not has_trait(eqn, "is_argmax"):
                     yield eqn
                 before.add(alike)
 
     def _is_able(self, eqn: Equation) -> bool:
         """Whether the kernel of a product can compute it."""
         is_able = is_component_wise(eqn) or _is_reduction(eqn)
-        return is_able and eqn.op != "is_argmax" and not any(map(self.is_window, eqn.operands))
+        return is_able and not has_trait(eqn, "is_argmax") and not any(map(self.is_window, eqn.operands))
 
     def _is_part(self, eqn: Equation, product: Equation, latest: Sequence[Equation]) -> bool:
         """Whether the kernel of a product computes what it needs `latest`, and so computes it, too."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
+    NO_TRAITS,
     Attrs,
     Code,
     DimsError,
@@ -14,6 +15,7 @@ from mtfc.compiler.ir.opdef import (
     Gradient,
     OpDef,
     Shard,
+    Trait,
     flops_per_result,
     linear_in_all,
     linear_in_each,
@@ -102,9 +104,11 @@ def componentwise(
     doc: str,
     *,
     jax: str | None = None,
+    jax_differentiated: str | None = None,
     accepted: frozenset[str] = FLOATS,
     result: str | None = None,
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = not_linear,
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -116,9 +120,11 @@ def componentwise(
         gradient=gradient,
         flops=flops_per_result,
         storage="fused",
+        traits=frozenset(traits),
         evaluate=_evaluate(evaluate),
         numpy=numpy,
         jax=jax or numpy.replace("np.", "jnp."),
+        jax_differentiated=jax_differentiated,
         doc=doc,
     )
 
@@ -279,6 +285,7 @@ UNARY = (
     componentwise("square", lambda np, x: np.square(x), "np.square({0})", _square_gradient, "x times x.",
                   accepted=NUMBERS),
     componentwise("abs", lambda np, x: np.abs(x), "np.abs({0})", _abs_gradient, "Absolute value; gradient 0 at 0.",
+                  jax_differentiated="{0} * jnp.sign({0})",  # the slope of `jnp.abs` at 0 is 1, and not 0
                   accepted=NUMBERS),
     componentwise("sign", lambda np, x: np.sign(x), "np.sign({0})", no_gradient, "-1, 0 or 1; its gradient is 0.",
                   accepted=NUMBERS),
@@ -293,18 +300,19 @@ UNARY = (
     componentwise("not", lambda np, x: np.logical_not(x), "np.logical_not({0})", no_gradient, "Logical not.",
                   accepted=BOOL),
     componentwise("stop_gradient", lambda np, x: x, "{0}", no_gradient, "x, as a constant for differentiation.",
-                  jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first),
+                  jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first,
+                  traits=("stop_gradient",)),
 )  # fmt: skip
 
 BINARY = (
     componentwise("add", lambda np, x, y: x + y, "{0} + {1}",
                   lambda b, e, g: (_to_operand(b, e, 0, g[0]), _to_operand(b, e, 1, g[0])), "x + y.",
-                  accepted=NUMBERS, linear=linear_in_all),
+                  accepted=NUMBERS, linear=linear_in_all, traits=("add",)),
     componentwise("sub", lambda np, x, y: x - y, "{0} - {1}",
                   lambda b, e, g: (_to_operand(b, e, 0, g[0]), b("neg", _to_operand(b, e, 1, g[0]))), "x - y.",
                   accepted=NUMBERS, linear=linear_in_all),
     componentwise("mul", lambda np, x, y: x * y, "{0} * {1}", _mul_gradient, "x times y.",
-                  accepted=NUMBERS, linear=linear_in_each),
+                  accepted=NUMBERS, linear=linear_in_each, traits=("multiply",)),
     componentwise("div", lambda np, x, y: x / y, "{0} / {1}", _div_gradient, "x / y.", linear=linear_in_first),
     componentwise("pow", lambda np, x, y: np.power(x, y), "np.power({0}, {1})", _pow_gradient, "x to the power y."),
     componentwise("minimum", lambda np, x, y: np.minimum(x, y), "np.minimum({0}, {1})", _extremum_gradient,
@@ -335,9 +343,11 @@ WHERE = OpDef(
     gradient=_where_gradient,
     flops=flops_per_result,
     storage="fused",
+    traits=NO_TRAITS,
     evaluate=_evaluate(lambda np, c, x, y: np.where(c, x, y)),
     numpy="np.where({0}, {1}, {2})",
     jax="jnp.where({0}, {1}, {2})",
+    jax_differentiated=None,
     doc="x where the condition holds, else y.",
 )
 
@@ -361,9 +371,11 @@ MASK = OpDef(
     gradient=_mask_gradient,
     flops=flops_per_result,
     storage="fused",
+    traits=NO_TRAITS,
     evaluate=_evaluate(lambda np, c, x: np.where(c, x, np.zeros((), x.dtype))),
     numpy="np.where({0}, {1}, 0)",
     jax="jnp.where({0}, {1}, 0)",
+    jax_differentiated=None,
     doc="x where the condition holds, else 0: what a gradient passes through a choice.",
 )
 
@@ -377,9 +389,11 @@ CAST = OpDef(
     gradient=_cast_gradient,
     flops=no_flops,
     storage="fused",
+    traits=frozenset({"cast"}),
     evaluate=_cast,
     numpy=_cast_text,
     jax=_cast_text,
+    jax_differentiated=None,
     doc="x converted to another dtype.",
 )
 

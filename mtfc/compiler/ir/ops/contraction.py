@@ -89,9 +89,11 @@ EINSUM = OpDef(
     gradient=_gradient,
     flops=_flops,
     storage="kernel",
+    traits=frozenset({"dot"}),
     evaluate=_evaluate,
     numpy=_text("einsum"),
     jax=_text("jnp.einsum"),
+    jax_differentiated=None,
     doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mtfc.compiler.ir.opdef import (
@@ -12,6 +12,7 @@ from mtfc.compiler.ir.opdef import (
     OpError,
     Shard,
     Storage,
+    Trait,
     flops_per_result,
     no_flops,
     no_gradient,
@@ -31,6 +32,7 @@ def creation(
     doc: str,
     flops: Callable[..., Any] = no_flops,
     storage: Storage = "made",
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -42,9 +44,11 @@ def creation(
         gradient=no_gradient,
         flops=flops,
         storage=storage,
+        traits=frozenset(traits),
         evaluate=evaluate,
         numpy=text("np"),
         jax=text("jnp"),
+        jax_differentiated=None,
         doc=doc,
     )
 
@@ -129,6 +133,7 @@ OPS = (
         _full,
         _full_text,
         "A scalar.",
+        traits=("constant", "filled"),
     ),
     creation(
         "full",
@@ -136,6 +141,7 @@ OPS = (
         _full,
         _full_text,
         "A tensor of equal elements.",
+        traits=("filled",),
     ),
     creation("range", _range_infer, _range, _range_text, "0, 1, 2, ... along a dimension."),
     creation(
@@ -146,6 +152,7 @@ OPS = (
         "1 at each index along a new dimension, else 0.",
         flops_per_result,
         "fused",
+        ("indexes",),
     ),
     creation(
         "training",
@@ -153,5 +160,6 @@ OPS = (
         lambda shard: shard.np.zeros((), shard.np.bool_),
         lambda module: lambda code: f"{module}.zeros({code.shape}, {code.dtype})",
         "True in a training step, and where gradients are computed; false elsewhere.",
+        traits=("training",),
     ),
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
+    NO_TRAITS,
     Attrs,
     Code,
     LayoutRule,
@@ -111,9 +112,11 @@ GATHER = OpDef(
     gradient=_gather_gradient,
     flops=no_flops,
     storage="lookup",
+    traits=frozenset({"indexes"}),
     evaluate=_gather,
     numpy=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
     jax=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
+    jax_differentiated=None,
     doc="The elements of a table that indices into one of its dimensions point at; 0 where one points outside.",
 )
 
@@ -166,9 +169,11 @@ SCATTER_ADD = OpDef(
     gradient=_scatter_gradient,
     flops=flops_per_operand,
     storage="kernel",
+    traits=frozenset({"indexes", "scatter"}),
     evaluate=_scatter_add,
     numpy=_scatter_text,
     jax=_scatter_text,
+    jax_differentiated=None,
     doc="Zeros with updates added where indices into one dimension point: what a gradient passes through `gather`.",
 )
 
@@ -240,9 +245,11 @@ TOP_K = OpDef(
     gradient=_top_k_gradient,
     flops=flops_per_operand,
     storage="kernel",
+    traits=NO_TRAITS,
     evaluate=_top_k,
     numpy=_top_k_text,
     jax=_top_k_text,
+    jax_differentiated=None,
     doc="The k largest elements along a dimension and their indices, the largest first, the lowest index first among equals.",
 )
 

@@ -261,6 +261,7 @@ OPS = (
     structural(
         "slice", _slice_infer, _within, _slice_gradient, _slice, _slice_text, _slice_text,
         "Every stride-th element of a dimension, from start on.", distribute=_distribute_slice,
+        traits=("slice",),
     ),
     structural(
         "pad", _pad_infer, _within, _pad_gradient, _pad, _pad_text, _jax_pad,
@@ -270,7 +271,7 @@ OPS = (
     structural(
         "shift", _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,
         "Element i moved to i + by; what falls off the end is lost, or wraps around.",
-        distribute=_distribute_shift, storage="kernel",
+        distribute=_distribute_shift, storage="kernel", traits=("shift",),
     ),
     structural(
         "concat", _concat_infer, _concat_rule, _concat_gradient, _concat,

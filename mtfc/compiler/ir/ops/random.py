@@ -136,9 +136,11 @@ def drawing(
         gradient=no_gradient,
         flops=flops_per_result,
         storage="fused",
+        traits=frozenset({"random"}),
         evaluate=evaluate,
         numpy=text("np"),
         jax=text("jnp"),
+        jax_differentiated=None,
         doc=doc,
     )
 
@@ -153,9 +155,11 @@ STEP_NUMBER = OpDef(
     gradient=no_gradient,
     flops=no_flops,
     storage="made",
+    traits=frozenset({"step_number"}),
     evaluate=lambda shard: shard.np.zeros((), shard.np.int32),
     numpy=lambda code: f"np.zeros({code.shape}, np.int32)",
     jax=lambda code: "jnp.int32(0)",
+    jax_differentiated=None,
     doc="The number of the training step, from 0 on; 0 outside of training.",
 )
 

@@ -7,11 +7,12 @@ lowest of the places where it stands, and `is_argmax` likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
+    NO_TRAITS,
     Attrs,
     Code,
     Distribute,
@@ -20,6 +21,8 @@ from mtfc.compiler.ir.opdef import (
     OpDef,
     OpError,
     Shard,
+    Text,
+    Trait,
     flops_per_operand,
     linear_in_first,
     no_gradient,
@@ -118,6 +121,8 @@ def reduction(
     accepted: frozenset[str] = NUMBERS,
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = not_linear,
     distribute: Distribute | None = None,
+    traits: Iterable[Trait] = (),
+    jax_differentiated: Text | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -129,9 +134,11 @@ def reduction(
         gradient=gradient,
         flops=flops_per_operand,
         storage="reduced",
+        traits=frozenset(traits),
         evaluate=_evaluate(name),
         numpy=_numpy_text(name),
         jax=_jax_text(name),
+        jax_differentiated=jax_differentiated,
         doc=doc,
     )
 
@@ -151,6 +158,16 @@ def _extremum_gradient(sought: Callable[[Any, Value], Value]) -> Gradient:
         return (b("mask", b("is_argmax", sought(b, e.operands[0]), over=over(e)), g[0]),)
 
     return gradient
+
+
+def _jax_extremum(function: str) -> Callable[[Code], str]:
+    """`largest(x, axes=(-1,))`, a function of the prelude, whose derivative goes to the first of equals."""
+
+    def text(code: Code) -> str:
+        axes = tuple(code.axis(0, dim.name) for dim in over(code.eqn))
+        return f"{function}({code.args[0]}, axes={axes})"
+
+    return text
 
 
 def _prod_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
@@ -216,9 +233,11 @@ ARGMAX = OpDef(
     gradient=no_gradient,
     flops=flops_per_operand,
     storage="reduced",
+    traits=NO_TRAITS,
     evaluate=_argmax,
     numpy=_argmax_text("np"),
     jax=_argmax_text("jnp"),
+    jax_differentiated=None,
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
 
@@ -279,9 +298,11 @@ IS_ARGMAX = OpDef(
     gradient=no_gradient,
     flops=flops_per_operand,
     storage="reduced",
+    traits=frozenset({"is_argmax"}),
     evaluate=_is_argmax,
     numpy=_is_argmax_text,
     jax=_is_argmax_text,
+    jax_differentiated=None,
     doc="Whether an element is the largest one over dimensions, the first among equals in the order in which `over` names them.",
 )
 
@@ -351,25 +372,36 @@ CUMSUM = OpDef(
     gradient=_cumsum_gradient,
     flops=flops_per_operand,
     storage="kernel",
+    traits=NO_TRAITS,
     evaluate=_cumsum,
     numpy=_cumsum_text,
     jax=_cumsum_text,
+    jax_differentiated=None,
     doc="Sums of the elements up to each one along a dimension, without it where `exclusive`, from the end where `reverse`.",
 )
 
 OPS = (
-    reduction("sum", _partial("sum"), _sum_gradient, "Sum over dimensions.", linear=linear_in_first),
+    reduction(
+        "sum",
+        _partial("sum"),
+        _sum_gradient,
+        "Sum over dimensions.",
+        linear=linear_in_first,
+        traits=("sum",),
+    ),
     reduction(
         "max",
         _partial("max"),
         _extremum_gradient(lambda b, x: x),
         "Largest element; the first among equals has the gradient.",
+        jax_differentiated=_jax_extremum("largest"),
     ),
     reduction(
         "min",
         _partial("min"),
         _extremum_gradient(lambda b, x: b("neg", x)),
         "Smallest element; the first among equals has the gradient.",
+        jax_differentiated=_jax_extremum("smallest"),
     ),
     reduction(
         "prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS, distribute=_distribute_prod

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from mtfc.compiler.ir.opdef import (
     Shard,
     Storage,
     Text,
+    Trait,
     linear_in_first,
     no_flops,
     rule_by_name,
@@ -46,6 +47,7 @@ def structural(
     linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = linear_in_first,
     distribute: Distribute | None = None,
     storage: Storage = "view",
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -57,9 +59,11 @@ def structural(
         gradient=gradient,
         flops=no_flops,
         storage=storage,
+        traits=frozenset(traits),
         evaluate=evaluate,
         numpy=numpy,
         jax=jax,
+        jax_differentiated=None,
         doc=doc,
     )
 
@@ -194,6 +198,7 @@ OPS = (
         "broadcast", _broadcast_infer, rule_by_name,
         lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),),
         _broadcast, _broadcast_text("np"), _broadcast_text("jnp"), "x repeated along new dimensions.",
+        traits=("broadcast",),
     ),
     structural(
         "transpose", _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
@@ -202,10 +207,11 @@ OPS = (
     structural(
         "rename", _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
         lambda code: code.args[0], lambda code: code.args[0],
-        "The same data under other dimension names, and so perhaps in another layout.",
+        "The same data under other dimension names, and so perhaps in another layout.", traits=("rename",),
     ),
     structural(
         "reshape", _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
         _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
+        traits=("reshape",),
     ),
 )  # fmt: skip

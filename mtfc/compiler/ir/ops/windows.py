@@ -262,14 +262,14 @@ def _distribute_fold(b: Blocks, eqn: Equation) -> tuple[Value] | None:
 WINDOW = structural(
     "window", _window_infer, _window_rule, _window_gradient, _window, _window_text, _window_text,
     "The sliding windows of a dimension: element k of window o is element o * stride + k * dilation of the padded x.",
-    linear=linear_if_zero, distribute=_distribute_window,
+    linear=linear_if_zero, distribute=_distribute_window, traits=("window",),
 )  # fmt: skip
 
 FOLD: OpDef = attrs.evolve(
     structural(
         "fold", _fold_infer, _fold_rule, _fold_gradient, _fold, _fold_text, _fold_text,
         "The elements of sliding windows added up where they came from: the gradient of `window`.",
-        distribute=_distribute_fold,
+        distribute=_distribute_fold, traits=("fold",),
     ),
     flops=flops_per_operand,
     storage="kernel",

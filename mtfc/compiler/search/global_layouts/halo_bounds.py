@@ -17,7 +17,7 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import Bridge
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
 from mtfc.compiler.passes.spatial.position_blocks import Blocks, NewDims
@@ -88,7 +88,7 @@ class _Finder:
         )
         for each, key in self._keyed(body):
             hops = each.attrs.get("by")
-            if each.op == "shift" and isinstance(hops, int):
+            if has_trait(each, "shift") and isinstance(hops, int):
                 array = Array(each.operands[0].type.local_bytes(SINGLE), dims - met, trips)
                 yield key, Halo(array, abs(hops), frozenset((met,)))
             elif OPS[each.op].storage in ("kernel", "lookup") and each.op != eqn.op:

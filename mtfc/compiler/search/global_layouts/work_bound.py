@@ -19,7 +19,7 @@ from mtfc.compiler.cost.tpu.tiling import is_product, is_sum, least_bytes, ways
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.search.global_layouts.dimension_names import (
     PARAMS,
     Dims,
@@ -37,9 +37,6 @@ from mtfc.compiler.search.global_layouts.named_arrays import (
     own_dims,
     pairs_of,
 )
-
-JOINED = {"fold": "unpool", "einsum": "convolution"}
-"""Kernels that an op may be a part of."""
 
 
 @attrs.frozen
@@ -170,14 +167,24 @@ def _completing(
 
 def _overhead(eqn: Equation, device: Device) -> float:
     """Of what is stored: on a TPU products only wait, and what is component-wise may join the kernel of an operand."""
-    is_sure = device.matrix is None or (not is_component_wise(eqn) and (eqn.op != "einsum" or is_sum(eqn)))
+    is_sure = device.matrix is None or (
+        not is_component_wise(eqn) and (not has_trait(eqn, "dot") or is_sum(eqn))
+    )
     return device.overhead if is_sure else 0.0
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
     """Elements/s of the kernel that the op is, or is a part of, whichever it may be once its operands are distributed."""
-    whole = "pool" if OPS[eqn.op].storage == "reduced" else JOINED.get(eqn.op, eqn.op)
-    return max(device.ops.get(name, inf) for name in (eqn.op, whole))
+    return max(device.ops.get(name, inf) for name in (eqn.op, _joined(eqn)))
+
+
+def _joined(eqn: Equation) -> str:
+    """Return the kernel that the op may be a part of, or the op."""
+    if has_trait(eqn, "fold"):
+        return "unpool"
+    if has_trait(eqn, "dot"):
+        return "convolution"
+    return "pool" if OPS[eqn.op].storage == "reduced" else eqn.op
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -291,7 +298,7 @@ def _needed(eqn: Equation, value: Value, naming: Naming) -> Dims:
 
 def is_ordered(eqn: Equation) -> bool:
     """Products of several operands are taken in an order that depends on the layout."""
-    return eqn.op != "einsum" or len(eqn.operands) == 2
+    return not has_trait(eqn, "dot") or len(eqn.operands) == 2
 
 
 def _split(eqn: Equation, naming: Naming) -> Dims:

@@ -25,7 +25,7 @@ import numpy as np
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.opdef import LayoutRule
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
@@ -111,7 +111,7 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
     region = wanted[0]
     for other in wanted[1:]:
         region = _hull(region, other)
-    rule, mixes = OPS[eqn.op].layout_rule(eqn), POSITIONS.get(eqn.op)
+    rule, mixes = OPS[eqn.op].layout_rule(eqn), _mixing(eqn)
     own = mixes(eqn)[1].name if mixes else None
     for dim in region:
         if dim in rule.whole | rule.single and dim != own:
@@ -122,7 +122,7 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
 def of_operand(eqn: Equation, number: int, result: Region) -> Region:
     """What an equation needs of an operand to compute a region of its results."""
     type, rule = eqn.operands[number].type, OPS[eqn.op].layout_rule(eqn)
-    mixes = POSITIONS.get(eqn.op)
+    mixes = _mixing(eqn)
     found: dict[str, SplitSpan] = {}
     for dim in type.dims:
         if mixes is not None and dim == mixes(eqn)[0]:
@@ -183,7 +183,10 @@ def _slice_mixing(eqn: Equation) -> tuple[Dim, Dim, Callable[[SplitSpan], SplitS
     return source, target, beside
 
 
-POSITIONS: Mapping[str, Mixing] = {"window": _window_mixing, "slice": _slice_mixing}
+def _mixing(eqn: Equation) -> Mixing | None:
+    if has_trait(eqn, "window"):
+        return _window_mixing
+    return _slice_mixing if has_trait(eqn, "slice") else None
 
 
 DegreeOf = Mapping[str, int]
@@ -382,11 +385,11 @@ def _attributes(eqn: Equation, region: Box, operands: Sequence[Box]) -> dict[str
     for value in eqn.results:
         known |= {dim: _short(dim, region) for dim in value.type.dims}
     found = {key: _renewed(value, known) for key, value in eqn.attrs.items()}
-    if eqn.op == "rename":
+    if has_trait(eqn, "rename"):
         return {"mapping": _mapping(eqn, region, operands[0])}
-    if eqn.op == "slice":
+    if has_trait(eqn, "slice"):
         return _slice(eqn, found, region, operands[0])
-    return _window(eqn, found, region, operands[0]) if eqn.op == "window" else found
+    return _window(eqn, found, region, operands[0]) if has_trait(eqn, "window") else found
 
 
 def _renewed(value: Attr, known: Mapping[Dim, Dim]) -> Attr:

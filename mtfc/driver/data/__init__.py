@@ -1,0 +1,1 @@
+"""Files and arrays that a program reads and writes."""

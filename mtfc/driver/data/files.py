@@ -1,0 +1,148 @@
+"""Reading and writing files: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import IO, TextIO
+
+from mtfc.driver.errors import UsageError
+
+STANDARD = "-"
+"""Standard input or output."""
+
+OUTPUTS = (STANDARD, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+"""The names of the standard output."""
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of a file, or of standard input. Raises `UsageError`."""
+    if path == STANDARD:
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {_reason(error)}") from None
+
+
+def read_neighbour(path: str) -> str | None:
+    """The text of a file that another imports; None where there is none. Raises `UsageError` and `CompileError`."""
+    from mtfc.frontend.syntax.lexer import decode
+
+    return decode(read_bytes(path), path) if Path(path).is_file() else None
+
+
+def check_writable(*paths: str | None) -> None:
+    """Raise `UsageError`, before work begins, if a result cannot be written, or if two results go to one file."""
+    seen: dict[Path | str, str] = {}
+    for path in (each for each in paths if each is not None):
+        place = STANDARD if path in OUTPUTS else _place(path)
+        if place in seen and (place == STANDARD or not Path(place).is_char_device()):
+            raise UsageError(f"{seen[place]} and {path} are the same file: each result needs one of its own")
+        seen[place] = path
+
+
+def check_apart(results: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
+    """Raise `UsageError` if a result would replace an input of the same run. Both are paths by option."""
+    places = {option: place for option, path in inputs.items() if (place := _regular(path))}
+    for result, path in results.items():
+        place = _regular(path)
+        taken = next((option for option, each in places.items() if place == each), None)
+        if place is not None and taken is not None:
+            raise UsageError(
+                f"{result} {path} would overwrite the file that {taken} names: give the result a file of its own"
+            )
+
+
+def _regular(path: str | None) -> Path | None:
+    """Return the resolved path of a regular file, or None."""
+    try:
+        place = Path(path).resolve() if path and path != STANDARD else None
+        return place if place is not None and place.is_file() else None
+    except (OSError, RuntimeError, ValueError):  # other checks say what is wrong with the name
+        return None
+
+
+def _place(path: str) -> Path:
+    """Return the path of an output file. Raises `UsageError` if it cannot be written."""
+    try:
+        target = _target(path)
+        reason = _obstacle(target)
+    except (OSError, RuntimeError) as error:  # a name that is too long, or links that go in a circle
+        reason = _reason(error)
+    if reason:
+        raise UsageError(f"cannot write {path}: {reason}")
+    return target
+
+
+def _target(path: str) -> Path:
+    """Return the resolved path of a regular or new file, else the given path: a pipe in /dev/fd resolves to nothing."""
+    given = Path(path)
+    return given if given.exists() and not given.is_file() else given.resolve()
+
+
+def _obstacle(target: Path) -> str | None:
+    in_place = target.exists() and not target.is_file()
+    if target.is_dir():
+        return "is a directory"
+    if not target.parent.is_dir():
+        return "no such directory"
+    return None if os.access(target if in_place else target.parent, os.W_OK) else "permission denied"
+
+
+def report_to(*paths: str | None) -> TextIO:
+    """Where a report goes beside these files: to standard error where one of them has the standard output for itself."""
+    return sys.stderr if any(path in OUTPUTS for path in paths) else sys.stdout
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file, or to standard output. Raises `UsageError`."""
+    if path in OUTPUTS:
+        sys.stdout.write(text)
+    else:
+        write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """What `write` writes becomes the file's content when all of it is there; a reader never sees a part.
+
+    Something that is no regular file, such as `/dev/null` or a pipe, is written in place, from memory: `write` may seek.
+    Raises `UsageError`.
+    """
+    target = _target(path)
+    try:
+        if target.exists() and not target.is_file():
+            write(content := BytesIO())
+            with target.open("wb") as file:
+                file.write(content.getbuffer())
+        else:
+            _replace(target, write)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from None
+
+
+def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            write(file)
+        Path(name).chmod(target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The bits that new files of this process lack; it can be read only by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

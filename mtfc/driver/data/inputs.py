@@ -1,0 +1,253 @@
+"""What a program runs on: batches of inputs from a file or drawn from a seed, and parameters from a file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import attrs
+
+from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.ir.core import Argument, Equation, Function, Program
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.driver.data.npz import Array, Arrays, Fitting, listed, whole
+from mtfc.driver.errors import UsageError, say
+
+"""Ops with an operand of indices into their dimension `dim`."""
+
+
+Refusal = Callable[[Dim, Sequence[str]], str | None]
+"""Returns the reason why a dimension cannot have that size in these inputs, or None: see `remainder.Resizing.refusal`."""
+
+
+@attrs.frozen
+class Batches:
+    """`count` batches of inputs, kept as whole arrays.
+
+    An input in `several` has its own part in each batch; any other input has the same array in all batches. `rest` is the
+    number of rows of the last batch if the last batch is smaller, else 0.
+    """
+
+    types: Mapping[str, TensorType]
+    arrays: Arrays
+    count: int
+    several: frozenset[str] = frozenset()
+    rest: int = 0
+
+    def __getitem__(self, number: int) -> dict[str, Array]:
+        """Batch `number` from 0; after the last one comes the first."""
+        return {name: self._part(name, type, number % self.count) for name, type in self.types.items()}
+
+    def smaller(self, number: int) -> Dim | None:
+        """Return the first dimension at the size of batch `number`, if that batch is smaller than the others."""
+        return self._rest if self.rest and number % self.count == self.count - 1 else None
+
+    @property
+    def _rest(self) -> Dim:
+        return attrs.evolve(next(self.types[name].dims[0] for name in self.several), size=self.rest)
+
+    @property
+    def size(self) -> int:
+        """Number of rows of every batch but a smaller last one."""
+        return min((self.types[name].dims[0].size for name in self.several), default=1)
+
+    def rows(self, number: int) -> int:
+        """Return the number of rows of batch `number`."""
+        return self.rest if self.smaller(number) else self.size
+
+    def whole(self) -> Batches:
+        """The batches without a smaller last one."""
+        return attrs.evolve(self, count=self.count - 1, rest=0) if self.rest else self
+
+    def step(self, number: int, accumulate: int) -> dict[str, Array]:
+        """What training step `number` takes: one batch, or `accumulate` in a row, stacked."""
+        import numpy as np
+
+        if accumulate == 1:
+            return self[number]
+        parts = [self[number * accumulate + i] for i in range(accumulate)]
+        return {name: np.stack([part[name] for part in parts]) for name in self.types}
+
+    def _part(self, name: str, type: TensorType, number: int) -> Array:
+        array = self.arrays[name]
+        if name not in self.several:
+            return array
+        size = type.dims[0].size
+        return array[number * size : (number + 1) * size]
+
+
+def inputs_of(function: Function) -> list[Argument]:
+    return [argument for argument in function.arguments if argument.role == "input"]
+
+
+def _types(function: Function) -> dict[str, TensorType]:
+    return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
+
+
+def read_batches(path: str, function: Function, refusal: Refusal | None = None) -> Batches:
+    """Read the inputs of `function` from a file. Raises `CompileError` (E501 to E504, E506).
+
+    A last batch with fewer rows is taken unless there is a `refusal`.
+    """
+    fitting = Fitting(path)
+    types, arrays, fits = _types(function), {}, {}
+    for argument in inputs_of(function):
+        name, type = argument.value.name, types[argument.value.name]
+        if name not in fitting.arrays:
+            fitting.missing("input", name, argument.span)
+        elif not any(fit := _fit(fitting.arrays[name].shape, type)):
+            help = MULTIPLE if type.dims else None
+            fitting.misshaped("input", name, type, argument.span, help)
+        else:
+            fits[name], arrays[name] = fit, fitting.converted("input", name, type, argument.span)
+    several = {name: fit for name, fit in fits.items() if fit != ONE}
+    if len(set(several.values())) > 1:
+        numbers = ", ".join(f"{_number(fit)} of `{name}`" for name, fit in several.items())
+        fitting.error("E506", f"the inputs have different numbers of batches: {numbers}")
+    elif not fitting.diagnostics.errors:
+        _check_rest(several, function, refusal, fitting)
+    fitting.diagnostics.raise_if_errors()
+    full, rest = max(several.values(), default=ONE)
+    return Batches(types, arrays, full + bool(rest), frozenset(several), rest)
+
+
+MULTIPLE = "its first dimension may be a multiple, for several batches"
+
+Fit = tuple[int, int]
+"""Number of full batches, and number of rows left."""
+
+ONE: Fit = (1, 0)
+
+
+def _fit(shape: tuple[int, ...], type: TensorType) -> Fit:
+    """Return the number of full batches in an array of that shape, and the rows left; (0, 0) if the shape does not fit."""
+    wanted = tuple(dim.size for dim in type.dims)
+    if shape == wanted:
+        return ONE
+    if not wanted or len(shape) != len(wanted) or shape[1:] != wanted[1:]:
+        return 0, 0
+    return divmod(shape[0], wanted[0])
+
+
+def _number(fit: Fit) -> str:
+    full, rest = fit
+    return f"{full} and {rest} row{'s'[: rest - 1]}" if rest else str(full)
+
+
+def _check_rest(
+    several: Mapping[str, Fit], function: Function, refusal: Refusal | None, fitting: Fitting
+) -> None:
+    """Report (E503) the inputs with a smaller last batch that the model cannot take."""
+    found = [argument for argument in inputs_of(function) if several.get(argument.value.name, ONE)[1]]
+    for argument in found:
+        name, type = argument.value.name, argument.value.type.unsplit()
+        smaller = attrs.evolve(type.dims[0], size=several[name][1])
+        reason = refusal(smaller, tuple(several)) if refusal else ""
+        if reason is not None:
+            why = f"; a last batch with fewer rows cannot be: {reason}" if reason else ""
+            fitting.misshaped("input", name, type, argument.span, MULTIPLE + why)
+
+
+def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
+    """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars."""
+    types = _types(function)
+    several = frozenset(name for name, type in types.items() if type.dims and number > 1)
+    arrays = {
+        name: _draw(name, type, _bound(name, function.body), seed, number if name in several else 1)
+        for name, type in types.items()
+    }
+    return Batches(types, arrays, number, several)
+
+
+def _draw(name: str, type: TensorType, bound: int, seed: int, number: int) -> Array:
+    """Draw batches one after the other; the first batch is the same for any number of batches."""
+    import numpy as np
+
+    entropy = [seed, crc32(name.encode())]
+    parts = [_drawn([*entropy, i] if i else entropy, type, bound) for i in range(number)]
+    return np.concatenate(parts) if number > 1 else parts[0]
+
+
+def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
+    import numpy as np
+
+    generator = np.random.default_rng(entropy)
+    shape = tuple(dim.size for dim in type.dims)
+    numbers: Any = (
+        generator.standard_normal(shape) if type.dtype in FLOATS else generator.integers(0, bound, shape)
+    )
+    return np.asarray(numbers).astype(numpy_dtype(np, type.dtype))
+
+
+def _bound(name: str, body: Iterable[Equation]) -> int:
+    """Integers are drawn below the smallest dimension that they index; below 2 where they index none."""
+    uses = (
+        eqn.attrs["dim"]
+        for eqn in body
+        if has_trait(eqn, "indexes") and any(v.name == name for v in eqn.operands)
+    )
+    return min((dim.size for dim in uses if isinstance(dim, Dim)), default=2)
+
+
+@attrs.frozen
+class Given:
+    """Parameters from a file, and the names of missing parameters, which are drawn."""
+
+    values: Arrays
+    missing: tuple[str, ...] = ()
+
+
+def given_parameters(options: argparse.Namespace, program: Program) -> dict[str, Array]:
+    """Return the parameters from the options; print the names of parameters that are drawn although there is a file.
+
+    Raises `UsageError`, and `CompileError` like `read_parameters`.
+    """
+    if options.params is None:
+        if options.params_partial:
+            raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
+        return {}
+    given = read_parameters(options.params, program, options.params_partial)
+    if given.missing:
+        number = f"{len(given.missing)} of {len(program.parameters)} parameters"
+        say(f"{options.params} lacks {number}, drawn from seed {options.seed}: {', '.join(given.missing)}")
+    return dict(given.values)
+
+
+def read_parameters(path: str, program: Program, partial: bool = False) -> Given:
+    """Read values by full name, of all parameters, or of some if `partial`. Raises `CompileError` (E501 to E505).
+
+    A file of `--save` also holds the losses as `loss`, which is ignored unless a parameter is called `loss`.
+    """
+    fitting = Fitting(path)
+    declared = {parameter.name: parameter for parameter in program.parameters}
+    values = {}
+    for name, array in fitting.arrays.items():
+        if name not in declared:
+            _unknown(name, declared, fitting)
+            continue
+        type, span = declared[name].type, declared[name].span
+        if array.shape != tuple(dim.size for dim in type.dims):
+            fitting.misshaped("parameter", name, type, span)
+        else:
+            values[name] = fitting.converted("parameter", name, type, span)
+    missing = tuple(name for name in declared if name not in fitting.arrays)
+    for name in () if partial else missing:
+        fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
+    fitting.diagnostics.raise_if_errors()
+    return Given(values, missing)
+
+
+PARTIAL = "`--params-partial` draws what the file lacks from --seed"
+
+
+def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
+    if name != "loss":
+        near = nearest(name, declared)
+        help = f"did you mean `{near}`?" if near else f"the model has {listed(declared)}"
+        fitting.error(
+            "E505", f"{fitting.path} has an array `{name}`, which is no parameter", whole(fitting.path), help
+        )

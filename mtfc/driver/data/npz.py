@@ -1,0 +1,152 @@
+"""Arrays in NPZ files, and whether they are what a program's types say.
+
+Nothing that a file holds is executed: arrays of Python objects are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+from zipfile import is_zipfile
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span, nearest
+from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.types import FLOATS, TensorType
+from mtfc.driver.data.files import OUTPUTS, write_atomically
+
+Array = Any
+Arrays = Mapping[str, Array]
+
+
+def read_npz(path: str) -> dict[str, Array]:
+    """The arrays of an NPZ file by name. Raises `CompileError` (E501)."""
+    try:
+        with Path(path).open("rb") as file:
+            return _arrays(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    raise CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
+
+
+def _arrays(file: IO[bytes]) -> dict[str, Array]:
+    """Raises `ValueError` with what is wrong with the file."""
+    import numpy as np
+
+    if not is_zipfile(file):
+        file.seek(0)
+        single = file.read(6) == b"\x93NUMPY"
+        raise ValueError(
+            "it holds one array without a name; write it with numpy.savez" if single else "it is no NPZ file"
+        )
+    file.seek(0)
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except MemoryError:
+        raise
+    except (
+        Exception
+    ) as error:  # a damaged file fails in many ways: in zip, zlib, struct, or NumPy's own header
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else "it is damaged"
+        raise ValueError(reason) from None
+
+
+def write_npz(path: str, arrays: Arrays) -> None:
+    """Write arrays under their names to a file, or to standard output; bf16, which the format lacks, as f32."""
+    import numpy as np
+
+    plain = {name: storable(array) for name, array in arrays.items()}
+    if path in OUTPUTS:
+        np.savez(written := BytesIO(), **plain)
+        sys.stdout.buffer.write(written.getvalue())
+        return
+    write_atomically(path, lambda file: np.savez(file, **plain))
+
+
+def storable(array: Array) -> Array:
+    import numpy as np
+
+    array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def whole(path: str) -> Span:
+    """The place of what is wrong with a file as such."""
+    return Span(path, 1, 1, 1, 1)
+
+
+def shape_text(type: TensorType) -> str:
+    """`f32[batch: 64, io: 128]`"""
+    return f"{type.dtype}[{', '.join(f'{dim.name}: {dim.size}' for dim in type.dims)}]"
+
+
+def listed(names: Iterable[str]) -> str:
+    found = sorted(names)
+    shown = ", ".join(f"`{name}`" for name in found[:8]) + (", ..." if len(found) > 8 else "")
+    return shown or "nothing"
+
+
+class Fitting:
+    """Fits the arrays of one file to types; what does not fit is reported."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.arrays = read_npz(path)
+        self.diagnostics = Diagnostics()
+
+    def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:
+        self.diagnostics.add(code, message, span or whole(self.path), help=help)
+
+    def missing(
+        self,
+        what: str,
+        name: str,
+        span: Span | None,
+        taken: Container[str] = (),
+        otherwise: str | None = None,
+    ) -> None:
+        """Report a missing array. The help suggests a similar name that is not `taken`, or else `otherwise`."""
+        near = nearest(name, [each for each in self.arrays if each not in taken])
+        help = f"did you mean its array `{near}`?" if near else otherwise or f"it has {listed(self.arrays)}"
+        self.error("E502", f"{self.path} has no array for {what} `{name}`", span, help)
+
+    def misshaped(
+        self, what: str, name: str, type: TensorType, span: Span | None, help: str | None = None
+    ) -> None:
+        shape = list(self.arrays[name].shape)
+        self.error(
+            "E503",
+            f"{what} `{name}` is {shape_text(type)}, and its array in {self.path} has shape {shape}",
+            span,
+            help,
+        )
+
+    def converted(self, what: str, name: str, type: TensorType, span: Span | None) -> Array:
+        """The array in the type's dtype; reported (E504) where it is of another kind, or does not fit in."""
+        import numpy as np
+
+        array, dtype = self.arrays[name], numpy_dtype(np, type.dtype)
+        accepted = "fiu" if type.dtype in FLOATS else "b" if type.dtype == "bool" else "iu"
+        if array.dtype.kind not in accepted:
+            self.error(
+                "E504",
+                f"{what} `{name}` is {type.dtype}, and its array in {self.path} is {array.dtype}",
+                span,
+            )
+        elif type.dtype in ("i32", "u32") and _exceeds(array, np.iinfo(dtype)):
+            self.error(
+                "E504",
+                f"{what} `{name}` is {type.dtype}, and its array in {self.path} has larger numbers",
+                span,
+            )
+        else:
+            with np.errstate(over="ignore"):
+                return array.astype(dtype)
+        return array
+
+
+def _exceeds(array: Array, limits: Any) -> bool:
+    return bool(array.size and (array.min() < limits.min or array.max() > limits.max))

@@ -1,0 +1,1 @@
+"""Execution of a program, and training."""

@@ -1,0 +1,102 @@
+"""A lowered program on a backend: global arrays go in and come out, whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.npz import Array, Arrays
+
+BACKENDS = ("numpy", "jax")
+
+
+def source(program: Program, backend: str) -> str:
+    """The text of the program that a backend generates."""
+    if backend == "numpy":
+        from mtfc.backends.numpy.backend import generate as generate_numpy
+
+        return generate_numpy(program)
+    from mtfc.backends.jax.backend import generate as generate_jax
+
+    return generate_jax(program)
+
+
+def load(program: Program, backend: str) -> Any:
+    """The module that a backend generates, ready to run. Raises `Unavailable`."""
+    if backend == "numpy":
+        from mtfc.backends.numpy.backend import load as load_numpy
+
+        return load_numpy(source(program, backend))
+    from mtfc.backends.jax.runtime import load as load_jax
+
+    return load_jax(source(program, backend))
+
+
+@attrs.define
+class Session:
+    """A module with its parameters and optimizer state between steps.
+
+    `smaller` are modules of the same program with another size of one dimension.
+    """
+
+    module: Any
+    params: Mapping[str, Any]
+    state: Mapping[str, Any]
+    smaller: Mapping[Dim, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def start(cls, module: Any, seed: int, given: Arrays) -> Session:
+        """Parameters drawn from `seed`, but for those that are given."""
+        drawn = {} if given.keys() == module.PARAMETERS.keys() else module.init(seed)
+        params = {**drawn, **module.shard(dict(given), {name: module.PARAMETERS[name] for name in given})}
+        return cls(module, params, module.init_state() if hasattr(module, "init_state") else {})
+
+    def evaluate(self, function: str, inputs: Arrays, smaller: Dim | None = None) -> dict[str, Array]:
+        """The outputs of `forward` or `gradients`; the inputs may have a `smaller` dimension."""
+        module = self.module if smaller is None else self.smaller[smaller]
+        params = _moved(self.params, self.module, module, "PARAMETERS")
+        placed = module.shard(dict(inputs), module.INPUTS)
+        with without_warnings():
+            outputs = getattr(module, function)(params, placed)
+        return dict(module.unshard(outputs, module.OUTPUTS[function]))
+
+    def train(self, inputs: Arrays, step: int, smaller: Dim | None = None) -> dict[str, Array]:
+        """One training step, number `step` from 0; its outputs. The inputs are micro-batches, stacked, if it takes several."""
+        module = self.module if smaller is None else self.smaller[smaller]
+        placed = module.shard(dict(inputs), getattr(module, "BATCHES", module.INPUTS))
+        params = _moved(self.params, self.module, module, "PARAMETERS")
+        state = _moved(self.state, self.module, module, "STATE")
+        with without_warnings():
+            outputs, params, state = module.train_step(params, state, placed, step)
+        self.params = _moved(params, module, self.module, "PARAMETERS")
+        self.state = _moved(state, module, self.module, "STATE")
+        return dict(module.unshard(outputs, module.OUTPUTS["train_step"]))
+
+    def parameters(self) -> dict[str, Array]:
+        return dict(self.module.unshard(self.params, self.module.PARAMETERS))
+
+    def optimizer_state(self) -> dict[str, Array]:
+        return dict(self.module.unshard(self.state, self.module.STATE))
+
+    def restore(self, parameters: Arrays, state: Arrays) -> None:
+        """Continue from global arrays, as `parameters` and `optimizer_state` return them."""
+        self.params = self.module.shard(dict(parameters), self.module.PARAMETERS)
+        self.state = self.module.shard(dict(state), self.module.STATE)
+
+
+def _moved(arrays: Mapping[str, Any], source: Any, target: Any, table: str) -> Mapping[str, Any]:
+    """Move arrays from the layouts of one module to those of another; `table` names the layouts, which mostly agree."""
+    before, after = getattr(source, table), getattr(target, table)
+    return arrays if before == after else target.shard(source.unshard(arrays, before), after)
+
+
+def without_warnings() -> AbstractContextManager[object]:
+    """NumPy warns of numbers that are not finite, which the results show."""
+    import numpy as np
+
+    return np.errstate(all="ignore")

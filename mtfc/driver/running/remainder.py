@@ -1,0 +1,128 @@
+"""Compile the same file a second time, for a last batch of data with fewer rows.
+
+A mask would have to reach every operation that adds up rows. With another size of the dimension, means, derived sizes and the
+split of the layout follow by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.ir.core import Function, Program, walk
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
+from mtfc.driver.data.inputs import inputs_of
+from mtfc.driver.selection import Case, Selection, choice_of, choose
+from mtfc.driver.sources import Sources, known_as
+from mtfc.frontend.semantics.names.modules import all_of
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
+
+
+@attrs.frozen(slots=False)
+class Resizing:
+    """Compiles a selection again, with another size of one dimension."""
+
+    options: argparse.Namespace
+    sources: Sources
+    selection: Selection
+
+    def refusal(self, dim: Dim, inputs: Sequence[str], joined: bool = False) -> str | None:
+        """Return the reason why `dim` cannot have that size in these inputs with all other sizes unchanged; None if it can.
+
+        `joined`: the outputs of all batches must fit together along their first dimension.
+        """
+        if dim.name not in self._plain:
+            return f"the file does not declare `{dim.name}` as a number"
+        try:
+            resized = self.program(dim)
+        except CompileError as error:
+            return f"with `{dim.name}` of {dim.size}, {error.diagnostics[0].message}"
+        before = self.selection.program
+        found = chain(
+            _conflicts(before, resized, dim.name, inputs), _apart(before, resized, dim.name) if joined else ()
+        )
+        return next(found, None)
+
+    @cached_property
+    def _file(self) -> str:
+        return known_as(self.options.file)
+
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        """The dimensions whose size is a number in the file."""
+        decls = all_of(parse(self.sources.texts[self._file], self._file, Diagnostics()), ast.DimDecl)
+        return frozenset(decl.name.text for decl in decls if isinstance(decl.size, ast.Int))
+
+    def program(self, dim: Dim) -> Program:
+        """Return the undistributed model with that size. Raises `CompileError`."""
+        given = choice_of(self.options)
+        choice = attrs.evolve(given, layout=None, mesh=None, dims={**given.dims, dim.name: dim.size})
+        text, neighbour = self.sources.texts[self._file], self.sources.neighbour
+        return choose(text, self._file, choice, neighbour=neighbour, skip_illegal=True).program
+
+    def case(self, program: Program) -> Case:
+        """Return the first case of the selection, without the rules that cannot split this program's dimensions evenly.
+
+        A layout never changes a result.
+        """
+        case = self.selection.cases[0]
+        return Case(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
+
+
+def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[str]) -> Iterator[str]:
+    """Yield the reasons why data and parameters of `program` do not fit `resized`."""
+    for before, after in zip(program.parameters, resized.parameters, strict=True):
+        if before.type != after.type:
+            yield f"the shape of parameter `{before.name}` depends on `{dim}`"
+    types = _types(resized.function("forward"))
+    for name, type in _types(program.function("forward")).items():
+        if name in inputs and type.names[0] != dim:
+            yield f"the first dimension of `{name}` is `{type.names[0]}`, and not `{dim}`"
+        elif name not in inputs and type != types[name]:
+            yield f"the shape of `{name}` depends on `{dim}`, and its array holds one batch"
+        elif name in inputs and type.dims[1:] != types[name].dims[1:]:
+            yield f"a further dimension of `{name}` depends on `{dim}`"
+
+
+def _apart(program: Program, resized: Program, dim: str) -> Iterator[str]:
+    """Yield the outputs that cannot be joined along their first dimension."""
+    types = {output.name: output.value.type for output in resized.function("forward").outputs}
+    for output in program.function("forward").outputs:
+        if output.value.type.dims[1:] != types[output.name].dims[1:]:
+            yield f"a dimension of output `{output.name}` that is not its first depends on `{dim}`"
+
+
+def _types(function: Function) -> dict[str, TensorType]:
+    return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
+
+
+def _sizes(program: Program) -> dict[str, int]:
+    """Return every dimension of the program, including dimensions that functions declare."""
+    function = program.function("forward")
+    arguments = [argument.value for argument in function.arguments]
+    values = (*arguments, *(value for eqn in walk(function.body) for value in eqn.results))
+    return {dim.name: dim.size for value in values for dim in value.type.dims}
+
+
+def dividing(layout: Layout, mesh: Mesh, sizes: Mapping[str, int]) -> Layout:
+    """The layout without the rules of dimensions that their axes do not divide."""
+
+    def kept(rules: Rules) -> Rules:
+        return Rules(
+            tuple((dim, axes) for dim, axes in rules.axes if not sizes.get(dim, 0) % mesh.size(axes))
+        )
+
+    values = tuple((path, kept(rules)) for path, rules in layout.values)
+    return attrs.evolve(
+        layout,
+        rules=kept(layout.rules),
+        params=kept(layout.params),
+        optimizer=kept(layout.optimizer),
+        values=values,
+    )

@@ -1,0 +1,155 @@
+"""Train step by step, and save the parameters however the run ends.
+
+Ctrl-C ends the run after the running step. A loss that is not finite ends the run, too. Then the last good parameters are those
+that gave the last finite loss: the update of that step led to the loss that is not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from math import isfinite
+
+import attrs
+
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.files import report_to
+from mtfc.driver.data.inputs import Batches
+from mtfc.driver.data.npz import Array, Arrays, write_npz
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
+from mtfc.driver.running.execution import Session
+from mtfc.driver.running.interrupts import held
+from mtfc.driver.running.rewind import Rewind
+from mtfc.driver.running.steps import Results, Step, evaluate, losses_of, reported, step_of, step_text
+
+REPORTS = 20
+"""Maximum number of steps that the text of a training run shows."""
+
+
+@attrs.frozen
+class Data:
+    """The data for training and evaluation, and the number of batches per step."""
+
+    batches: Batches
+    evaluation: Batches | None
+    accumulate: int
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of one pass over the data."""
+        return -(-self.batches.count // self.accumulate)
+
+    def train(self, session: Session, number: int) -> dict[str, Array]:
+        """Run training step `number`, counted from 0, and return its outputs."""
+        batch = self.batches.step(number, self.accumulate)
+        return session.train(batch, number, self.batches.smaller(number) if self.accumulate == 1 else None)
+
+
+@attrs.define
+class TrainingRun:
+    """A training run under way: the finished steps, and the last outputs."""
+
+    session: Session
+    program: Program
+    data: Data
+    options: argparse.Namespace
+    rewind: Rewind | None
+    steps: list[Step] = attrs.field(factory=list)
+    results: Results = attrs.field(factory=lambda: Results(({},)))
+
+    @classmethod
+    def start(
+        cls, session: Session, program: Program, data: Data, options: argparse.Namespace
+    ) -> TrainingRun:
+        def again(number: int) -> float:
+            return float(step_of(number, 0.0, data.train(session, number), program)["loss"])
+
+        return cls(session, program, data, options, Rewind(session, again) if options.save else None)
+
+    def run(self) -> int:
+        """Train, show some of the steps, and save; return the exit status."""
+        number = self.options.steps or self.data.steps
+        try:
+            for i in range(number):
+                self._step(i)
+                if i + 1 == number or not self.is_finite or (i + 1) % max(1, number // REPORTS) == 0:
+                    self._show()
+                if not self.is_finite:
+                    break
+        except KeyboardInterrupt:
+            if self.rewind is None or not self.steps:
+                raise
+            return self._ended(INTERRUPTED)
+        return self._ended(OK)
+
+    @property
+    def is_finite(self) -> bool:
+        return isfinite(self.steps[-1]["loss"])
+
+    def _step(self, i: int) -> None:
+        """Run step `i`; if the run saves its results, Ctrl-C waits for the end of the step."""
+        message = f"interrupted: results are saved after step {i + 1}; Ctrl-C again ends at once"
+        with held(message) if self.rewind else nullcontext():
+            start = time.perf_counter()
+            if self.rewind:
+                self.rewind.before(i)
+                start = time.perf_counter()
+            outputs = self.data.train(self.session, i)
+            self.steps.append(
+                {**step_of(i + 1, start, outputs, self.program), **reported(outputs, self.program)}
+            )
+            self.results = Results((outputs,))
+            if self.rewind and self.is_finite:
+                self.rewind.succeeded()
+
+    def _show(self) -> None:
+        evaluation = self.data.evaluation
+        if evaluation and self.is_finite:
+            self.results = evaluate(self.session, evaluation, evaluation.count, lambda *_: None)
+            self.steps[-1]["eval"] = self.results.means()
+        if self.options.format == "text":
+            print(step_text(self.steps[-1]), file=report_to(self.options.save), flush=True)
+
+    def _ended(self, status: int) -> int:
+        """Save the results and return the exit status, which changes if the last loss or parameters are not finite."""
+        number = len(self.steps)
+        if not self.is_finite:
+            return self._failed(f"the loss of step {number} is {self.steps[-1]['loss']}", number - 1)
+        if self.rewind is None:
+            return status
+        parameters = self.session.parameters()
+        if not _all_finite(parameters):
+            earlier = self.rewind.back(number - 1)
+            if earlier is not None and _all_finite(earlier):
+                return self._failed(f"the parameters after step {number} are not finite", number)
+        self._save(parameters, self.steps)
+        if status == INTERRUPTED:
+            say(f"interrupted: {self.options.save} has the parameters after step {number}")
+        return status
+
+    def _failed(self, why: str, last: int) -> int:
+        """Save the parameters that gave the loss of step `last`; 0 means that no loss was finite."""
+        good = self.rewind.back(last - 1) if self.rewind and last else None
+        if self.rewind is None:
+            say(f"{why}; with --save the last good parameters are kept")
+        elif good is None:
+            say(f"{why}: nothing is saved")
+        else:
+            self._save(good, self.steps[:last])
+            say(
+                f"{why}: {self.options.save} has the parameters that gave the loss of step {last}, the last good ones"
+            )
+        return ERRORS
+
+    def _save(self, parameters: Arrays, steps: Sequence[Step]) -> None:
+        if "loss" in parameters:
+            say(f"{self.options.save} has no losses: a parameter is called `loss`")
+        write_npz(self.options.save, {"loss": losses_of(steps), **parameters})
+
+
+def _all_finite(arrays: Arrays) -> bool:
+    import numpy as np
+
+    return all(bool(np.isfinite(array).all()) for array in arrays.values())

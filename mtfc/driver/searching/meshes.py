@@ -1,0 +1,122 @@
+"""The meshes that `mtfc search` looks at: the given mesh or all shapes, and the names of their axes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.search.global_layouts.layout_space import AXES, meshes
+from mtfc.driver.errors import UsageError
+from mtfc.driver.selection import Selection
+from mtfc.driver.target import check_room
+from mtfc.frontend.syntax.lexer import RESERVED
+
+MOST_DEVICES = 1_000_000
+
+MOST_AXES = 3
+"""Most axes of a mesh, without `--axes` and `--axes-names`."""
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for too many axes or devices, or for wrong names of axes."""
+    if (options.axes or 0) > len(AXES) or (options.devices or 0) > MOST_DEVICES:
+        raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
+    if options.axes_names is not None:
+        _check_names(tuple(options.axes_names), options)
+
+
+def _check_names(names: tuple[str, ...], options: argparse.Namespace) -> None:
+    given = f"--axes-names {','.join(names)}"
+    wrong = [name for name in names if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED]
+    twice = [name for name in names if names.count(name) > 1]
+    if options.space == "soap":
+        raise UsageError(f"{given}: the space `soap` has placements, and no mesh whose axes have names")
+    if options.mesh is not None:
+        raise UsageError(f"{given}: --mesh {options.mesh} gives its axes names; leave one of the options out")
+    if wrong:
+        raise UsageError(
+            f"{given}: `{wrong[0]}` cannot name a mesh axis, for example --axes-names data,model"
+        )
+    if twice:
+        raise UsageError(f"{given}: `{twice[0]}` is there twice")
+    if len(names) > len(AXES):
+        raise UsageError(f"{given}: at most {len(AXES)} axes are searched")
+    if options.axes not in (None, len(names)):
+        raise UsageError(
+            f"{given} has {_count(len(names), 'name')} for {_count(options.axes, 'axis', 'axes')}"
+        )
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def searched_meshes(
+    options: argparse.Namespace, selection: Selection, hardware: Hardware
+) -> tuple[Mesh, ...]:
+    """Return the mesh of `--mesh`, or all shapes for `--devices` or for all devices of the machine. Raises `UsageError`."""
+    if options.mesh is not None:
+        found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
+        _check_given(options, found[0])
+    else:
+        devices = options.devices or hardware.devices
+        if devices is None:
+            raise UsageError(
+                f"{hardware.name} has room for any number of devices: say how many with --devices N"
+            )
+        names = options.axes_names or AXES[: options.axes or MOST_AXES]
+        found = tuple(meshes(devices, len(names), names))
+        found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
+    check_room(hardware, found[0], options.target or hardware.name)
+    return found
+
+
+def possible_meshes(
+    options: argparse.Namespace, selection: Selection, meshes: Sequence[Mesh]
+) -> tuple[Mesh, ...]:
+    """Return the meshes that the result may be on: searched meshes, and, without `--axes-names`, meshes of the file's layouts."""
+    from mtfc.compiler.search.per_equation.per_equation_search import of_few_axes
+
+    searched = of_few_axes(meshes) if options.space == "tiling" else meshes
+    declared = (case.mesh for case in selection.cases if case.mesh.devices == meshes[0].devices)
+    return tuple(dict.fromkeys((*searched, *(declared if options.axes_names is None else ()))))
+
+
+def under_names(
+    known: Iterable[tuple[Mesh, Layout]], meshes: Iterable[Mesh]
+) -> Iterator[tuple[Mesh, Layout]]:
+    """Yield each layout, with renamed axes, on the mesh of the same shape among `meshes`; leave out layouts of other shapes."""
+    by_shape = {tuple(mesh.sizes.values()): mesh for mesh in meshes}
+    for own, layout in known:
+        mesh = by_shape.get(tuple(own.sizes.values()))
+        if mesh is not None:
+            yield mesh, _renamed(layout, dict(zip(own.names, mesh.names, strict=True)))
+
+
+def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
+    def section(rules: Rules) -> Rules:
+        return Rules(tuple((dim, tuple(names[axis] for axis in axes)) for dim, axes in rules.axes))
+
+    return attrs.evolve(
+        layout,
+        rules=section(layout.rules),
+        params=section(layout.params),
+        optimizer=section(layout.optimizer),
+        values=tuple((path, section(rules)) for path, rules in layout.values),
+    )
+
+
+def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
+    """Raise `UsageError` unless the given mesh can be searched and has the number of devices that `--devices` asks for."""
+    if options.devices not in (None, mesh.devices):
+        raise UsageError(
+            f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
+        )
+    if len(mesh.axes) > len(AXES) and options.space != "soap":
+        raise UsageError(f"--mesh {options.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched")

@@ -1,0 +1,1 @@
+"""Comparison of layouts with the undistributed program."""
