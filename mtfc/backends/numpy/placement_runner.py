@@ -18,7 +18,7 @@ from mtfc.backends.numpy.placement_transfers import holders, regions_held, repli
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import Box, OperatorParts, PartFunction

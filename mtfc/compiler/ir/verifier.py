@@ -6,7 +6,7 @@ Names and scopes
  1. Functions, and in each function or region arguments, outputs and values, have unique names.
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
-    `forward`, a floating-point scalar; what it reports are other outputs, or what `training_reports.py` has.
+    `forward`, a floating-point scalar; what it reports are other outputs, or what `training.py` has.
  4. An output that updates an argument is the only one that does, and has the argument's type. Training updates a parameter
     in one way or not at all, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
 
@@ -41,9 +41,8 @@ from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.sharding_rules import PlacementError
-from mtfc.compiler.ir.training_reports import report_error
+from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
-from mtfc.compiler.ir.updates import updates_error
 
 Level = Literal["global", "assigned", "resharded", "lowered"]
 

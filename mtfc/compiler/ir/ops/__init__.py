@@ -7,9 +7,9 @@ from typing import Protocol
 from mtfc.compiler.ir.opdef import OpDef, Trait
 from mtfc.compiler.ir.ops import (
     collectives,
-    componentwise,
     contraction,
     creation,
+    elementwise,
     indexing,
     positions,
     random,
@@ -19,7 +19,7 @@ from mtfc.compiler.ir.ops import (
 )
 
 FAMILIES = (
-    componentwise,
+    elementwise,
     reductions,
     contraction,
     structure,

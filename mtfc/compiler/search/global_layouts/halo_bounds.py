@@ -20,7 +20,7 @@ from mtfc.compiler.ir.opdef import Bridge
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
-from mtfc.compiler.passes.spatial.position_blocks import Blocks, NewDims
+from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 from mtfc.compiler.search.global_layouts.dimension_names import Dims, Naming, rule_of
 from mtfc.compiler.search.global_layouts.named_arrays import SINGLE, Array, Sure, after, bridge_of
 
@@ -121,7 +121,9 @@ class _Finder:
             return ("all",) if each is eqn and dim.name in pair else ()
 
         build = Builder(names_of(self.function), eqn.span, eqn.stage)
-        results = rule(Blocks(build, axes, lambda axes: self.shards, self.makers.get, self.dims), last)
+        results = rule(
+            PositionBlocks(build, axes, lambda axes: self.shards, self.makers.get, self.dims), last
+        )
         needed = set(results or ())
         for each in reversed(build.body):
             if not needed.isdisjoint(each.results):

@@ -192,8 +192,8 @@ def merging_in(function: Function) -> set[Value]:
 def _is_by_number(eqn: Equation) -> bool:
     """Whether it multiplies one operand by another without dimensions."""
     dims = [frozenset(value.type.dims) for value in eqn.operands]
-    is_product = has_trait(eqn, "multiply", "dot") and len(dims) == 2
-    return is_product and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
+    is_multiplied = has_trait(eqn, "multiply", "dot") and len(dims) == 2
+    return is_multiplied and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
 
 
 def _replacing(function: Function) -> set[Value]:

@@ -1,4 +1,4 @@
-"""Bodies of optimizers to the functions that update parameters (see `ir/updates.py`).
+"""Bodies of optimizers to the functions that update parameters (see `ir/training.py`).
 
 One function is made for each type that parameters have, as stored; of what a `repeat` has stacked, for the type of one slice. An
 optimizer sees the dimensions of its parameter alone, under the names that its pattern gives them, so that whatever layout is

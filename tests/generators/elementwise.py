@@ -1,4 +1,4 @@
-"""Component-wise expressions."""
+"""Elementwise expressions."""
 
 from __future__ import annotations
 

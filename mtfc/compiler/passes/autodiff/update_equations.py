@@ -1,72 +1,59 @@
-"""Updates: an optimizer's function for one parameter, and how it becomes part of a step for all of them.
+"""The equations of a step's update stage: the update of each parameter, the norm of the gradients, and the learning rate.
 
-    update layers.w with momentum {
-      parameter %p: f32[io, hidden]
-      input %g: f32[io, hidden]
-      state %velocity: f32[io, hidden]
-      ...
-      output p = %p_2 updates p
-      output velocity = %velocity_2 updates velocity
-    }
-
-What is declared in a loop over `layers` has that dimension too, in front. It is updated as the parameters of single layers would
-be: every equation of the function gets the dimension, so that what it reduces it reduces layer by layer.
+An optimizer's function is for one parameter. A parameter that is declared in a loop over `layers` has that dimension too, in
+front. Each of its slices is updated by itself: every equation of the function gets the dimension, so a reduction in the function
+reduces each slice separately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.builder import Builder
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Update, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.rewrite import Substitution
+from mtfc.compiler.ir.training import GRAD_NORM, of_role
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.passes.autodiff.backward import total
 
 
-def of_role(function: Function, role: str) -> list[Value]:
-    return [argument.value for argument in function.arguments if argument.role == role]
+def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
+    """Append the Euclidean norm of all gradients together, f32[]. Gradients of 16 bits are squared and summed in 32."""
+    squares = [_square(builder, wide(builder, gradient)) for gradient in gradients]
+    summed = total(builder, [builder.cast(square, "f32") for square in squares])
+    return builder("sqrt", summed, name=GRAD_NORM)
 
 
-def updated(training: Training) -> frozenset[str]:
-    """Return the parameters that training changes; the others are frozen."""
-    return frozenset(name for update in training.updates for name in update.parameters)
+def _square(builder: Builder, gradient: Value) -> Value:
+    return builder("sum", builder("square", gradient), over=gradient.type.dims)
 
 
-def update_of(training: Training, parameter: str) -> Function:
-    return next(update.function for update in training.updates if parameter in update.parameters)
+def wide(builder: Builder, value: Value) -> Value:
+    """Cast a float of 16 bits to f32; return any other value as it is."""
+    is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES["f32"]
+    return builder.cast(value, "f32") if is_narrow else value
 
 
-def updates_error(training: Training, program: Program) -> str | None:
-    """What is wrong with a program's updates, the insides of their functions left aside; None where nothing is."""
-    updated = [name for update in training.updates for name in update.parameters]
-    declared = {parameter.name: parameter.type for parameter in program.parameters}
-    if len(updated) != len(set(updated)) or not declared.keys() >= set(updated):
-        return "each parameter has one update or none, and nothing else has one"
-    errors = (_update_error(update, declared) for update in training.updates)
-    return next((f"update {error}" for error in errors if error), None)
-
-
-def _update_error(update: Update, declared: Mapping[str, TensorType]) -> str | None:
-    function = update.function
-    parameters, gradients, states = (of_role(function, role) for role in ("parameter", "input", "state"))
-    if len(parameters) != 1 or len(gradients) != 1 or len(states) + 2 != len(function.arguments):
-        return f"{function.name} takes a parameter, a gradient, and states"
-    if gradients[0].type != parameters[0].type:
-        return f"{function.name}: the gradient is like the parameter"
-    if {output.updates for output in function.outputs} != {value.name for value in (*parameters, *states)}:
-        return f"{function.name} gives what updates its parameter and its states, and nothing else"
-    own = parameters[0].type.dims
-    unlike = (n for n in update.parameters if declared[n].dims[len(declared[n].dims) - len(own) :] != own)
-    return next((f"{function.name} is for {parameters[0].type}, not for %{name}" for name in unlike), None)
+def inlined(builder: Builder, function: Function) -> Value:
+    """Append the equations of a function without arguments, and return its only output."""
+    new = Substitution()
+    for eqn in function.body:
+        for value in eqn.results:
+            new[value] = Value(builder.names.fresh(value.name), value.type)
+        builder.append(attrs.evolve(new.equation(eqn), span=builder.span, stage=builder.stage, path=None))
+    (output,) = function.outputs
+    return new[output.value]
 
 
 class Updater:
     """Appends updates of parameters to the builder's body.
 
-    What depends on no parameter, a schedule for example, is computed once for all that are updated by the same function.
+    Equations that depend on no parameter, such as a learning-rate schedule, are computed once for all parameters with the same
+    function.
     """
 
     def __init__(self, builder: Builder) -> None:
@@ -76,12 +63,12 @@ class Updater:
     def apply(
         self, function: Function, parameter: Value, gradient: Value
     ) -> tuple[list[Argument], list[Output]]:
-        """The update of one parameter: the state that it needs, and what replaces state and parameter."""
+        """Append the update of one parameter. Return its states as arguments, and the outputs that replace parameter and states."""
         return _Application(self.builder, function, parameter, self._common).run(gradient)
 
 
 class _Application:
-    """The equations of an update function for one parameter: named after it, and for all its slices at once."""
+    """The equations of an update function for one parameter. They bear its name, and update all its slices at once."""
 
     def __init__(
         self, builder: Builder, function: Function, parameter: Value, common: dict[Value, Value]
@@ -151,7 +138,7 @@ class _Application:
         name: str | None,
         new: dict[Value, Value],
     ) -> None:
-        """The equation for other operands, and so perhaps other types; `new` learns of its results."""
+        """Append the equation with other operands, which may have other types, and enter its results in `new`."""
         types = OPS[eqn.op].infer([value.type for value in operands], attributes)
         results = tuple(Value(self.builder.names.fresh(name or eqn.op), type) for type in types)
         new.update(zip(eqn.results, results, strict=True))
@@ -162,11 +149,11 @@ class _Application:
         return bool(self.stack) and set(self.stack) <= set(value.type.dims)
 
     def _stacked(self, value: Value) -> Value:
-        """A value that meets stacked ones; a scalar may stay what it is."""
+        """Broadcast a value along the slices, for an equation whose other operands have them; a scalar needs no broadcast."""
         if self._is_stacked(value) or not value.type.dims:
             return value
         return self.builder("broadcast", value, dims=(*self.stack, *value.type.dims))
 
     def _stacked_attr(self, key: str, value: Any) -> Any:
-        """`dims` are those of a result."""
+        """Add the dimensions of slices to `dims`, the attribute that lists the dimensions of a result."""
         return (*self.stack, *value) if key == "dims" else value
