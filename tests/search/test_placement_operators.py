@@ -7,11 +7,10 @@ import pytest
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.search.placement.operators.operator_graph import Operator
-from mtfc.compiler.search.placement.operators.regions import Unsplittable
-from mtfc.compiler.search.placement.operators.strategy import Parts
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Unsplittable
 from mtfc.compiler.search.placement.operators.unroll import unroll
 from mtfc.compiler.search.placement.placement_search import operators_of
-from tests.search.soap_programs import PROGRAMS, arguments, prepared, sliced
+from tests.search.placement_programs import PROGRAMS, arguments, prepared, sliced
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -67,9 +66,9 @@ def test_parts_own_every_element_of_an_output_once(name: str) -> None:
                         assert lengths.sum() == dim.size
 
 
-def splits(operator: Operator, dim: str) -> Parts:
+def splits(operator: Operator, dim: str) -> OperatorParts:
     """An operator split in two along a dimension, if it can be."""
-    halves, whole = Parts(operator, ((dim, 2),)), Parts(operator, ())
+    halves, whole = OperatorParts(operator, ((dim, 2),)), OperatorParts(operator, ())
     try:
         return halves if halves.needs else whole
     except Unsplittable:
@@ -80,6 +79,6 @@ def test_windows_need_their_neighbours_elements() -> None:
     graph = operators_of(prepared("convolutions"))
     convolution = graph.operators[0]
     (x,) = (value for value in convolution.steps[0].arguments if value.name == "x")
-    region = Parts(convolution, (("h1", 2),)).needs[convolution.steps[0]].values[x]
+    region = OperatorParts(convolution, (("h1", 2),)).needs[convolution.steps[0]].values[x]
     assert region["h1"].low.tolist() == [0, 3]
     assert region["h1"].high.tolist() == [5, 8]

@@ -45,7 +45,7 @@ class Port:
 
 
 @attrs.frozen(eq=False)
-class Links:
+class DeviceLinks:
     """Latencies, bandwidths and numbers of ports; these begin at `count`, as devices have those below. ports: by number, from
     `count` on.
     """
@@ -66,7 +66,7 @@ class Links:
         return self.latency[source, target] + size / self.bandwidth[source, target]
 
 
-def links(hardware: Hardware, count: int) -> Links:
+def device_links(hardware: Hardware, count: int) -> DeviceLinks:
     """The links between `count` devices. Of the outermost link there is as much as they need. Bandwidths are those of large
     arrays.
     """
@@ -83,7 +83,7 @@ def links(hardware: Hardware, count: int) -> Links:
                 port[a, b], _ = ports.setdefault(key, (count + len(ports), Port(link, sender, direction)))
                 latency[a, b] = hops * link.latency
                 bandwidth[a, b] = link.rate("permute").peak
-    return Links(count, port, latency, bandwidth, tuple(each for _, each in ports.values()))
+    return DeviceLinks(count, port, latency, bandwidth, tuple(each for _, each in ports.values()))
 
 
 def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:

@@ -11,30 +11,34 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.compiler.search.placement.graph.task_graph_builder import TICK
-from mtfc.compiler.search.placement.parts.block_arrays import Blocks
-from mtfc.compiler.search.placement.parts.graph_arrays import Graph, Timeline, indexed
-from mtfc.compiler.search.placement.simulator.full_simulator import connect, simulate
-from mtfc.compiler.search.placement.simulator.proposal import (
+from mtfc.compiler.search.placement.simulator.evaluation import (
     CROWDED,
     ENDED,
     FORGOTTEN,
     IDLE,
     KEPT,
     PENDING,
-    altered,
+    propose_blocks,
+)
+from mtfc.compiler.search.placement.simulator.full_simulator import (
+    IndexedGraph,
+    TaskTimes,
+    connect,
+    indexed_graph,
+    simulate,
 )
 from mtfc.compiler.search.placement.simulator.simulator_state import (
     EPOCH,
     INDEX,
     LIVE,
     NONE,
-    Kept,
-    Memory,
-    load,
-    memory,
-    opened,
+    CurrentGraph,
+    StateArrays,
+    allocate,
+    load_state,
+    open_state,
 )
+from mtfc.compiler.search.placement.task_graph_builder import TICK, TaskBlocks
 
 Edge = tuple[int, int, int, int]
 
@@ -104,9 +108,9 @@ def _network(random: Random) -> Network:
     return Network(devices, tuple(heard))
 
 
-def _together(blocks: Sequence[Block], devices: int) -> Blocks:
+def _together(blocks: Sequence[Block], devices: int) -> TaskBlocks:
     tasks, edges = [t for b in blocks for t in b.tasks], [e for b in blocks for e in b.edges]
-    return Blocks(
+    return TaskBlocks(
         np.cumsum([0, *(len(b.tasks) for b in blocks)]),
         np.cumsum([0, *(len(b.edges) for b in blocks)]),
         np.array([device for device, _ in tasks], np.int32),
@@ -117,36 +121,36 @@ def _together(blocks: Sequence[Block], devices: int) -> Blocks:
     )
 
 
-def _full(blocks: Sequence[Block], devices: int) -> tuple[Graph, Timeline, float]:
+def _full(blocks: Sequence[Block], devices: int) -> tuple[IndexedGraph, TaskTimes, float]:
     whole = _together(blocks, devices)
     ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
     edges = connect(whole.edges, whole.offsets)
     order = np.zeros(whole.size, np.uint32)
     seconds = simulate(*edges, whole.device, whole.seconds, ready, end, order, inf, devices)
     assert order.tolist() == np.argsort(ready, kind="stable").tolist()
-    return indexed(whole), Timeline(ready, end, order), seconds
+    return indexed_graph(whole), TaskTimes(ready, end, order), seconds
 
 
-def _loaded(graph: Graph, times: Timeline, devices: int, slack: int) -> Memory:
-    room = memory(len(graph.device) + slack, len(graph.owner) + slack, len(graph.sent), devices, devices)
-    load(room, graph, times)
+def _loaded(graph: IndexedGraph, times: TaskTimes, devices: int, slack: int) -> StateArrays:
+    room = allocate(len(graph.device) + slack, len(graph.owner) + slack, len(graph.sent), devices, devices)
+    load_state(room, graph, times)
     return room
 
 
-def kept_in(room: Memory) -> Kept:
-    return getattr(opened, "py_func", opened)(room)[0]  # type: ignore[no-any-return]
+def kept_in(room: StateArrays) -> CurrentGraph:
+    return getattr(open_state, "py_func", open_state)(room)[0]  # type: ignore[no-any-return]
 
 
-def assert_forgotten(room: Memory) -> None:
+def assert_forgotten(room: StateArrays) -> None:
     """That nothing is left of a change."""
-    kept, change, run = getattr(opened, "py_func", opened)(room)
+    kept, change, run = getattr(open_state, "py_func", open_state)(room)
     assert not change.mark.any() and not change.is_anew.any()
     assert np.flatnonzero(change.is_marked).tolist() == [kept.counts[LIVE]]
     assert (change.first_waiting == NONE).all() and (change.begin == kept.begin).all()
     assert (run.end == inf).all()
 
 
-def assert_kept(room: Memory, graph: Graph, times: Timeline) -> None:
+def assert_kept(room: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
     """That a memory has a graph and its timeline, whatever numbers tasks have there."""
     kept = kept_in(room)
     numbers = kept.order[: kept.counts[LIVE]]
@@ -198,7 +202,7 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
         graph, times, seconds = _full(blocks, devices)
         made = _together(new, devices)
         for share in (0.9, 1.0, 0.5):
-            becomes, found, *_ = altered(
+            becomes, found, *_ = propose_blocks(
                 numbers, made, leads, before, room, held, (inf, share * seconds, old)
             )
             before = FORGOTTEN if becomes == PENDING else IDLE
@@ -208,11 +212,13 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
             if becomes == ENDED:
                 assert_forgotten(room)
         epoch = kept_in(room).counts[EPOCH].item()
-        becomes, found, *_ = altered(numbers, made, leads, before, room, held, (inf, inf, old))
+        becomes, found, *_ = propose_blocks(numbers, made, leads, before, room, held, (inf, inf, old))
         taken_over += kept_in(room).counts[EPOCH].item() - epoch - 1
         if becomes == PENDING:
             assert found == seconds
-            becomes, found, *_ = altered(none.offsets[:0], none, leads, KEPT, room, held, (inf, inf, seconds))
+            becomes, found, *_ = propose_blocks(
+                none.offsets[:0], none, leads, KEPT, room, held, (inf, inf, seconds)
+            )
         if becomes == CROWDED:
             crowded += 1
             before = IDLE

@@ -1,4 +1,6 @@
-"""Local search: choose anew the strategies of all nodes of a tree in the network, at once and in the best way given all others.
+"""The best choice so far, and the search for better ones by moves of trees.
+
+Local search: choose anew the strategies of all nodes of a tree in the network, at once and in the best way given all others.
 
 A tree is grown from a random node so that no two of its nodes have another edge between them; dynamic programming then finds
 its best choices at given prices for memory (subproblem trees: Hamze and de Freitas, 2004). What results is taken if it is
@@ -11,12 +13,79 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mtfc.compiler.search.jit import jit
 from mtfc.compiler.search.solver.assignment_problem import Integers
-from mtfc.compiler.search.solver.message_passing import compiled
-from mtfc.compiler.search.solver.network_arrays import Arrays, Floats
+from mtfc.compiler.search.solver.lagrangian import total_cost
+from mtfc.compiler.search.solver.network_arrays import Floats, NetworkArrays
+
+TREE = 200
+"""Nodes of a tree at most."""
+
+ROUNDS = 250
+"""Trees between two looks at the clock."""
+
+PRICE_FACTORS = (0.0, 1.0, 0.0, 0.5, 1.25)
+"""Memory counts with its price or a part of it, in turn; with none, only costs count."""
 
 
-class Tree(NamedTuple):
+class Incumbent:
+    """A choice that fits and what it costs, when one is known. Costs are those of the network, without its constant."""
+
+    def __init__(self, arrays: NetworkArrays) -> None:
+        self.arrays = arrays
+        self.choices: Integers | None = None
+        self.cost = arrays.impossible
+        self._tree = room(arrays, TREE, seed=1)
+        self._turn = 0
+
+    def offer(self, choices: Integers, used: Floats | None = None) -> bool:
+        """Keep a choice if it fits and costs less; whether it does."""
+        used = self.arrays.used(choices) if used is None else used
+        if (used > self.arrays.free).any():
+            return False
+        cost = int(total_cost(self.arrays, choices))
+        if cost >= self.cost:
+            return False
+        self.choices, self.cost = choices.copy(), cost
+        return True
+
+    def offer_least_memory(self) -> bool:
+        """Offer the choice that holds the fewest bytes in each node."""
+        a = self.arrays
+        choices = np.zeros(a.size, np.int64)
+        for node in range(a.size):
+            held = [
+                a.bytes[a.usage[item] :][: a.first[node + 1] - a.first[node]]
+                for item in range(a.items[node], a.items[node + 1])
+            ]
+            choices[node] = np.sum(held, axis=0).argmin() if held else 0
+        return self.offer(choices)
+
+    def polish(self, prices: Floats) -> bool:
+        """Try to save cost by some moves; whether that succeeded."""
+        assert self.choices is not None
+        choices = self.choices.copy()
+        self._move(choices, PRICE_FACTORS[self._turn % len(PRICE_FACTORS)] * prices, np.zeros(len(prices)))
+        self._turn += 1
+        return self.offer(choices)
+
+    def repair(self, choices: Integers, prices: Floats, strength: float) -> bool:
+        """Change a choice towards one that fits; whether it does.
+
+        Rows where too much is used cost more, by `strength`, than prices say.
+        """
+        penalty = np.full(len(prices), strength * (prices.sum() or 1.0))
+        beyond = self.arrays.used(choices) > self.arrays.free
+        self._move(choices, np.where(beyond, prices + penalty, prices), penalty)
+        self.offer(choices)
+        return bool((self.arrays.used(choices) <= self.arrays.free).all())
+
+    def _move(self, choices: Integers, prices: Floats, penalty: Floats) -> None:
+        a = self.arrays
+        improve(a, choices, a.used(choices), a.price(prices), penalty, self._tree, ROUNDS)
+
+
+class SearchTree(NamedTuple):
     """Room for a tree. Positions in it are in the order in which it grew, so that a node's parent comes before it."""
 
     node: Integers
@@ -38,10 +107,10 @@ class Tree(NamedTuple):
     seed: Integers
 
 
-def room(a: Arrays, size: int, seed: int) -> Tree:
+def room(a: NetworkArrays, size: int, seed: int) -> SearchTree:
     """Room for trees of up to so many nodes."""
     widest = int(np.diff(a.first).max(initial=1))
-    return Tree(
+    return SearchTree(
         node=np.zeros(size, np.int64),
         parent=np.zeros(size, np.int64),
         arc=np.zeros(size, np.int64),
@@ -56,16 +125,22 @@ def room(a: Arrays, size: int, seed: int) -> Tree:
     )
 
 
-@compiled
+@jit
 def _random(seed: Integers, below: int) -> int:
     """A number from 0 to below `below`, from a linear congruential generator."""
     seed[0] = (seed[0] * 1103515245 + 12345) & 0x7FFFFFFFFFFF
     return ((seed[0] >> 16) * below) >> 31  # type: ignore[no-any-return]
 
 
-@compiled
+@jit
 def improve(
-    a: Arrays, choices: Integers, used: Floats, price: Floats, penalty: Floats, tree: Tree, rounds: int
+    a: NetworkArrays,
+    choices: Integers,
+    used: Floats,
+    price: Floats,
+    penalty: Floats,
+    tree: SearchTree,
+    rounds: int,
 ) -> float:
     """Choose so many trees anew; the cost that is saved. `choices` and `used`, per row, are changed.
 
@@ -87,8 +162,8 @@ def improve(
     return saved
 
 
-@compiled
-def _grow(a: Arrays, tree: Tree) -> int:
+@jit
+def _grow(a: NetworkArrays, tree: SearchTree) -> int:
     """Grow a tree; how many nodes it has."""
     limit = 1 + _random(tree.seed, 1 + _random(tree.seed, len(tree.node)))
     tree.waiting[0] = _random(tree.seed, len(a.first) - 1)
@@ -113,8 +188,8 @@ def _grow(a: Arrays, tree: Tree) -> int:
     return size
 
 
-@compiled
-def _forget(a: Arrays, tree: Tree, size: int) -> None:
+@jit
+def _forget(a: NetworkArrays, tree: SearchTree, size: int) -> None:
     for position in range(size):
         node = tree.node[position]
         tree.place[node] = -1
@@ -122,8 +197,10 @@ def _forget(a: Arrays, tree: Tree, size: int) -> None:
             tree.touching[a.head[arc]] = 0
 
 
-@compiled
-def _cost_given_others(a: Arrays, choices: Integers, price: Floats, tree: Tree, position: int) -> None:
+@jit
+def _cost_given_others(
+    a: NetworkArrays, choices: Integers, price: Floats, tree: SearchTree, position: int
+) -> None:
     """The costs of a node's strategies, with prices and edges to nodes outside the tree."""
     node = tree.node[position]
     first, count = a.first[node], a.first[node + 1] - a.first[node]
@@ -142,8 +219,8 @@ def _cost_given_others(a: Arrays, choices: Integers, price: Floats, tree: Tree, 
                 cost[s] += a.pair_float[start + s]
 
 
-@compiled
-def _tell_parent(a: Arrays, tree: Tree, position: int) -> None:
+@jit
+def _tell_parent(a: NetworkArrays, tree: SearchTree, position: int) -> None:
     """Add what a node and those below it cost at best to its parent's costs."""
     node, parent = tree.node[position], tree.node[tree.parent[position]]
     count, others = a.first[node + 1] - a.first[node], a.first[parent + 1] - a.first[parent]
@@ -158,8 +235,8 @@ def _tell_parent(a: Arrays, tree: Tree, position: int) -> None:
         tree.follows[position, t] = found
 
 
-@compiled
-def _choose(a: Arrays, choices: Integers, tree: Tree, size: int) -> bool:
+@jit
+def _choose(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) -> bool:
     """The best choices of a tree, those that there are where they are as good; whether one is another."""
     root = tree.node[0]
     chosen = choices[root]
@@ -174,8 +251,8 @@ def _choose(a: Arrays, choices: Integers, tree: Tree, size: int) -> bool:
     return bool(changed)
 
 
-@compiled
-def _change_of_cost(a: Arrays, choices: Integers, tree: Tree, size: int) -> float:
+@jit
+def _change_of_cost(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) -> float:
     change = 0.0
     for position in range(size):
         node, new = tree.node[position], tree.chosen[position]
@@ -192,9 +269,15 @@ def _change_of_cost(a: Arrays, choices: Integers, tree: Tree, size: int) -> floa
     return change
 
 
-@compiled
+@jit
 def _fits(
-    a: Arrays, choices: Integers, used: Floats, penalty: Floats, tree: Tree, size: int, cheaper: float
+    a: NetworkArrays,
+    choices: Integers,
+    used: Floats,
+    penalty: Floats,
+    tree: SearchTree,
+    size: int,
+    cheaper: float,
 ) -> bool:
     """Take a tree's choices if they are cheaper, penalties included."""
     low, high = len(used), 0
@@ -221,8 +304,8 @@ def _fits(
     return bool(taken)
 
 
-@compiled
-def _penalized(a: Arrays, used: Floats, penalty: Floats, change: Floats, low: int, high: int) -> float:
+@jit
+def _penalized(a: NetworkArrays, used: Floats, penalty: Floats, change: Floats, low: int, high: int) -> float:
     """What a change of memory costs in penalties; infinite where it may not be."""
     cost, more = 0.0, 0.0
     for row in range(low, high):

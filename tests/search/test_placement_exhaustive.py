@@ -13,25 +13,24 @@ import pytest
 
 from mtfc.compiler.passes.pipelines import preparation, run
 from mtfc.compiler.search.placement.exhaustive import best_strategy
-from mtfc.compiler.search.placement.mcmc import Budget
-from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_search, soap_space
-from mtfc.compiler.search.placement.strategy_bounds import Bounds
-from mtfc.compiler.search.placement.transfer_times import waits
+from mtfc.compiler.search.placement.mcmc import SearchBudget
+from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_search, placement_space
+from mtfc.compiler.search.placement.strategy_bounds import StrategyBounds, transfer_times
 from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.hardware_targets import named
-from tests.search.soap_programs import PROGRAMS, prepared
+from tests.search.placement_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def space_of(name: str, devices: int, target: str = "k80_cluster") -> SoapSpace:
-    return soap_space(prepared(name), named(target, {}), devices)
+def space_of(name: str, devices: int, target: str = "k80_cluster") -> PlacementSpace:
+    return placement_space(prepared(name), named(target, {}), devices)
 
 
-def example(name: str, target: str, **dims: int) -> SoapSpace:
+def example(name: str, target: str, **dims: int) -> PlacementSpace:
     path = EXAMPLES / f"{name}.mtf"
     chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, dims))
-    return soap_space(run(chosen.program, preparation()), named(target, {}), 4)
+    return placement_space(run(chosen.program, preparation()), named(target, {}), 4)
 
 
 @pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])
@@ -48,8 +47,8 @@ def test_the_best_is_that_of_looking_at_every_strategy(target: str) -> None:
 def test_bounds_of_sets_are_never_above_what_a_strategy_in_them_takes(name: str, target: str) -> None:
     space, random = space_of(name, 4 if name == "dense" else 2, target), Random(1)
     lists = [list(each) for each in space.choices]
-    tables = waits(space.evaluator.tasks, lists)
-    bounds, everything = Bounds(tables), tables.parts > 0
+    tables = transfer_times(space.evaluator.tasks, lists)
+    bounds, everything = StrategyBounds(tables), tables.parts > 0
     for _ in range(60):
         chosen = [random.randrange(len(each)) for each in lists]
         seconds = space.evaluator.full(tuple(each[i] for each, i in zip(lists, chosen, strict=True))).seconds
@@ -65,16 +64,16 @@ def test_bounds_of_sets_are_never_above_what_a_strategy_in_them_takes(name: str,
 def test_bounds_say_what_one_device_takes() -> None:
     """On it everything is work, and nothing is sent."""
     space = space_of("recurrent", 1)
-    tables = waits(space.evaluator.tasks, [list(each) for each in space.choices])
+    tables = transfer_times(space.evaluator.tasks, [list(each) for each in space.choices])
     seconds = space.data_parallel().seconds
-    assert Bounds(tables).of(tables.parts > 0).min() == pytest.approx(seconds)
+    assert StrategyBounds(tables).of(tables.parts > 0).min() == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])
 def test_the_search_finds_the_best_strategy_of_lenet(target: str) -> None:
     """On 4 devices, of 3 * 10 ** 9 strategies on P100s and 2 * 10 ** 11 on K80s."""
     space = example("lenet", target)
-    found = soap_search(space, Budget(60.0, 300))
+    found = placement_search(space, SearchBudget(60.0, 300))
     proven = best_strategy(space.evaluator, space.choices, found.best, time.perf_counter() + 60.0)
     assert proven.is_optimal
     assert proven.best is found.best

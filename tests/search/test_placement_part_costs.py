@@ -14,18 +14,21 @@ import pytest
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.operators.operator_graph import Step
-from mtfc.compiler.search.placement.operators.regions import Region
-from mtfc.compiler.search.placement.operators.strategy import Parts
-from mtfc.compiler.search.placement.operators.strategy_space import Degrees
-from mtfc.compiler.search.placement.parts.flat_encoding import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
-from mtfc.compiler.search.placement.parts.part_costs import cost
-from mtfc.compiler.search.placement.parts.part_sizes import Forms
-from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, Writer
-from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Region
+from mtfc.compiler.search.placement.operators.strategy import Degrees
+from mtfc.compiler.search.placement.part_costs import (
+    PartLength,
+    StepForms,
+    TemplateWriter,
+    Unclear,
+    part_cost,
+)
+from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
+from mtfc.compiler.search.placement.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
 from mtfc.driver.selection import Choice, choose
 from mtfc.frontend.hardware_targets import named
-from tests.search import soap_programs
+from tests.search import placement_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORKS: dict[str, dict[str, int]] = {"alexnet": {}, "resnet101": {}, "nmt": {"source": 2, "target": 2}}
@@ -33,8 +36,8 @@ DEVICES = 12
 
 
 def prepared(name: str) -> Program:
-    if name in soap_programs.PROGRAMS:
-        return soap_programs.prepared(name)
+    if name in placement_programs.PROGRAMS:
+        return placement_programs.prepared(name)
     path = EXAMPLES / f"{name}.mtf"
     chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, NETWORKS[name]))
     return run(chosen.program, simplification())
@@ -43,20 +46,20 @@ def prepared(name: str) -> Program:
 @cache
 def space_of(
     name: str, target: str = "p100_cluster", overhead: float = 0.0, overlap: float = 1.0
-) -> SoapSpace:
+) -> PlacementSpace:
     hardware = named(target, {})
     device = attrs.evolve(hardware.device, overhead=overhead, overlap=overlap)
-    return soap_space(prepared(name), attrs.evolve(hardware, device=device), DEVICES)
+    return placement_space(prepared(name), attrs.evolve(hardware, device=device), DEVICES)
 
 
-def drawn(space: SoapSpace, count: int) -> list[tuple[Step, Degrees]]:
+def drawn(space: PlacementSpace, count: int) -> list[tuple[OperatorStep, Degrees]]:
     """Random steps in random legal degrees."""
     alike = {id(own): (each, own) for each, own in zip(space.graph.operators, space.choices, strict=True)}
     every = [(s, d) for each, own in alike.values() for s in each.steps for d in own.degrees]
     return Random(0).sample(every, min(count, len(every)))
 
 
-CASES = [*soap_programs.PROGRAMS, *NETWORKS]
+CASES = [*placement_programs.PROGRAMS, *NETWORKS]
 
 
 @pytest.mark.parametrize("costs", [{}, {"overhead": 1e-6, "overlap": 0.4}], ids=["peak", "overhead"])
@@ -66,7 +69,7 @@ def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
-        own = cost(forms.flow, forms.device, step, parts)
+        own = part_cost(forms.flow, forms.device, step, parts)
         assert forms.known.seconds[form].tolist() == [own.forward, own.backward]
         assert forms.known.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
 
@@ -90,11 +93,11 @@ def test_tables_have_the_regions_of_all_parts(name: str) -> None:
             table += 1
 
 
-def _parts(space: SoapSpace, step: Step, degrees: Degrees) -> Parts:
-    return Parts(space.graph.operator_of[step], degrees)
+def _parts(space: PlacementSpace, step: OperatorStep, degrees: Degrees) -> OperatorParts:
+    return OperatorParts(space.graph.operator_of[step], degrees)
 
 
-def _table(forms: Forms, table: int, value: Value, parts: int) -> Any:
+def _table(forms: StepForms, table: int, value: Value, parts: int) -> Any:
     """[part, dim, end]"""
     known = forms.known
     pieces, rows, bounds = known.tables[table, [PIECES, ROWS, BOUNDS]]
@@ -104,7 +107,7 @@ def _table(forms: Forms, table: int, value: Value, parts: int) -> Any:
     return known.numbers[bounds : bounds + np.prod(shape)].reshape(shape)[piece]
 
 
-def _boxes(value: Value, region: Region, parts: Parts) -> Any:
+def _boxes(value: Value, region: Region, parts: OperatorParts) -> Any:
     boxes = [parts.box(region, part) for part in range(parts.count)]
     ends = [[each.get(dim.name, (0, dim.size)) for dim in value.type.dims] for each in boxes]
     return np.array(ends, np.int64).reshape(parts.count, -1, 2)
@@ -112,20 +115,20 @@ def _boxes(value: Value, region: Region, parts: Parts) -> Any:
 
 def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of theirs is written as a function once there is a space."""
-    spaces = [soap_space(prepared(name), named("k80_cluster", {}), 8) for name in NETWORKS]
-    monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.localize", None)
+    spaces = [placement_space(prepared(name), named("k80_cluster", {}), 8) for name in NETWORKS]
+    monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.part_function", None)
     for space in spaces:
         assert space.data_parallel().seconds > 0
 
 
 def test_a_length_that_may_be_several_is_not_taken_for_one() -> None:
-    lengths = [Length("h", "h", ((1, 8), (2, 4), (4, 3))), Length("h", "h", ((1, 8), (2, 4), (4, 2)))]
+    lengths = [PartLength("h", "h", ((1, 8), (2, 4), (4, 3))), PartLength("h", "h", ((1, 8), (2, 4), (4, 2)))]
     with pytest.raises(Unclear):
-        Writer(lengths, {"h": [1, 2, 4]}, {"h": 2}).dim(Dim("h", 4), ())
+        TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 2}).dim(Dim("h", 4), ())
     with pytest.raises(Unclear):
-        Writer(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 1), ())
-    clear = Writer(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 3), ())
-    alike = Writer(lengths, {"h": [1, 2]}, {"h": 2}).dim(Dim("h", 4), ())
+        TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 1), ())
+    clear = TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 3), ())
+    alike = TemplateWriter(lengths, {"h": [1, 2]}, {"h": 2}).dim(Dim("h", 4), ())
     assert clear.lengths == alike.lengths == (1,)
 
 
@@ -134,5 +137,5 @@ def test_no_formulas_where_rates_depend_on_sizes() -> None:
     forms = space.evaluator.tasks.forms
     assert all(each.template(()) is None for each in forms.formulas.values())
     step = space.graph.steps[0]
-    form, own = forms.number(step, ()), cost(forms.flow, forms.device, step, _parts(space, step, ()))
+    form, own = forms.number(step, ()), part_cost(forms.flow, forms.device, step, _parts(space, step, ()))
     assert forms.known.seconds[form].tolist() == [own.forward, own.backward]

@@ -16,46 +16,38 @@ import attrs
 import numpy as np
 import pytest
 
+from mtfc.backends.numpy.placement_transfers import holders, regions_held, replicated_pieces, transfers
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.placement.attribution import Blame, blames, longest_path
-from mtfc.compiler.search.placement.baseline_strategies import random_strategy
-from mtfc.compiler.search.placement.graph.block_names import Bundle, Use
-from mtfc.compiler.search.placement.graph.device_links import links
-from mtfc.compiler.search.placement.lower_bound import lower_bound
-from mtfc.compiler.search.placement.mcmc import Budget
-from mtfc.compiler.search.placement.operators.operator_graph import Step
-from mtfc.compiler.search.placement.operators.strategy import (
-    Configuration,
-    Parts,
-    Strategy,
-    cells,
-    holders,
-    regions_held,
-    transfers,
-)
-from mtfc.compiler.search.placement.placed_step import placed_step
+from mtfc.compiler.search.placement.device_links import device_links
+from mtfc.compiler.search.placement.mcmc import SearchBudget
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts
+from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy, random_strategy
+from mtfc.compiler.search.placement.placed_step import Attribution, attributions, longest_path, placed_step
 from mtfc.compiler.search.placement.placement_search import (
-    SoapSpace,
+    PlacementSpace,
     forced_search,
+    placement_search,
+    placement_space,
     proven,
-    soap_search,
-    soap_space,
 )
 from mtfc.compiler.search.placement.simulator import evaluation
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
+from mtfc.compiler.search.placement.strategy_bounds import lower_bound
+from mtfc.compiler.search.placement.task_graph import ParameterBundle, ValueUse
 from mtfc.frontend.hardware_targets import named
-from tests.search.soap_programs import PROGRAMS, prepared
-from tests.search.test_soap_simulation import assert_kept
+from tests.search.placement_programs import PROGRAMS, prepared
+from tests.search.test_placement_simulator import assert_kept
 
 
 @cache
-def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> SoapSpace:
-    return soap_space(prepared(name), named(target, {}), devices)
+def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> PlacementSpace:
+    return placement_space(prepared(name), named(target, {}), devices)
 
 
-def as_task_graph(found: Evaluated) -> TaskGraph:
+def as_task_graph(found: EvaluatedStrategy) -> TaskGraph:
     """The same tasks for the simulator of `analysis/`, numbered alike."""
     graph = found.base.graph
     device, seconds, first = graph.device.tolist(), graph.seconds.tolist(), graph.before.first.tolist()
@@ -91,7 +83,7 @@ def test_delta_simulation_gives_the_timeline_of_full_simulation(name: str) -> No
     assert space.evaluator.delta(current, {}) is current
 
 
-def assert_alike(found: Evaluated, wanted: Evaluated) -> None:
+def assert_alike(found: EvaluatedStrategy, wanted: EvaluatedStrategy) -> None:
     assert (found.seconds, found.sent) == (wanted.seconds, wanted.sent)
     assert found.held.tolist() == wanted.held.tolist()
 
@@ -103,7 +95,7 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
     """Within a limit or beyond, kept or not, one after the other or from an earlier one."""
     monkeypatch.setattr(evaluation, "ROOM", room[0])
     monkeypatch.setattr(evaluation, "SLACK", room[1])
-    space, random = soap_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(3)
+    space, random = placement_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(3)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     for _ in range(150):
         old, operator = known[-1 if random.random() < 0.8 else 0], random.randrange(len(space.choices))
@@ -114,10 +106,10 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
             known = [known[1], found]
 
 
-@pytest.mark.parametrize("what", ["proposed", "load", "Evaluated"])
+@pytest.mark.parametrize("what", ["propose_strategy", "load_state", "EvaluatedStrategy"])
 def test_an_evaluator_that_was_interrupted_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes when compiled code is done, or whenever Python runs."""
-    space, random = soap_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(4)
+    space, random = placement_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(4)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     work = getattr(evaluation, what)
 
@@ -154,7 +146,7 @@ def test_blocks_send_what_parts_need_of_each_other(name: str) -> None:
             assert found.base.graph.sent[number] == wanted
 
 
-def _bytes_between(space: SoapSpace, strategy: Strategy, use: Use) -> int:
+def _bytes_between(space: PlacementSpace, strategy: Strategy, use: ValueUse) -> int:
     made, here = _placed(space, strategy, use.maker)
     used, there = _placed(space, strategy, use.user)
     sent = transfers(use.value, made, use.maker, used, use.user)
@@ -162,7 +154,7 @@ def _bytes_between(space: SoapSpace, strategy: Strategy, use: Use) -> int:
     return int(sent.bytes[here[source] != there[sent.targets]].sum())
 
 
-def _bytes_of_gradients(space: SoapSpace, strategy: Strategy, bundle: Bundle) -> int:
+def _bytes_of_gradients(space: PlacementSpace, strategy: Strategy, bundle: ParameterBundle) -> int:
     total = 0
     for parameter in bundle.parameters:
         held = set()
@@ -170,17 +162,21 @@ def _bytes_of_gradients(space: SoapSpace, strategy: Strategy, bundle: Bundle) ->
             parts, devices = _placed(space, strategy, step)
             if parameter in step.arguments:
                 held |= set(regions_held(parameter, parts, step, devices.tolist()))
-        total += sum(2 * (cell.mask.bit_count() - 1) * cell.bytes for cell in cells(parameter, held))
+        total += sum(
+            2 * (cell.mask.bit_count() - 1) * cell.bytes for cell in replicated_pieces(parameter, held)
+        )
     return total
 
 
-def _placed(space: SoapSpace, strategy: Strategy, step: Step) -> tuple[Parts, Any]:
+def _placed(space: PlacementSpace, strategy: Strategy, step: OperatorStep) -> tuple[OperatorParts, Any]:
     configuration = strategy[space.evaluator.tasks.number[step]]
-    return Parts(space.graph.operator_of[step], configuration.degrees), np.array(configuration.devices)
+    return OperatorParts(space.graph.operator_of[step], configuration.degrees), np.array(
+        configuration.devices
+    )
 
 
 def test_task_graphs_do_not_depend_on_the_room_that_was_made_for_them() -> None:
-    space = soap_space(prepared("recurrent"), named("k80_cluster", {}), 8)
+    space = placement_space(prepared("recurrent"), named("k80_cluster", {}), 8)
     strategy = random_strategy(space.choices, Random(7))
     first, again = space.evaluator.full(strategy), space.evaluator.full(strategy)
     a, b = first.base.graph, again.base.graph
@@ -220,7 +216,7 @@ def test_no_strategy_is_below_the_bound(name: str, devices: int) -> None:
     assert devices > 1 or bound == pytest.approx(min(taken))
 
 
-def on_one_device(space: SoapSpace) -> Strategy:
+def on_one_device(space: PlacementSpace) -> Strategy:
     return tuple(Configuration((), (0,)) for _ in space.graph.operators)
 
 
@@ -252,7 +248,7 @@ def test_parameters_that_are_not_trained_take_memory() -> None:
 
 def test_links_of_the_k80_cluster() -> None:
     """Pairs of GPUs, nodes of two pairs, and a network that the four of a node share."""
-    found = links(named("k80_cluster", {}), 8)
+    found = device_links(named("k80_cluster", {}), 8)
     assert found.bandwidth[0, 1] == found.bandwidth[0, 2] == 15.75e9 and found.bandwidth[0, 4] == 7e9
     assert found.port[0, 1] != found.port[0, 2] == found.port[1, 3] == found.port[3, 0]
     assert found.port[0, 4] == found.port[3, 7] != found.port[4, 0]
@@ -260,7 +256,7 @@ def test_links_of_the_k80_cluster() -> None:
 
 
 def test_links_of_a_ring_are_one_for_each_direction() -> None:
-    found = links(named("p100_cluster", {}), 4)
+    found = device_links(named("p100_cluster", {}), 4)
     assert found.latency[0, 2] == 2 * found.latency[0, 1] == 2 * found.latency[0, 3]
     assert found.port[0, 1] != found.port[0, 3]
 
@@ -276,7 +272,7 @@ def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
         path = list(longest_path(found.base))
         begins = (times.end - graph.seconds)[path]
         assert begins[:-1].tolist() == times.end[path][1:].tolist() and begins[-1] == 0.0
-        whole = sum(blames(tasks, found).values(), Blame())
+        whole = sum(attributions(tasks, found).values(), Attribution())
         assert (whole.time, whole.sent, whole.memory) == (found.seconds, found.sent, found.held.max())
 
 
@@ -291,9 +287,9 @@ def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
 def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[int, Configuration]) -> None:
     """In a space that is small enough to look at all strategies."""
     space = space_of("dense", 2)
-    known = soap_search(space, Budget(60.0, 200))
+    known = placement_search(space, SearchBudget(60.0, 200))
     within = space.holding(asked)
-    found = forced_search(within, (known.best, *known.baselines.values()), Budget(60.0, 200))
+    found = forced_search(within, (known.best, *known.baselines.values()), SearchBudget(60.0, 200))
     every = list(product(*within.choices))
     assert len(every) == within.strategies < space.strategies
     assert found.best.seconds == min(space.evaluator.full(each).seconds for each in every)
@@ -307,7 +303,7 @@ def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[
 def test_results_are_locally_optimal(name: str) -> None:
     """FlexFlow, section 8.4: no other configuration of a single operator is better."""
     space = space_of(name)
-    found = soap_search(space, Budget(60.0, 200))
+    found = placement_search(space, SearchBudget(60.0, 200))
     assert found.locally_optimal
     assert found.best.seconds <= min(each.seconds for each in found.baselines.values())
     for i, choices in enumerate(space.choices):
@@ -320,41 +316,41 @@ def test_operators_that_share_parameters_need_not_have_the_same_degrees() -> Non
     space = space_of("padding")
     first, second = (choices.legal for choices in space.choices)
     assert first - second
-    found = soap_search(space, Budget(60.0, 200))
+    found = placement_search(space, SearchBudget(60.0, 200))
     assert all(
         each.degrees in own.legal for each, own in zip(found.best.strategy, space.choices, strict=True)
     )
 
 
 def test_a_seed_determines_the_result() -> None:
-    results = [soap_search(space_of("recurrent"), Budget(60.0, 60, 200), seed=7) for _ in range(2)]
+    results = [placement_search(space_of("recurrent"), SearchBudget(60.0, 60, 200), seed=7) for _ in range(2)]
     assert results[0].best.strategy == results[1].best.strategy
     assert results[0].evaluated == results[1].evaluated
 
 
 def test_loops_that_are_not_compiled_find_the_same() -> None:
     """Without Numba they run as they are, on numbers that warn where they overflow."""
-    code = "import sys; sys.modules['numba'] = None; from tests.search.test_soap import seconds_found as f; print(f().hex())"
+    code = "import sys; sys.modules['numba'] = None; from tests.search.test_placement_search import seconds_found as f; print(f().hex())"
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert float.fromhex(done.stdout) == seconds_found()
 
 
 def seconds_found() -> float:
-    return soap_search(space_of("recurrent"), Budget(60.0, 60, 100)).best.seconds
+    return placement_search(space_of("recurrent"), SearchBudget(60.0, 60, 100)).best.seconds
 
 
 def test_memory_is_respected() -> None:
     """With room for the best strategy's neighbours on several devices, but not for all on one."""
     program, hardware = prepared("dense"), named("k80_cluster", {})
-    free = soap_search(space_of("dense"), Budget(60.0, 200)).best
+    free = placement_search(space_of("dense"), SearchBudget(60.0, 200)).best
     room = int(free.held.max()) - 1
     small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=room))
-    found = soap_search(soap_space(program, small, 4), Budget(60.0, 400)).best
+    found = placement_search(placement_space(program, small, 4), SearchBudget(60.0, 400)).best
     assert found.held.max() <= room and found.seconds >= free.seconds
     tiny = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=8))
     with pytest.raises(NothingFits):
-        soap_search(soap_space(program, tiny, 4), Budget(60.0, 50))
+        placement_search(placement_space(program, tiny, 4), SearchBudget(60.0, 50))
 
 
 @pytest.mark.parametrize("proposals", [0, 30])
@@ -367,7 +363,7 @@ def test_an_interrupted_search_has_the_best_so_far(proposals: int) -> None:
         if len(told) > proposals:
             raise KeyboardInterrupt
 
-    found = soap_search(space, Budget(60.0, 200), progress=interrupt)
+    found = placement_search(space, SearchBudget(60.0, 200), progress=interrupt)
     assert found.is_interrupted and not found.locally_optimal
     assert found.best.seconds == min(told)
     assert len(told) == proposals + 1

@@ -7,16 +7,19 @@ from random import Random
 import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.search.placement.baseline_strategies import random_strategy
-from mtfc.compiler.search.placement.operators.cotangent_flow import flow
-from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.placement.operators.strategy_space import space
+from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
+from mtfc.compiler.search.placement.operators.strategy import (
+    Configuration,
+    Strategy,
+    configurations,
+    random_strategy,
+)
 from mtfc.compiler.search.placement.placement_search import operators_of
 from mtfc.frontend.hardware_targets import named
 from mtfc.frontend.layouts.placements import placement_text, strategy
 from mtfc.frontend.syntax.format import format_source
 from tests.harness import load
-from tests.search.soap_programs import PROGRAMS, prepared
+from tests.search.placement_programs import PROGRAMS, prepared
 
 
 def read(name: str, text: str) -> Strategy:
@@ -28,7 +31,7 @@ def read(name: str, text: str) -> Strategy:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_strategies_are_read_back_as_they_were_written(name: str) -> None:
     graph = operators_of(prepared(name))
-    choices, random = space(flow(graph), named("k80_cluster", {}), 8), Random(1)
+    choices, random = configurations(cotangent_flow(graph), named("k80_cluster", {}), 8), Random(1)
     for _ in range(5):
         chosen = random_strategy(choices, random)
         text = placement_text("found", 8, graph, chosen)

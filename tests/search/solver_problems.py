@@ -7,14 +7,14 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Problem, Ragged
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Ragged
 
 AMOUNTS = st.integers(0, 12)
 COSTS = st.one_of(AMOUNTS, AMOUNTS, st.just(0), st.just(FORBIDDEN))
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int = 6) -> Problem:
+def problems(draw: st.DrawFn, most: int = 6) -> AssignmentProblem:
     """Up to `most` nodes, single strategies, impossible pairs, parallel edges, empty intervals, little memory among them."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=most))
     size = len(counts)
@@ -23,7 +23,7 @@ def problems(draw: st.DrawFn, most: int = 6) -> Problem:
     tables = [draw(_row(COSTS, counts[i] * counts[j])) for i, j in edges]
     times = st.tuples(st.integers(0, 5), st.integers(0, 5))
     intervals = [sorted(draw(times)) for _ in counts]
-    return Problem(
+    return AssignmentProblem(
         costs=Ragged.of([draw(_row(AMOUNTS, count)) for count in counts]),
         usages=Ragged.of([draw(_row(AMOUNTS, count)) for count in counts]),
         intervals=np.array(intervals, np.int64),
@@ -37,20 +37,20 @@ def _row(entries: st.SearchStrategy[int], size: int) -> st.SearchStrategy[list[i
     return st.lists(entries, min_size=size, max_size=size)
 
 
-def least_cost(problem: Problem) -> int | None:
+def least_cost(problem: AssignmentProblem) -> int | None:
     """By enumeration; None where no choice fits."""
     choices = product(*(range(len(problem.costs[node])) for node in range(problem.nodes)))
     return min((problem.cost(choice) for choice in choices if problem.is_feasible(choice)), default=None)
 
 
-def chain(length: int, strategies: int, seed: int = 0) -> Problem:
+def chain(length: int, strategies: int, seed: int = 0) -> AssignmentProblem:
     """A larger problem: nodes in a row with a few edges between distant ones, and too little memory for the cheapest."""
     random = np.random.default_rng(seed)
     near = [(i, i + 1) for i in range(length - 1)]
     far = [(i, int(random.integers(i + 2, min(i + 12, length)))) for i in range(0, length - 2, 2)]
     starts = np.arange(length)
     usages = random.integers(0, 100, (length, strategies))
-    return Problem(
+    return AssignmentProblem(
         costs=Ragged.of(list(200 - usages + random.integers(0, 50, usages.shape))),
         usages=Ragged.of(list(usages)),
         intervals=np.stack([starts, starts + random.integers(1, 20, length)], axis=1),
