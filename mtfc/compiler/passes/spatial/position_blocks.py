@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.opdef import BlockBuilder, Split
+from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import backward
 
@@ -41,7 +41,7 @@ class NewDims:
 
 @attrs.frozen
 class PositionBlocks:
-    """The `BlockBuilder` of one equation.
+    """The `BlockRewriter` of one equation.
 
     build: makes equations.
     axes: (equation, dimension) -> the mesh axes over which the layout splits the dimension there; none if it cannot be split.
@@ -89,7 +89,9 @@ class PositionBlocks:
         x = self.build.ordered(x, [*dims[:place], blocks, *dims[place:]])
         return self.build("reshape", x, dims=(*dims[:place], into, *dims[place + 1 :]))
 
-    def transposed(self, linear: Callable[[BlockBuilder, Value], Value], type: TensorType, y: Value) -> Value:
+    def transposed(
+        self, linear: Callable[[BlockRewriter, Value], Value], type: TensorType, y: Value
+    ) -> Value:
         """Apply the transpose of a linear map of tensors of `type` to `y`. The map's equations that use no tensor are kept."""
         x, build = Value("x", type), Builder(self.build.names, self.build.span, self.build.stage)
         result = linear(attrs.evolve(self, build=build), x)
