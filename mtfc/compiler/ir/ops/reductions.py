@@ -1,8 +1,8 @@
 """Reductions, whose attribute `over` names the dimensions reduced away (Mesh-TensorFlow paper, section 6); and `cumsum`.
 
-Each processor reduces its shard of a split dimension; a reduction over the dimension's axes stays pending. No collective completes
-`prod` and `cumsum`: the shards' products, or sums, are gathered. `argmax` takes two reductions: the largest element, then the lowest
-index at which it stands. So does `is_argmax`.
+Each processor reduces its shard of a split dimension; a reduction over the dimension's axes stays pending. No collective
+completes `prod` and `cumsum`: the shards' products, or sums, are gathered. `argmax` takes two reductions: the largest element,
+then the lowest index at which it stands. So does `is_argmax`.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def _is_argmax_rule(eqn: Equation) -> LayoutRule:
 
 
 def _distribute_is_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
-    """Mark one dimension after the other. Along a split one, mark the first shard with the largest element, and the first there."""
+    """Mark one dimension after the other. Along a split one, mark the first place in the first shard with the largest element."""
     build, gone, x = b.build, over(eqn), eqn.operands[0]
     if not any(b.split(eqn, dim) for dim in gone):
         return None
@@ -303,7 +303,7 @@ IS_ARGMAX = OpDef(
     numpy=_is_argmax_text,
     jax=_is_argmax_text,
     jax_differentiated=None,
-    doc="True where an element is the largest one over dimensions, the first among equals in the order in which `over` names them.",
+    doc="True at the largest element over dimensions: the first among equals, in the order in which `over` names dimensions.",
 )
 
 

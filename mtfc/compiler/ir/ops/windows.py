@@ -234,7 +234,7 @@ def _needed(b: BlockRewriter, eqn: Equation) -> NeededRange | None:
 
 
 def _windows(b: BlockRewriter, chain: Sequence[Equation], x: Value, fill: float | None = None) -> Value:
-    """Make all windows of `x`: first the halos along every dimension, so that no window is sent, then the windows of each block."""
+    """Make all windows of `x`. Halos come first, along every dimension, so that elements are sent and not windows."""
     found: list[tuple[Geometry, Any, NeededRange | None]] = []
     for eqn in chain:
         g = geometry(eqn.attrs)

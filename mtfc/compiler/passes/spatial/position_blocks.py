@@ -1,9 +1,9 @@
 """The working material of `distribute` rules: a dimension that the layout splits, cut into the two dimensions [blocks, inner].
 
-`blocks` has one element for each shard, and is split over the same mesh axes. `inner` holds the elements of a shard, and is whole.
-A tensor that is cut that way stays where it is, so the reshapes there and back send nothing. A rule then writes the op in terms
-of other ops, as for one processor. The layout applies to them as to the rest of the program: an op along `inner` is local, and
-an op along `blocks` lets shards communicate.
+`blocks` has one element for each shard, and is split over the same mesh axes. `inner` holds the elements of a shard, and is
+whole. A tensor that is cut that way stays where it is, so the reshapes there and back send nothing. A rule then writes the op in
+terms of other ops, as for one processor. The layout applies to them as to the rest of the program: an op along `inner` is local,
+and an op along `blocks` lets shards communicate.
 """
 
 from __future__ import annotations
