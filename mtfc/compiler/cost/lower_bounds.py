@@ -18,7 +18,7 @@ from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims,
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.opdef import BlockBuilder
+from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.types import Axes, Dim
 
 
@@ -87,7 +87,7 @@ class MakeBlocks(Protocol):
         axes: Callable[[Equation, Dim], Axes],
         shards: int,
         defined: Callable[[Value], Equation | None],
-    ) -> BlockBuilder: ...
+    ) -> BlockRewriter: ...
 
 
 @attrs.frozen

@@ -68,6 +68,11 @@ def regimes(function: Function, device: Device) -> tuple[Regime, ...]:
     return Regime(device.own.bytes, device.weightless), every
 
 
+def cheapest(device: Device) -> Device:
+    """Return a device on which no kernel costs more than in any regime of the given device."""
+    return device.weightless if device.own else device
+
+
 EFFECTS: Mapping[str, Effect[object]] = {
     "kernels": KERNELS,
     "pending sums": PENDING_SUMS,

@@ -36,7 +36,7 @@ from mtfc.compiler.cost.roofline import is_binary
 from mtfc.compiler.cost.stored_parameters import StoredParameter, all_are_used
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
-from mtfc.compiler.ir.opdef import BlockBuilder
+from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
@@ -159,7 +159,7 @@ def new_blocks() -> MakeBlocks:
         axes: Callable[[Equation, Dim], Axes],
         shards: int,
         defined: Callable[[Value], Equation | None],
-    ) -> BlockBuilder:
+    ) -> BlockRewriter:
         return PositionBlocks(build, axes, lambda axes: shards, defined, dims)
 
     return make
