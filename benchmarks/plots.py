@@ -21,7 +21,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
-from matplotlib import pyplot
+from matplotlib import patches, pyplot
 
 import mtfc
 
@@ -45,7 +45,7 @@ def timeline() -> Any:
         axis.set_yticks([-lane for lane in lanes], [re.sub(r" 0$", "", name) for name in lanes.values()])
         axis.set_title(f"layout {layout}", loc="left", fontsize=10)
     axes[-1].set_xlabel("milliseconds")
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in (*STAGES.values(), SENT)]
+    handles = [patches.Rectangle((0, 0), 1, 1, color=color) for color in (*STAGES.values(), SENT)]
     figure.legend(handles, (*STAGES, "communication"), ncols=4, loc="upper right", frameon=False, fontsize=9)
     return figure
 
@@ -99,9 +99,6 @@ def read(terminal: int) -> str:
 
 def losses() -> Any:
     """Draw the losses of training the digits under every layout, and how far they are from those of one device."""
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", 8)
     with TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, Path("examples/digits.py").absolute(), "--write-only"], cwd=folder, check=True
@@ -132,7 +129,8 @@ def np_load(path: Path) -> Any:
 def trained(layout: str, data: dict[str, Any], steps: int, batch: int = 120) -> list[float]:
     """Return the loss of each step on JAX, on eight virtual devices. Plain gradient descent has no state."""
     module = mtfc.compile("examples/digits.mtf", layout=layout).load("jax")
-    params, state, found = module.init(seed=0), {}, []
+    params, state = module.init(seed=0), dict[str, Any]()
+    found: list[float] = []
     for step in range(steps):
         first = step * batch % len(data["images"])
         arrays = {name: array[first : first + batch] for name, array in data.items()}
