@@ -9,7 +9,7 @@ next token that may come after it: a bad statement costs that statement, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
@@ -49,8 +49,8 @@ class _Parser:
         self.moves = table.moves
         self.gotos = table.gotos
         self.rules = table.rules
-        nodes = {rule.make for rule in table.rules if rule.make} - TUPLES
-        self.makers = {name: builder.maker(name) for name in nodes}
+        self.makers: dict[str, Callable[..., Any]] = {}
+        self.builder = builder
         self.stream = stream
         self.tokens = stream.tokens
         self.file = builder.file
@@ -89,7 +89,7 @@ class _Parser:
             self._recover(error.diagnostics)
             return
         if rule.make in PLAIN and self.stream.unclosed and self.stream.is_unclosed(begin, self.index):
-            value = self.makers["broken"](self._span(begin), tuple(self.tokens[begin : self.index]))
+            value = self.builder.broken(self._span(begin), tuple(self.tokens[begin : self.index]))
         if size:
             del self.states[-size:], self.begins[-size:], self.values[-size:]
         self._push(self.gotos[self.states[-1]][rule.origin], begin, value)
@@ -102,7 +102,8 @@ class _Parser:
             return children
         if rule.make in TUPLES:
             return tuple(children)
-        return self.makers[rule.make](self._span(begin), *children)
+        make = self.makers.get(rule.make) or self.makers.setdefault(rule.make, self.builder.maker(rule.make))
+        return make(self._span(begin), *children)
 
     def _span(self, begin: int) -> Span:
         """From token `begin` to the last one before the current token."""

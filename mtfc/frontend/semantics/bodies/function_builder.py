@@ -55,11 +55,14 @@ class BlockBuilder(Builder):
 
     def append(self, eqn: Equation) -> None:
         self._own.update(eqn.results)
-        super().append(attrs.evolve(eqn, span=self.located(eqn.span)) if self.call else eqn)
+        span = self.located(eqn.span)
+        super().append(eqn if span is eqn.span else attrs.evolve(eqn, span=span))
 
     def located(self, span: Span | None) -> Span | None:
         """A place in a function, with the call of the function that is being inlined."""
-        return attrs.evolve(span, call=self.call) if span and not span.call else span
+        if self.call is None or span is None or span.call is not None:
+            return span
+        return Span(span.file, span.line, span.column, span.end_line, span.end_column, self.call)
 
     def own(self, name: str, type: TensorType) -> Value:
         """An argument of this block, under a name that is taken from the variables."""
@@ -153,7 +156,6 @@ class FunctionBuilder:
     dims: dict[str, tuple[Dim, Span]] = attrs.field(factory=dict)
     places: dict[str, Span] = attrs.field(factory=dict)
     draws: Names = attrs.field(factory=Names)
-    owners: dict[tuple[str, str], bool] = attrs.field(factory=dict)
     size: int = 0
     slices: dict[str, TensorType] = attrs.field(factory=dict)
     numbers: set[Value] = attrs.field(factory=set)
@@ -171,7 +173,7 @@ class FunctionBuilder:
         for loop in self.block.loops():
             block = LoopBuilder(block, loop.dim, loop.stacked)
         block.call = self.block.call
-        builder = FunctionBuilder(root, owners=self.owners, size=self.size, numbers=self.numbers)
+        builder = FunctionBuilder(root, size=self.size, numbers=self.numbers)
         builder.block = block
         return builder
 

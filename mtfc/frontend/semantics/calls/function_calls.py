@@ -6,7 +6,7 @@ the declaration. Errors in a body are reported there, with the calls that led to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 
@@ -263,7 +263,7 @@ class _Call:
     def _body(self, variables: Variables) -> FunctionBody:
         """The function's body, in a scope of its own under that of the caller."""
         caller, builder = self.caller, self.caller.builder
-        owner = owns_parameters(self.function, builder.owners)
+        owner = owns_parameters(self.function, self.scope.reports.owners)
         wanted = self.node.scope or self.decl.name
         own = builder.scope(caller.prefix, wanted.text, owner)
         if self.node.scope and own != wanted.text:
@@ -374,24 +374,24 @@ def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
 
 
 def owns_parameters(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
-    """Whether a call declares parameters: the function does, or one that it calls. `known` are answers found before."""
+    """True if the function, or a function that it calls, declares parameters. `known` has the answers found before."""
     if function.key not in known:
-        known[function.key] = any(_declares_parameters(each.decl) for each in _reachable(function))
+        known[function.key] = _finds_parameter(function, known)
     return known[function.key]
 
 
-def _reachable(function: DeclaredFunction) -> Iterator[DeclaredFunction]:
-    """The function and those that it calls, directly or not."""
+def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
+    """Search the function and the functions that it calls, directly or not; note those that declare nothing."""
     waiting, seen = [function], {function.key}
     while waiting:
         caller = waiting.pop()
-        yield caller
-        for node in walk(caller.decl):
+        nodes = () if caller.key in known else tuple(walk(caller.decl))
+        if known.get(caller.key) or any(isinstance(node, ast.Param) for node in nodes):
+            return True
+        for node in nodes:
             callee = find(caller.scope, node.function) if isinstance(node, ast.Call) else None
             if callee and callee.key not in seen:
                 seen.add(callee.key)
                 waiting.append(callee)
-
-
-def _declares_parameters(decl: ast.FnDecl) -> bool:
-    return any(isinstance(node, ast.Param) for node in walk(decl))
+    known.update(dict.fromkeys(seen, False))
+    return False

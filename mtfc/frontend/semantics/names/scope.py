@@ -47,6 +47,7 @@ class Reports:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
+        self.owners: dict[tuple[str, str], bool] = {}
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self._unused: dict[Span, Unused] = {}
