@@ -125,10 +125,10 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
 
 def _show_machines(declared: Mapping[str, Hardware], format: str) -> None:
     """Print what `--target` can name: the machines of the file, and those of the library."""
-    from mtfc.frontend.hardware_targets import library, named
+    from mtfc.frontend.hardware_targets import find_hardware, library_machines
 
-    names = dict.fromkeys((*declared, *library()))
-    machines = {name: named(name, declared) for name in names}
+    names = dict.fromkeys((*declared, *library_machines()))
+    machines = {name: find_hardware(name, declared) for name in names}
     if format == "json":
         print(json.dumps([_machine_json(name, each) for name, each in machines.items()], indent=2))
     else:

@@ -22,7 +22,7 @@ from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
 from mtfc.driver.searching.compilation_time import compiling
 from mtfc.driver.searching.search_result import devices_of
 from mtfc.frontend.hardware_targets import no_room
-from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy
+from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy_of
 from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_json import trace
 from mtfc.reports.step_report import replaced, seconds_text
@@ -71,7 +71,7 @@ def simulated(placement: DeclaredPlacement, program: Program, hardware: Hardware
     prepared = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
     space, _ = compiling(lambda: soap_space(prepared, roomy, placement.devices, most), None)
-    found = space.evaluator.full(strategy(placement, space.graph, Diagnostics()))
+    found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
     step = placed_step(space.evaluator.tasks, found)
     return Simulated(program.name, placement.name, hardware, space, found, step)
 

@@ -16,7 +16,7 @@ from mtfc.compiler.search.placement.baseline_strategies import random_strategy
 from mtfc.compiler.search.placement.graph.strategy_tasks import Tasks
 from mtfc.compiler.search.placement.placement_search import soap_space
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.soap_programs import PROGRAMS, arguments, prepared
 
 
@@ -41,7 +41,7 @@ def _before_the_update(found: Evaluated, tasks: Tasks) -> int:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_random_strategies_compute_the_program_and_send_what_the_task_graph_says(name: str) -> None:
-    space = soap_space(prepared(name), named("k80_cluster", {}), 4)
+    space = soap_space(prepared(name), find_hardware("k80_cluster", {}), 4)
     wanted = reference(name)
     parameters = (
         {parameter.name for parameter in prepared(name).parameters} if prepared(name).training else set()

@@ -18,7 +18,7 @@ from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sen
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
 from mtfc.driver.layout_targets import prepared
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,7 +30,7 @@ def example(name: str, **dims: int) -> Program:
 
 
 def machine(name: str) -> Hardware:
-    return named(name, {})
+    return find_hardware(name, {})
 
 
 def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> Network:

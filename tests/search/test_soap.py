@@ -45,14 +45,14 @@ from mtfc.compiler.search.placement.placement_search import (
 )
 from mtfc.compiler.search.placement.simulator import evaluation
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.soap_programs import PROGRAMS, prepared
 from tests.search.test_soap_simulation import assert_kept
 
 
 @cache
 def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> SoapSpace:
-    return soap_space(prepared(name), named(target, {}), devices)
+    return soap_space(prepared(name), find_hardware(target, {}), devices)
 
 
 def as_task_graph(found: Evaluated) -> TaskGraph:
@@ -103,7 +103,7 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
     """Within a limit or beyond, kept or not, one after the other or from an earlier one."""
     monkeypatch.setattr(evaluation, "ROOM", room[0])
     monkeypatch.setattr(evaluation, "SLACK", room[1])
-    space, random = soap_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(3)
+    space, random = soap_space(prepared("convolutions"), find_hardware("k80_cluster", {}), 8), Random(3)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     for _ in range(150):
         old, operator = known[-1 if random.random() < 0.8 else 0], random.randrange(len(space.choices))
@@ -117,7 +117,7 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
 @pytest.mark.parametrize("what", ["proposed", "load", "Evaluated"])
 def test_an_evaluator_that_was_interrupted_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes when compiled code is done, or whenever Python runs."""
-    space, random = soap_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(4)
+    space, random = soap_space(prepared("convolutions"), find_hardware("k80_cluster", {}), 8), Random(4)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     work = getattr(evaluation, what)
 
@@ -180,7 +180,7 @@ def _placed(space: SoapSpace, strategy: Strategy, step: Step) -> tuple[Parts, An
 
 
 def test_task_graphs_do_not_depend_on_the_room_that_was_made_for_them() -> None:
-    space = soap_space(prepared("recurrent"), named("k80_cluster", {}), 8)
+    space = soap_space(prepared("recurrent"), find_hardware("k80_cluster", {}), 8)
     strategy = random_strategy(space.choices, Random(7))
     first, again = space.evaluator.full(strategy), space.evaluator.full(strategy)
     a, b = first.base.graph, again.base.graph
@@ -252,7 +252,7 @@ def test_parameters_that_are_not_trained_take_memory() -> None:
 
 def test_links_of_the_k80_cluster() -> None:
     """Pairs of GPUs, nodes of two pairs, and a network that the four of a node share."""
-    found = links(named("k80_cluster", {}), 8)
+    found = links(find_hardware("k80_cluster", {}), 8)
     assert found.bandwidth[0, 1] == found.bandwidth[0, 2] == 15.75e9 and found.bandwidth[0, 4] == 7e9
     assert found.port[0, 1] != found.port[0, 2] == found.port[1, 3] == found.port[3, 0]
     assert found.port[0, 4] == found.port[3, 7] != found.port[4, 0]
@@ -260,7 +260,7 @@ def test_links_of_the_k80_cluster() -> None:
 
 
 def test_links_of_a_ring_are_one_for_each_direction() -> None:
-    found = links(named("p100_cluster", {}), 4)
+    found = links(find_hardware("p100_cluster", {}), 4)
     assert found.latency[0, 2] == 2 * found.latency[0, 1] == 2 * found.latency[0, 3]
     assert found.port[0, 1] != found.port[0, 3]
 
@@ -346,7 +346,7 @@ def seconds_found() -> float:
 
 def test_memory_is_respected() -> None:
     """With room for the best strategy's neighbours on several devices, but not for all on one."""
-    program, hardware = prepared("dense"), named("k80_cluster", {})
+    program, hardware = prepared("dense"), find_hardware("k80_cluster", {})
     free = soap_search(space_of("dense"), Budget(60.0, 200)).best
     room = int(free.held.max()) - 1
     small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=room))

@@ -18,20 +18,20 @@ from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_sear
 from mtfc.compiler.search.placement.strategy_bounds import Bounds
 from mtfc.compiler.search.placement.transfer_times import waits
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.soap_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def space_of(name: str, devices: int, target: str = "k80_cluster") -> SoapSpace:
-    return soap_space(prepared(name), named(target, {}), devices)
+    return soap_space(prepared(name), find_hardware(target, {}), devices)
 
 
 def example(name: str, target: str, **dims: int) -> SoapSpace:
     path = EXAMPLES / f"{name}.mtf"
     chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, dims))
-    return soap_space(run(chosen.program, preparation()), named(target, {}), 4)
+    return soap_space(run(chosen.program, preparation()), find_hardware(target, {}), 4)
 
 
 @pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])

@@ -24,7 +24,7 @@ from mtfc.compiler.search.placement.parts.part_sizes import Forms
 from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, Writer
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
 from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search import soap_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -44,7 +44,7 @@ def prepared(name: str) -> Program:
 def space_of(
     name: str, target: str = "p100_cluster", overhead: float = 0.0, overlap: float = 1.0
 ) -> SoapSpace:
-    hardware = named(target, {})
+    hardware = find_hardware(target, {})
     device = attrs.evolve(hardware.device, overhead=overhead, overlap=overlap)
     return soap_space(prepared(name), attrs.evolve(hardware, device=device), DEVICES)
 
@@ -112,7 +112,7 @@ def _boxes(value: Value, region: Region, parts: Parts) -> Any:
 
 def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of theirs is written as a function once there is a space."""
-    spaces = [soap_space(prepared(name), named("k80_cluster", {}), 8) for name in NETWORKS]
+    spaces = [soap_space(prepared(name), find_hardware("k80_cluster", {}), 8) for name in NETWORKS]
     monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.localize", None)
     for space in spaces:
         assert space.data_parallel().seconds > 0

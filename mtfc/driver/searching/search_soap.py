@@ -30,7 +30,12 @@ from mtfc.driver.data.summary import finite
 from mtfc.driver.searching.compilation_time import compiling
 from mtfc.driver.searching.search_result import devices_of, free_name, over
 from mtfc.driver.selection import Selection
-from mtfc.frontend.layouts.placements import DeclaredPlacement, asked, placement_text, strategy
+from mtfc.frontend.layouts.placements import (
+    DeclaredPlacement,
+    asked_configurations,
+    placement_text,
+    strategy_of,
+)
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped
 
@@ -80,11 +85,11 @@ def search(
     allocator.keep_memory()  # a task graph is some large arrays
     program = run(selection.program, simplification())
     if why_not is not None:
-        asked(why_not, devices, operators_of(program), selection.scope)
+        asked_configurations(why_not, devices, operators_of(program), selection.scope)
     space, spent = compiling(lambda: soap_space(program, hardware, devices), "--budget")
     until += spent
     declared = [each for each in selection.placements if _fits(each, devices)]
-    given = {each.name: strategy(each, space.graph, Diagnostics()) for each in declared}
+    given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
     find = partial(soap_search, space, progress=progress, given=given)
     result = searched(find, space, until, exhaustive, progress)
     return Placed(selection, space, result, monotonic() - started)

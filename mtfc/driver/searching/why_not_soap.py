@@ -21,7 +21,7 @@ from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
 from mtfc.driver.searching.search_result import over
 from mtfc.driver.searching.search_soap import Placed, searched
 from mtfc.driver.sources import Sources
-from mtfc.frontend.layouts.placements import asked, entry_text, placement_text
+from mtfc.frontend.layouts.placements import asked_configurations, entry_text, placement_text
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.reports.difference import signed
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
@@ -87,7 +87,7 @@ def forced(
     """In so many seconds. Raises `CompileError` where no operator can be split so, and `NothingFits`."""
     sources.texts["<--why-not>"] = text
     graph = best.space.graph
-    rules = asked(text, best.space.devices, graph, best.selection.scope)
+    rules = asked_configurations(text, best.space.devices, graph, best.selection.scope)
     within, known = best.space.holding(rules), (best.result.best, *best.result.baselines.values())
     find = partial(forced_search, within, known, progress=progress)
     result = searched(find, within, monotonic() + seconds, exhaustive, progress)
