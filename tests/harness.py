@@ -17,7 +17,7 @@ from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.pipelines import differentiation, lower, run
 from mtfc.driver.layout_targets import placeable

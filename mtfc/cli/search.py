@@ -236,7 +236,7 @@ def find(options: argparse.Namespace, sources: Sources, progress: Progress) -> A
     asked = _asked(options, selection, sources, meshes)
     until = started + options.budget
     if options.space == "tiling":
-        from mtfc.compiler.search.solver.warm_up import compile_loops
+        from mtfc.compiler.search.solver.solver_search import compile_loops
 
         until += compiling(compile_loops, "--budget")[1]
     if options.space == "soap":

@@ -51,16 +51,16 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.output)
     check_apart({"-o": options.output}, {"FILE": options.file})
     content = read_bytes(options.file)
-    from mtfc.compiler.search.solver.contest_format import Malformed, read
-    from mtfc.compiler.search.solver.reducible_network import Infeasible
-    from mtfc.compiler.search.solver.solve import NotFound, solve
-    from mtfc.compiler.search.solver.warm_up import compile_loops
+    from mtfc.compiler.search.solver.assignment_problem import Infeasible, NotFound
+    from mtfc.compiler.search.solver.contest_format import MalformedInstance, read
+    from mtfc.compiler.search.solver.solve import solve
+    from mtfc.compiler.search.solver.solver_search import compile_loops
 
     deadline += compiling(compile_loops, "--time-limit")[1]
     started = monotonic()
     try:
         solution = solve(read(content), deadline, reporter(",", deadline))
-    except Malformed as error:
+    except MalformedInstance as error:
         return _failed(f"{known_as(options.file)}: {error}")
     except Infeasible as error:
         return _failed(f"{known_as(options.file)} has no solution: {error}")

@@ -15,10 +15,9 @@ from mtfc.compiler.ir.core import Function, Program, source_file
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.attribution import Blame
-from mtfc.compiler.search.placement.placed_step import PlacedStep, events, placed_step, tracks
-from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.compiler.search.placement.placed_step import Attribution, PlacedStep, events, placed_step, tracks
+from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.driver.searching.compilation_time import compiling
 from mtfc.driver.searching.search_result import devices_of
 from mtfc.frontend.hardware_targets import no_room
@@ -38,8 +37,8 @@ class Simulated:
     model: str
     name: str
     hardware: Hardware
-    space: SoapSpace
-    found: Evaluated
+    space: PlacementSpace
+    found: EvaluatedStrategy
     step: PlacedStep
 
     @property
@@ -70,7 +69,7 @@ def simulated(placement: DeclaredPlacement, program: Program, hardware: Hardware
     roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))
     prepared = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
-    space, _ = compiling(lambda: soap_space(prepared, roomy, placement.devices, most), None)
+    space, _ = compiling(lambda: placement_space(prepared, roomy, placement.devices, most), None)
     found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
     step = placed_step(space.evaluator.tasks, found)
     return Simulated(program.name, placement.name, hardware, space, found, step)
@@ -109,13 +108,13 @@ def record(each: Simulated) -> dict[str, Any]:
             for i, (seconds, held) in enumerate(zip(step.computing, step.held, strict=True))
         ],
         "lines": [
-            {"file": file, "line": line, **_figures(sum(inside.values(), start=Blame()))}
+            {"file": file, "line": line, **_figures(sum(inside.values(), start=Attribution()))}
             for (file, line), inside in nested(step.lines.items(), source_file([each.function])).items()
         ],
     }
 
 
-def _figures(blame: Blame) -> dict[str, float]:
+def _figures(blame: Attribution) -> dict[str, float]:
     return {
         "compute_seconds": blame.compute,
         "exposed_communication_seconds": blame.exposed,
@@ -170,7 +169,7 @@ def _by_line(each: Simulated, sources: Mapping[str, str]) -> list[str]:
     return fitted([heads, *line_rows(each.step.lines.items(), own, sources, cells)])
 
 
-def _cells(blame: Blame, step: float) -> Iterator[str]:
+def _cells(blame: Attribution, step: float) -> Iterator[str]:
     yield from (seconds_text(each) if each else "" for each in (blame.compute, blame.exposed))
     yield f"{blame.time / step if step else 0.0:.1%}"
     yield from (bytes_text(each) if each else "" for each in (blame.sent, blame.memory))

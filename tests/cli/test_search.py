@@ -12,14 +12,14 @@ import pytest
 
 from mtfc.cli import search as search_command
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
-from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
-from mtfc.compiler.search.solver import warm_up
+from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
+from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.searching import compilation_time as compiling
 from mtfc.driver.searching import search_soap
 from mtfc.driver.searching.search_result import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
-from tests.search.soap_programs import PROGRAMS
+from tests.search.placement_programs import PROGRAMS
 
 
 def test_json(mtfc: Mtfc) -> None:
@@ -471,12 +471,12 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
         with event.trigger_event("numba:compile"):
             time.sleep(1.5)
 
-    def compiled_space(*arguments: Any) -> SoapSpace:
+    def compiled_space(*arguments: Any) -> PlacementSpace:
         compiled()
-        return soap_space(*arguments)
+        return placement_space(*arguments)
 
-    monkeypatch.setattr(search_soap, "soap_space", compiled_space)
-    monkeypatch.setattr(warm_up, "compile_loops", compiled)
+    monkeypatch.setattr(search_soap, "placement_space", compiled_space)
+    monkeypatch.setattr(solver_search, "compile_loops", compiled)
     monkeypatch.setattr(compiling, "SHORT", 1.0)
     (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
     run = mtfc("search", "few.mtf", *PLACED, "--space", space, "--format", "json")

@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said_before_the_search(
         raise AssertionError("the search has begun")
 
     monkeypatch.setattr(search_command, "_request", begins)
-    monkeypatch.setattr(search_soap, "soap_space", begins)
+    monkeypatch.setattr(search_soap, "placement_space", begins)
     run = mtfc(*ON_4, "--space", space, "--why-not", rules)
     assert message in run.err
     assert (run.status, run.out) == (status, "")

@@ -12,7 +12,7 @@ import attrs
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.driver.data.npz import Array, Arrays, Fitting, listed, whole
 from mtfc.driver.errors import UsageError, say

@@ -17,14 +17,14 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.mcmc import Budget
+from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.placement_search import (
-    SoapResult,
-    SoapSpace,
+    PlacementResult,
+    PlacementSpace,
     operators_of,
+    placement_search,
+    placement_space,
     proven,
-    soap_search,
-    soap_space,
 )
 from mtfc.driver.data.summary import finite
 from mtfc.driver.searching.compilation_time import compiling
@@ -54,8 +54,8 @@ class Placed:
     """What was found in which space, and the seconds that it took."""
 
     selection: Selection
-    space: SoapSpace
-    result: SoapResult
+    space: PlacementSpace
+    result: PlacementResult
     seconds: float
 
     @property
@@ -86,27 +86,27 @@ def search(
     program = run(selection.program, simplification())
     if why_not is not None:
         asked_configurations(why_not, devices, operators_of(program), selection.scope)
-    space, spent = compiling(lambda: soap_space(program, hardware, devices), "--budget")
+    space, spent = compiling(lambda: placement_space(program, hardware, devices), "--budget")
     until += spent
     declared = [each for each in selection.placements if _fits(each, devices)]
     given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
-    find = partial(soap_search, space, progress=progress, given=given)
+    find = partial(placement_search, space, progress=progress, given=given)
     result = searched(find, space, until, exhaustive, progress)
     return Placed(selection, space, result, monotonic() - started)
 
 
 def searched(
-    find: Callable[[Budget], SoapResult],
-    space: SoapSpace,
+    find: Callable[[SearchBudget], PlacementResult],
+    space: PlacementSpace,
     until: float,
     exhaustive: bool,
     progress: Progress = silent,
-) -> SoapResult:
+) -> PlacementResult:
     """What is found in a space; where all strategies are to be looked at, or are few, proven."""
     few = int(space.strategies) if space.strategies <= FEW else None
     exhaustive |= few is not None
     seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
-    result = find(Budget(seconds, proposals=few, descent=few))
+    result = find(SearchBudget(seconds, proposals=few, descent=few))
     if exhaustive and not result.is_interrupted and not result.is_optimal:
         result = proven(space, result, until - monotonic(), progress)
     return result

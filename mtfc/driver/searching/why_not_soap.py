@@ -13,11 +13,11 @@ import attrs
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.attribution import Blame, blames, span_of
 from mtfc.compiler.search.placement.operators.operator_graph import Operator
 from mtfc.compiler.search.placement.operators.strategy import Configuration
-from mtfc.compiler.search.placement.placement_search import SoapResult, forced_search
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.compiler.search.placement.placed_step import Attribution, attributions, span_of
+from mtfc.compiler.search.placement.placement_search import PlacementResult, forced_search
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.driver.searching.search_result import over
 from mtfc.driver.searching.search_soap import Placed, searched
 from mtfc.driver.sources import Sources
@@ -44,22 +44,22 @@ class Forced:
 
     rules: str
     best: Placed
-    result: SoapResult
+    result: PlacementResult
 
     @property
-    def both(self) -> tuple[SoapResult, SoapResult]:
+    def both(self) -> tuple[PlacementResult, PlacementResult]:
         return self.best.result, self.result
 
-    def lines(self) -> dict[Line, list[Blame]]:
+    def lines(self) -> dict[Line, list[Attribution]]:
         """Under both placements, by line of the file; what an operator does counts for that of its last equation."""
         graph, tasks = self.best.space.graph, self.best.space.evaluator.tasks
         file = source_file([graph.function])
         at = [_line(operator, file) for operator in graph.operators]
-        found: dict[Line, list[Blame]] = {}
+        found: dict[Line, list[Attribution]] = {}
         for which, result in enumerate(self.both):
-            for operator, blame in blames(tasks, result.best).items():
+            for operator, blame in attributions(tasks, result.best).items():
                 line = found.setdefault(
-                    line_of(None) if operator is None else at[operator], [Blame(), Blame()]
+                    line_of(None) if operator is None else at[operator], [Attribution(), Attribution()]
                 )
                 line[which] += blame
         return dict(sorted(found.items()))
@@ -109,7 +109,7 @@ def why_not_report(each: Forced, sources: Sources) -> str:
     return "\n".join([*lines, *_rows(each, sources), "", f"  {LEGEND}"]) + "\n"
 
 
-def _memory(found: Evaluated) -> int:
+def _memory(found: EvaluatedStrategy) -> int:
     return int(found.held.max())
 
 
@@ -144,11 +144,11 @@ def _rows(each: Forced, sources: Sources) -> list[str]:
         if one != other or line in changed:
             rows.append([place_text(line, own), source_text(line, texts), *_changes(one, other)])
             rows += [["", f"  {text}", "", "", ""] for text in _placements(changed.get(line, ()))]
-    one, other = (sum(blames, Blame()) for blames in zip(*lines.values(), strict=True))
+    one, other = (sum(blames, Attribution()) for blames in zip(*lines.values(), strict=True))
     return fitted([*rows, ["all", "", *_changes(one, other)]])
 
 
-def _changes(one: Blame, other: Blame) -> list[str]:
+def _changes(one: Attribution, other: Attribution) -> list[str]:
     pairs = ((text, getattr(one, name), getattr(other, name)) for name, text in TEXTS.items())
     return ["" if isclose(a, b) else signed(b - a, text) for text, a, b in pairs]
 

@@ -103,7 +103,7 @@ def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, fo
     name = node.function.text
     at_least = "at least " if builtin.more else ""
     message = f"`{name}` takes {at_least}{count(expected, 'argument')}, found {found}"
-    instead = COMPONENTWISE_TWINS.get(name) if found == 2 else None
+    instead = ELEMENTWISE_TWINS.get(name) if found == 2 else None
     instead = instead or (REDUCING_TWINS.get(name) if found == 1 else None)
     help = f"did you mean {instead}?" if instead else f"write `{builtin.usage}`"
     expressions.scope.error("E203", message, node.span, help=help)
@@ -306,7 +306,7 @@ BUILTINS: dict[str, Builtin] = {
     ),
 }
 
-COMPONENTWISE_TWINS = {
+ELEMENTWISE_TWINS = {
     "max": "`maximum(x, y)`, which is elementwise",
     "min": "`minimum(x, y)`, which is elementwise",
 }

@@ -1,4 +1,4 @@
-"""Elaborate the bodies of optimizers into functions that update parameters: see `ir/updates.py`.
+"""Elaborate the bodies of optimizers into functions that update parameters: see `ir/training.py`.
 
 There is one function for each type of the parameters as stored; for a parameter that a `repeat` stacks, this is the type of one
 slice. An optimizer sees only the dimensions of its parameter, under the names of its pattern. So every layout that is legal for
