@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from hypothesis import strategies as st
-from mtfc.frontend.hardware.targets import library, named
+from mtfc.frontend.hardware_targets import find_hardware, library_machines
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import EFFECTS
@@ -29,7 +29,7 @@ PROGRAMS = 100
 ROUNDING = 1 + 1e-9
 
 MACHINES: Mapping[str, Hardware] = {
-    **{name: named(name, {}) for name in library()},
+    **{name: find_hardware(name, {}) for name in library_machines()},
     **{machine.name: machine for machine in (NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU)},
 }
 
