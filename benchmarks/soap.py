@@ -33,7 +33,8 @@ from mtfc.compiler.search.placement.mcmc import Budget, Search
 from mtfc.compiler.search.placement.operators.strategy import Configuration
 from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpace, soap_search, soap_space
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
-from mtfc.driver.selection import Choice, choose
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
 from mtfc.frontend.hardware.targets import named
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -17,7 +17,8 @@ from mtfc.compiler.search.placement.mcmc import Budget
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_search, soap_space
 from mtfc.compiler.search.placement.strategy_bounds import Bounds
 from mtfc.compiler.search.placement.transfer_times import waits
-from mtfc.driver.selection import Choice, choose
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
 from mtfc.frontend.hardware.targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 

@@ -23,7 +23,8 @@ from mtfc.compiler.search.placement.parts.part_costs import cost
 from mtfc.compiler.search.placement.parts.part_sizes import Forms
 from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, Writer
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
-from mtfc.driver.selection import Choice, choose
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
 from mtfc.frontend.hardware.targets import named
 from tests.search import soap_programs
 

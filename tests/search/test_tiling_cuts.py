@@ -18,7 +18,7 @@ from mtfc.compiler.search.per_equation.k_cuts import Cuts, factors, k_cuts, sent
 from mtfc.compiler.search.per_equation.level_programming import Table, best_choices
 from mtfc.compiler.search.per_equation.solver_problem import to_problem
 from mtfc.compiler.search.per_equation.soybean_bytes import counted_bytes
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import load
 from tests.search.tilings import compiled, example
