@@ -54,7 +54,7 @@ from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.data.inputs import draw_batch
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 
 DEVICES = 8
 RUNS = 5

@@ -16,7 +16,7 @@ from benchmarks.steps import Case
 from mtfc.backends.calibrate import calibration
 from mtfc.backends.common.devices import import_jax
 from mtfc.backends.jax.runtime import lowered
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 
 AT_ONCE = 8
 """Steps that are started before the first has ended, as in training."""

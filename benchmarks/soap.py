@@ -35,7 +35,7 @@ from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpac
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.options import Choice
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0

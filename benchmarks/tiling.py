@@ -25,7 +25,7 @@ from mtfc.compiler.search.per_equation.per_equation_search import search
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from mtfc.frontend.syntax.parser import parse
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -43,7 +43,7 @@ from mtfc.driver.values import (
     target_option,
     text_option,
 )
-from mtfc.frontend.syntax.source import decode
+from mtfc.frontend.syntax.lexer import decode
 
 if TYPE_CHECKING:
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification

@@ -17,14 +17,14 @@ from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.pipelines import differentiation, lower, run
 from mtfc.driver.loading.layout_targets import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts.rules import DeclaredLayout
-from mtfc.frontend.semantics.unused import NOTHING
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.semantics.names.unused_values import NOTHING
 from mtfc.frontend.syntax.parser import parse
 
 Arrays = dict[str, Any]
@@ -37,7 +37,7 @@ STEP = 5
 
 def with_unused_values() -> AbstractContextManager[object]:
     """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
-    return patch("mtfc.frontend.semantics.scope.unused", lambda decl: NOTHING)
+    return patch("mtfc.frontend.semantics.names.scope.unused", lambda decl: NOTHING)
 
 
 def diagnose(source: str) -> list[Diagnostic]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
+
+from mtfc.compiler.ir.ops import OPS
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "mtfc").rglob("*.py"))
@@ -129,6 +132,61 @@ def shared(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     for name, thing in pairs:
         found.setdefault(name, []).append(thing)
     return {name: things for name, things in found.items() if len(things) > 1}
+
+
+NAMES_OPS = {
+    "mtfc.compiler.passes.simplify": "rewrite rows: the op of an equation and of its operands' equations",
+    "mtfc.compiler.ir.training_flag": "rewrite rows: an op, and the truth of its operands",
+    "mtfc.backends.jax.convolution_fusion": "pattern rows: chains of ops that are one call of `lax`",
+    "mtfc.compiler.analysis.equation_names": "spells out a name that is a reserved word of layout files",
+    "mtfc.frontend.semantics.bodies.expressions": "operators of the language, such as `and`, which are no equations yet",
+}
+"""Modules that may test an op's name, and what they name it for. Elsewhere an op's traits say what it is."""
+
+NAMED = [path for path in MODULES if path.parent.name != "ops" and module_name(path) not in NAMES_OPS]
+
+
+@pytest.mark.parametrize("path", NAMED, ids=module_name)
+def test_no_op_is_told_by_its_name(path: Path) -> None:
+    compared = [
+        each for node in ast.walk(ast.parse(path.read_text("utf-8"))) for each in compared_with_op(node)
+    ]
+    constants = importlib.import_module(module_name(path)).__dict__ if compared else {}
+    found = {each.lineno: names for each in compared if (names := names_of_ops(each, constants))}
+    assert found == {}
+
+
+def compared_with_op(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what an `.op` is compared with, matched against, or looked up in."""
+    match node:
+        case ast.Compare(left, _, others) if any(map(is_op, (left, *others))):
+            yield from (side for side in (left, *others) if not is_op(side))
+        case ast.Match(subject, cases) if any(map(is_op, ast.walk(subject))):
+            yield from (
+                each.value for case in cases for each in ast.walk(case) if isinstance(each, ast.MatchValue)
+            )
+        case ast.Subscript(table, key) if is_op(key):
+            yield table
+        case ast.Call(ast.Attribute(table, "get"), [key, *_]) if is_op(key):
+            yield table
+
+
+def is_op(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "op"
+
+
+def names_of_ops(node: ast.expr, constants: Mapping[str, object]) -> set[str]:
+    """Return the names of ops in an expression, and in the constants of the module that it mentions; `OPS` aside."""
+    found: set[object] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant):
+            found.add(each.value)
+        elif isinstance(each, ast.Name) and each.id != "OPS":
+            value = constants.get(each.id)
+            found |= (
+                {value} if isinstance(value, str) else set(value) if isinstance(value, Iterable) else set()
+            )
+    return {name for name in OPS if name in found}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)

@@ -14,8 +14,8 @@ import pytest
 from mtfc.driver.layout_advice import predictor
 from mtfc.driver.loading.layout_targets import placeable
 from mtfc.frontend.check import check
-from mtfc.frontend.semantics import library
-from mtfc.frontend.syntax import problems
+from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.syntax import syntax_errors
 from mtfc.reports.diagnostic_text import render
 
 CASES = sorted((Path(__file__).parent / "diagnostics").glob("*.test"))
@@ -26,7 +26,9 @@ def diagnosed(source: str) -> str:
     main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
     files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
     found = check(main, "case.mtf", neighbour=files.get, placeable=placeable, predictor=predictor)
-    library_texts = library.texts(f"{library.SHOWN}{name}.mtf" for name in library.modules())
+    library_texts = standard_library.texts(
+        f"{standard_library.SHOWN}{name}.mtf" for name in standard_library.modules()
+    )
     return render(found, files | library_texts)
 
 
@@ -43,4 +45,4 @@ def test_text_of_diagnostics(case: Path, update_golden: bool) -> None:
 
 def test_every_syntax_error_has_a_case() -> None:
     in_other_tests = {"E013"}  # a file that is not text
-    assert {case.stem[:4] for case in CASES} >= problems.CODES.keys() - in_other_tests
+    assert {case.stem[:4] for case in CASES} >= syntax_errors.CODES.keys() - in_other_tests

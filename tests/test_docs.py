@@ -16,9 +16,9 @@ from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
 from mtfc.driver.layout_advice import predictor
 from mtfc.frontend import codes
 from mtfc.frontend.check import check
-from mtfc.frontend.semantics.calls.calls import BUILTINS
-from mtfc.frontend.semantics.calls.expressions import OPERATORS, SIGNS
-from mtfc.frontend.syntax import problems
+from mtfc.frontend.semantics.bodies.expressions import OPERATORS, SIGNS
+from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.syntax import syntax_errors
 from mtfc.frontend.syntax.lexer import RESERVED
 from mtfc.reports.diagnostic_text import render
 from tests import collectives
@@ -186,7 +186,7 @@ def emitted_codes() -> set[str]:
 
 
 TITLES = {
-    **problems.CODES,
+    **syntax_errors.CODES,
     **codes.CODES,
     "E501": "a file that holds no arrays",
     "E502": "an array missing for an input or parameter",

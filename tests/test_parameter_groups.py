@@ -15,7 +15,7 @@ from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.updates import updated
+from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.placement_search import soap_space
@@ -232,7 +232,7 @@ def test_an_update_of_what_is_no_parameter_is_refused() -> None:
     (program,) = load(FROZEN).programs
     text = print_program(program)
     for wrong in ("update nothing, ", f"update {DOWN}, "):
-        with pytest.raises(VerifyError, match="one update or none"):
+        with pytest.raises(VerifyError, match="at most one update"):
             verify(read_program(text.replace("update ", wrong, 1)), "global")
 
 

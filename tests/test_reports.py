@@ -283,7 +283,7 @@ WRONG = (
     ({"report": ("close", "close")}, "two values of one name"),
     ({"report": ("loss",)}, "two values of one name"),
     ({"report": ("nothing",)}, "no output"),
-    ({"report": ("learning_rate",), "learning_rate": None}, "nothing gives it"),
+    ({"report": ("learning_rate",), "learning_rate": None}, "no function computes it"),
     ({"report": ()}, "not reported"),
 )
 

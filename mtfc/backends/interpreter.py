@@ -19,8 +19,8 @@ from mtfc.backends.common import random_numbers
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type
 from mtfc.compiler.ir.opdef import Shard
-from mtfc.compiler.ir.ops import OPS, collectives
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.sharding_rules import type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
@@ -28,7 +28,6 @@ Array = Any
 Coordinates = Mapping[str, int]
 """A processor's place: mesh axis -> position along it."""
 
-MOVES = frozenset(op.name for op in collectives.OPS)
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 ONE_PROCESSOR = Mesh("single", ())
 
@@ -128,7 +127,9 @@ def _part(array: Array, type: TensorType, place: Coordinates, mesh: Mesh) -> Arr
 
 def _communicates(eqn: Equation) -> bool:
     """Whether processors need what others have: in a collective, or an op that is still to become one."""
-    return eqn.op in MOVES or any((eqn.layout or {}).get(dim) for dim in OPS[eqn.op].layout_rule(eqn).single)
+    return has_trait(eqn, "placement") or any(
+        (eqn.layout or {}).get(dim) for dim in OPS[eqn.op].layout_rule(eqn).single
+    )
 
 
 def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:

@@ -12,8 +12,8 @@ from mtfc.driver.options import Choice
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
-    from mtfc.frontend.layouts.advice import Faster
-    from mtfc.frontend.layouts.facts import Tensor
+    from mtfc.frontend.layouts.efficiency import Faster
+    from mtfc.frontend.layouts.program_index import Tensor
 
 
 def check_file(path: str, choice: Choice, sources: Sources) -> list[Diagnostic]:

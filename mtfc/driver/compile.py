@@ -61,7 +61,7 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[str], None])
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:
     """Return the syntax tree of a file as text or JSON. Raises `CompileError` and `UsageError`."""
-    from mtfc.frontend.syntax.dump import to_json, to_text
+    from mtfc.frontend.syntax.ast_printer import to_json, to_text
     from mtfc.frontend.syntax.parser import parse
 
     diagnostics = Diagnostics()

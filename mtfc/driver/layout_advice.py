@@ -19,8 +19,8 @@ from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import differentiation, partitioning
-from mtfc.frontend.hardware.targets import named
-from mtfc.frontend.layouts.advice import MACHINE, Faster
+from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.layouts.efficiency import MACHINE, Faster
 
 MOST_EQUATIONS = 40
 """A program with more equations before differentiation is large."""

@@ -114,7 +114,7 @@ def _simulate_placement(
 
 def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str) -> None:
     """Raise `CompileError` (E316) if the hardware has fewer devices than the placement."""
-    from mtfc.frontend.hardware.targets import no_room
+    from mtfc.frontend.hardware_targets import no_room
 
     has = hardware.devices
     if has is not None and placement.devices > has:
@@ -125,7 +125,7 @@ def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str
 
 def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Hardware]:
     """Return the machines that a target can name: those of the file, if any, and those of the library."""
-    from mtfc.frontend.hardware.targets import library, named
+    from mtfc.frontend.hardware_targets import library, named
 
     declared = {} if file is None else select(file, choice, sources, or_placement=True).hardware
     return {name: named(name, declared) for name in dict.fromkeys((*declared, *library()))}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.layouts.advice import Advice, Faster, no_predictions
-from mtfc.frontend.layouts.allowed import on_lines
-from mtfc.frontend.layouts.layout_options import chosen_layouts
+from mtfc.frontend.layout_options import chosen_layouts
+from mtfc.frontend.layouts.allowed_warnings import on_lines
+from mtfc.frontend.layouts.efficiency import Advice, Faster, no_predictions
 from mtfc.frontend.layouts.legality import Placeable, check_layouts, no_names
-from mtfc.frontend.semantics.modules import Neighbour, no_neighbour
+from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
 
 

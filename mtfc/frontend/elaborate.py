@@ -14,15 +14,15 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
-from mtfc.frontend.layouts.rules import DeclaredLayout, declare_layouts
-from mtfc.frontend.semantics.calls.functions import check_signature
-from mtfc.frontend.semantics.declarations import Sizes, declare_meshes
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts
+from mtfc.frontend.semantics.calls.function_calls import check_signature
 from mtfc.frontend.semantics.models import Model, elaborate_model
-from mtfc.frontend.semantics.modules import Loader, Neighbour, all_of, no_neighbour
-from mtfc.frontend.semantics.scope import Reports, Scope
+from mtfc.frontend.semantics.names.declarations import Sizes, declare_meshes
+from mtfc.frontend.semantics.names.modules import Loader, Neighbour, all_of, no_neighbour
+from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
 from mtfc.frontend.semantics.training.train_blocks import train_models
-from mtfc.frontend.semantics.uncalled import as_function, check_uncalled
+from mtfc.frontend.semantics.uncalled_functions import as_function, check_uncalled
 from mtfc.frontend.syntax import ast
 
 if TYPE_CHECKING:

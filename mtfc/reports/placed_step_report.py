@@ -10,6 +10,9 @@ import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Function, source_file
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.search.placement.attribution import Blame
 from mtfc.compiler.search.placement.placed_step import PlacedStep, events, tracks
@@ -117,7 +120,7 @@ def _report(each: SimulatedPlacement, sources: Mapping[str, str]) -> str:
 
 def _summary(each: SimulatedPlacement) -> list[str]:
     step, total, device = each.step, each.step.total, each.hardware.device
-    dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if eqn.op == "einsum"}
+    dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if has_trait(eqn, "dot")}
     ports = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
     room = bytes_text(int(device.memory))
     rows = [

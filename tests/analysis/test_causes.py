@@ -19,7 +19,7 @@ from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import HasSource, functions, load, lowered
 from tests.properties.campaign import holds_for
-from tests.search.tilings import network_of
+from tests.search.equation_networks import network_of
 
 TRAINED = """\
 model m(x: [a, b]) {

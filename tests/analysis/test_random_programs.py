@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from mtfc.reports.cost_json import costs_json
 from mtfc.reports.cost_report import comparison, layout_report
 from mtfc.reports.difference import FIGURES, Priced, differences

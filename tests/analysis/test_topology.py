@@ -9,7 +9,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology, lie_as_one
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 
 DEVICE = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
 B, A = 1e9, 1e-6

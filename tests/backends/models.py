@@ -21,8 +21,8 @@ from mtfc.compiler.ir.core import (
     Value,
 )
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
-from mtfc.frontend.semantics.modules import Loader, all_of, no_neighbour
-from mtfc.frontend.semantics.scope import Reports
+from mtfc.frontend.semantics.names.modules import Loader, all_of, no_neighbour
+from mtfc.frontend.semantics.names.scope import Reports
 from mtfc.frontend.semantics.training.optimizers import find_optimizer
 from mtfc.frontend.semantics.training.updates import elaborate_updates
 from mtfc.frontend.syntax.ast import TrainDecl

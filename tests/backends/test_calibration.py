@@ -17,7 +17,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.hardware.hardware_text import hardware_text
-from mtfc.frontend.hardware.targets import HARDWARE, in_file, library
+from mtfc.frontend.hardware_targets import HARDWARE, in_file, library
 
 
 def test_more_work_never_takes_less_time() -> None:

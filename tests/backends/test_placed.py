@@ -16,7 +16,7 @@ from mtfc.compiler.search.placement.baseline_strategies import random_strategy
 from mtfc.compiler.search.placement.graph.strategy_tasks import Tasks
 from mtfc.compiler.search.placement.placement_search import soap_space
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search.soap_programs import PROGRAMS, arguments, prepared
 
 

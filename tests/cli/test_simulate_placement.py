@@ -12,7 +12,7 @@ import pytest
 
 from mtfc.compiler.search.placement.baseline_strategies import random_strategy
 from mtfc.compiler.search.placement.placement_search import soap_space
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from mtfc.frontend.layouts.placements import placement_text
 from tests.cli.conftest import Mtfc
 from tests.search.soap_programs import PROGRAMS, prepared

@@ -122,7 +122,7 @@ def statements() -> st.SearchStrategy[ast.Statement]:
         | st.builds(ast.Yield, here, names(), expressions())
         | st.builds(ast.DimDecl, here, names(), expressions())
     )
-    slices = st.builds(ast.Slice, here, names(), expressions())
+    slices = st.builds(ast.LoopSlice, here, names(), expressions())
     return st.recursive(
         simple,
         lambda inner: (
@@ -134,22 +134,22 @@ def statements() -> st.SearchStrategy[ast.Statement]:
 
 
 @cache
-def rules() -> st.SearchStrategy[tuple[ast.LayoutRule, ...]]:
+def rules() -> st.SearchStrategy[tuple[ast.SplitRule, ...]]:
     every = st.builds(ast.Every, st.just(HERE))
-    return tuples(st.builds(ast.LayoutRule, st.just(HERE), dotted() | every, tuples(names(), 1)))
+    return tuples(st.builds(ast.SplitRule, st.just(HERE), dotted() | every, tuples(names(), 1)))
 
 
 @cache
-def figures() -> st.SearchStrategy[tuple[ast.Figure, ...]]:
+def figures() -> st.SearchStrategy[tuple[ast.HardwareFigure, ...]]:
     """With tables two deep."""
     here = st.just(HERE)
     pairs = tuples(expressions(), 2).map(lambda items: ast.Tuple(HERE, items))
     plain = expressions() | pairs
-    by_size = st.builds(ast.Figure, here, st.builds(ast.Int, here, st.integers(0, 2**63 - 1)), plain)
-    tables = st.builds(ast.Figures, here, tuples(by_size))
-    inner = st.builds(ast.Figure, here, names(), plain | tables)
-    nested = st.builds(ast.Figures, here, tuples(inner, 0, 2))
-    return tuples(st.builds(ast.Figure, here, names(), plain | nested), 0, 3)
+    by_size = st.builds(ast.HardwareFigure, here, st.builds(ast.Int, here, st.integers(0, 2**63 - 1)), plain)
+    tables = st.builds(ast.HardwareFigures, here, tuples(by_size))
+    inner = st.builds(ast.HardwareFigure, here, names(), plain | tables)
+    nested = st.builds(ast.HardwareFigures, here, tuples(inner, 0, 2))
+    return tuples(st.builds(ast.HardwareFigure, here, names(), plain | nested), 0, 3)
 
 
 @cache
@@ -161,7 +161,12 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     values = st.builds(ast.ValueRules, here, dotted(), rules())
     degrees = st.builds(ast.Degree, here, dotted(), expressions())
     placed = st.builds(
-        ast.Placed, here, dotted(), tuples(expressions(), 0, 2), tuples(degrees), tuples(expressions())
+        ast.OperatorPlacement,
+        here,
+        dotted(),
+        tuples(expressions(), 0, 2),
+        tuples(degrees),
+        tuples(expressions()),
     )
     inputs = st.builds(ast.Input, here, names(), types())
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
@@ -189,7 +194,11 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
         )
         | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))
         | st.builds(
-            ast.HardwareDecl, here, names(), figures(), tuples(st.builds(ast.Link, here, names(), figures()))
+            ast.HardwareDecl,
+            here,
+            names(),
+            figures(),
+            tuples(st.builds(ast.LinkDecl, here, names(), figures())),
         )
         | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)
         | st.builds(ast.FnDecl, here, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)

@@ -10,7 +10,7 @@ from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.semantics.calls import functions
+from mtfc.frontend.semantics.calls import function_calls
 from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.diagnostic_text import render
 from tests.harness import generic_data, reference
@@ -279,7 +279,7 @@ def test_a_function_of_the_file_comes_before_a_built_in_one() -> None:
 
 
 def test_a_program_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "LARGEST", 500)
+    monkeypatch.setattr(function_calls, "LARGEST", 500)
     calls = "\n".join(f"fn f{i}(x) -> [...] {{ return f{i + 1}(f{i + 1}(x)) }}" for i in range(30))
     source = f"{calls}\nfn f30(x) -> [...] {{ return x }}\nmodel net(x: []) {{ y = f0(x); return y }}"
     errors = check(DIMS + source, "file.mtf").errors

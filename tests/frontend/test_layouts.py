@@ -11,7 +11,7 @@ from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts.layout_options import chosen_layouts, parse_layout, parse_mesh
+from mtfc.frontend.layout_options import chosen_layouts, parse_layout, parse_mesh
 from mtfc.frontend.syntax.parser import parse
 
 FILE = "file.mtf"

@@ -9,8 +9,8 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.layouts.layout_options import parse_layout
-from mtfc.frontend.semantics import library
+from mtfc.frontend.layout_options import parse_layout
+from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse
@@ -160,16 +160,16 @@ def test_files_may_import_one_file_by_two_ways() -> None:
     assert len(program(source, left=side, right=side, common=COMMON).function("forward").body) == 4
 
 
-@pytest.mark.parametrize("module", library.modules())
+@pytest.mark.parametrize("module", standard_library.modules())
 def test_the_library_is_read_declaration_by_declaration(module: str) -> None:
     """What is parsed when it is used is what parsing the whole file gives, spans included."""
-    text = library.text(module)
+    text = standard_library.text(module)
     assert text is not None
     diagnostics = Diagnostics()
-    whole = parse(text, library.file_of(module), diagnostics)
+    whole = parse(text, standard_library.file_of(module), diagnostics)
     assert not list(diagnostics)
     assert format_source(text) == text
-    parts = [library.declaration(section) for section in library.sections(module)]
+    parts = [standard_library.declaration(section) for section in standard_library.sections(module)]
     assert parts == list(whole.declarations)
     assert [each.span for each in parts] == [each.span for each in whole.declarations]
     assert all(
@@ -178,7 +178,7 @@ def test_the_library_is_read_declaration_by_declaration(module: str) -> None:
 
 
 def test_of_the_library_only_what_is_used_is_parsed() -> None:
-    library.declaration.cache_clear()
+    standard_library.declaration.cache_clear()
     program("import nn\ndim d = 2\nmodel net(x: [d]) { y = nn.gelu(x); return y }")
-    functions = [section for section in library.sections("nn") if section.keyword == "fn"]
-    assert library.declaration.cache_info().currsize < len(functions) / 2
+    functions = [section for section in standard_library.sections("nn") if section.keyword == "fn"]
+    assert standard_library.declaration.cache_info().currsize < len(functions) / 2

@@ -15,10 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
-from mtfc.frontend.syntax import ast, dump, problems, tables
+from mtfc.frontend.syntax import ast, ast_printer, syntax_errors, tables
+from mtfc.frontend.syntax.ast import children
+from mtfc.frontend.syntax.lexer import decode
 from mtfc.frontend.syntax.parser import parse
-from mtfc.frontend.syntax.source import decode
-from mtfc.frontend.syntax.traverse import children
 from mtfc.reports.diagnostic_text import render
 from tests.frontend.strategies import bodies, chains, disguised, files, junk
 from tests.frontend.writing import source
@@ -244,7 +244,7 @@ def test_no_text_is_too_much(text: str) -> None:
     tree, found = parsed(text)
     if any(isinstance(node, ast.Broken) for node in nodes(tree)):
         assert found
-    assert all(diagnostic.code in problems.CODES for diagnostic in found)
+    assert all(diagnostic.code in syntax_errors.CODES for diagnostic in found)
     render(found, {"t.mtf": text}).encode()
 
 
@@ -316,7 +316,7 @@ def test_blocks_nest_no_deeper_than_expressions() -> None:
 def test_a_tree_within_the_limit_can_be_walked() -> None:
     tree = expression("1 + (" * 49 + "1" + ")" * 49)
     assert hash(tree) == hash(expression("1 + (" * 49 + "1" + ")" * 49))
-    assert dump.to_text(tree).count("Binary") == 49
+    assert ast_printer.to_text(tree).count("Binary") == 49
 
 
 def test_bytes_that_are_no_text() -> None:
@@ -358,7 +358,7 @@ def test_thousands_of_statements_are_parsed_in_a_moment() -> None:
 
 def test_dump() -> None:
     tree = valid("dim a = 2 * b\nlayout l = { a: (rows, cols) }\n")
-    assert dump.to_text(tree) == (
+    assert ast_printer.to_text(tree) == (
         "File 1:1\n"
         "  declarations: DimDecl 1:1\n"
         "    name: Name 1:5 text='a'\n"
@@ -367,7 +367,7 @@ def test_dump() -> None:
         "      right: Name 1:13 text='b'\n"
         "  declarations: LayoutDecl 2:1\n"
         "    name: Name 2:8 text='l'\n"
-        "    rules: LayoutRule 2:14\n"
+        "    rules: SplitRule 2:14\n"
         "      dim: Name 2:14 text='a'\n"
         "      axes: Name 2:18 text='rows'\n"
         "      axes: Name 2:24 text='cols'\n"
@@ -377,5 +377,5 @@ def test_dump() -> None:
 @settings(max_examples=30)
 @given(files())
 def test_json_has_every_node(tree: ast.File) -> None:
-    text = json.dumps(dump.to_json(tree))
+    text = json.dumps(ast_printer.to_json(tree))
     assert text.count('"node": ') == len(nodes(tree))

@@ -10,7 +10,7 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.printer import print_program
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.semantics.unused import unused
+from mtfc.frontend.semantics.names.unused_values import unused
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 from tests.generators.programs import programs

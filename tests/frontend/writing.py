@@ -125,7 +125,7 @@ def _(node: ast.Yield) -> str:
 
 
 @source.register
-def _(node: ast.Slice) -> str:
+def _(node: ast.LoopSlice) -> str:
     return f"{source(node.name)} = {source(node.source)}"
 
 
@@ -183,7 +183,7 @@ def _(node: ast.Allow) -> str:
 
 
 @source.register
-def _(node: ast.LayoutRule) -> str:
+def _(node: ast.SplitRule) -> str:
     return f"{source(node.dim)}: ({listed(node.axes)})"
 
 
@@ -208,7 +208,7 @@ def _(node: ast.PlacementDecl) -> str:
 
 
 @source.register
-def _(node: ast.Placed) -> str:
+def _(node: ast.OperatorPlacement) -> str:
     indices = f"[{listed(node.indices)}]" if node.indices else ""
     return f"{source(node.path)}{indices}: {{{listed(node.degrees)}}} on [{listed(node.devices)}]"
 
@@ -225,17 +225,17 @@ def _(node: ast.HardwareDecl) -> str:
 
 
 @source.register
-def _(node: ast.Link) -> str:
+def _(node: ast.LinkDecl) -> str:
     return f"link {source(node.name)}: {{{listed(node.figures)}}}"
 
 
 @source.register
-def _(node: ast.Figure) -> str:
+def _(node: ast.HardwareFigure) -> str:
     return f"{source(node.key)}: {source(node.value)}"
 
 
 @source.register
-def _(node: ast.Figures) -> str:
+def _(node: ast.HardwareFigures) -> str:
     return f"{{{listed(node.entries)}}}"
 
 

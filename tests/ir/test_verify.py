@@ -97,11 +97,11 @@ BROKEN: list[tuple[Level, str, str, str]] = [
     ("lowered", "updates m", "updates x", "it is f32[batch{rows}] and updates x"),
     ("lowered", "= %n updates m", "= %n updates m\n  output n = %n updates m", "two updates are called m"),
     # updates
-    ("global", "update w with", "update v with", "each parameter has one update"),
-    ("global", "update w with", "update w, w with", "each parameter has one update"),
+    ("global", "update w with", "update v with", "has at most one update"),
+    ("global", "update w with", "update w, w with", "has at most one update"),
     ("global", "state %n: f32[]", "input %n: f32[]", "counted takes a parameter, a gradient, and states"),
-    ("global", "input %g: f32[io]", "input %g: f32[]", "the gradient is like the parameter"),
-    ("global", "  output n = %n updates n\n", "", "updates its parameter and its states, and nothing else"),
+    ("global", "input %g: f32[io]", "input %g: f32[]", "the gradient must have the parameter's type"),
+    ("global", "  output n = %n updates n\n", "", "returns the new parameter and the new states, and nothing else"),
     ("global", "%p: f32[io]\n  input %g: f32[io]", "%p: f32[batch]\n  input %g: f32[batch]", "for f32[batch], not for %w"),
     ("global", "output p = %q", "output p = %n", "it is f32[] and updates p"),
     # types

@@ -9,12 +9,12 @@ from mtfc.compiler.search.global_layouts.bound import Bound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_parts import Step
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
-from tests.search.bounds import layouts
+from tests.search.layout_bounds import layouts
 
 LAYOUTS = 12
 """That are compiled for each program."""

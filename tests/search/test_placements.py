@@ -12,7 +12,7 @@ from mtfc.compiler.search.placement.operators.cotangent_flow import flow
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.placement.operators.strategy_space import space
 from mtfc.compiler.search.placement.placement_search import operators_of
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from mtfc.frontend.layouts.placements import placement_text, strategy
 from mtfc.frontend.syntax.format import format_source
 from tests.harness import load

@@ -45,7 +45,7 @@ from mtfc.compiler.search.placement.placement_search import (
 )
 from mtfc.compiler.search.placement.simulator import evaluation
 from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 from tests.search.test_soap_simulation import assert_kept
 

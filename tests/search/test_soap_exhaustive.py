@@ -19,7 +19,7 @@ from mtfc.compiler.search.placement.strategy_bounds import Bounds
 from mtfc.compiler.search.placement.transfer_times import waits
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.options import Choice
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search.soap_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -25,7 +25,7 @@ from mtfc.compiler.search.placement.parts.size_formulas import Length, Unclear, 
 from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.options import Choice
-from mtfc.frontend.hardware.targets import named
+from mtfc.frontend.hardware_targets import named
 from tests.search import soap_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -36,6 +36,7 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.sharding_rules import type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
@@ -139,7 +140,7 @@ class Emitter:
         """The lines of the body, not indented, up to where its outputs are defined."""
         previous = None
         for eqn in function.body:
-            if eqn.op == "constant":
+            if has_trait(eqn, "constant"):
                 self._literals[eqn.result] = eqn
                 continue
             place = self._place_comment(eqn)

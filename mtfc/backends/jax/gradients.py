@@ -15,13 +15,8 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text, no_gradient
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.reductions import over
-from mtfc.compiler.ir.printer import MOVES
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import FLOATS
-
-EXTREMA = {"max": "largest", "min": "smallest"}
-"""Reductions, and the functions of the prelude that replace them."""
 
 
 def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value, Text]:
@@ -31,19 +26,12 @@ def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value
         if not eqn.operands or eqn.operands[0].type.dtype not in FLOATS:
             continue
         passes = not differentiated.isdisjoint(eqn.results)
-        if eqn.op == "all_reduce" and eqn.operands[0].type.reduction in EXTREMA:
+        own = None if eqn.regions else OPS[eqn.op].jax_differentiated
+        if has_trait(eqn, "all_reduce") and eqn.operands[0].type.reduction != "sum":
             found[eqn.results[0]] = _by_prelude if passes else _constant
-        elif eqn.op in EXTREMA and passes:
-            found[eqn.result] = _first_of_equals
-        elif eqn.op == "abs" and passes:
-            found[eqn.result] = "{0} * jnp.sign({0})"  # the slope of `jnp.abs` at 0 is 1, and not 0
+        elif own is not None and passes:
+            found[eqn.result] = own
     return found
-
-
-def _first_of_equals(code: Code) -> str:
-    """`largest(x, axes=(-1,))`, a function of the prelude."""
-    axes = tuple(code.axis(0, dim.name) for dim in over(code.eqn))
-    return f"{EXTREMA[code.eqn.op]}({code.args[0]}, axes={axes})"
 
 
 def _constant(code: Code) -> str:
@@ -79,7 +67,7 @@ def _reach(function: Function, found: set[Value]) -> None:
             continue
         if eqn.regions:
             _reach_loop(eqn, found)
-        elif eqn.op in MOVES or OPS[eqn.op].gradient is not no_gradient:
+        elif has_trait(eqn, "placement") or OPS[eqn.op].gradient is not no_gradient:
             found.update(value for value in eqn.operands if value.type.dtype in FLOATS)
 
 

@@ -17,7 +17,7 @@ from mtfc.backends.common import random_numbers
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.search.placement.operators.cotangent_flow import Flow
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, Step
 from mtfc.compiler.search.placement.operators.operator_parts import Box, Local

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.opdef import Storage
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 
 
 def storage(eqn: Equation) -> Storage:
@@ -18,7 +18,7 @@ def is_view(eqn: Equation) -> bool:
     return storage(eqn) == "view"
 
 
-def is_component_wise(eqn: Equation) -> bool:
+def is_elementwise(eqn: Equation) -> bool:
     return storage(eqn) == "fused"
 
 
@@ -58,10 +58,10 @@ def folded(function: Function) -> set[Value]:
     given = {output.value for output in function.outputs}
     leading: set[Value] = set()
     for eqn in reversed(function.body):
-        if eqn.op == "fold" or (is_view(eqn) and eqn.result in leading):
+        if has_trait(eqn, "fold") or (is_view(eqn) and eqn.result in leading):
             leading.update(value for value in {*eqn.operands} - given if readers[value] == [eqn])
     found: set[Value] = set()
     for eqn in function.body:
-        if leading.intersection(eqn.results) and (eqn.op == "einsum" or found.intersection(eqn.operands)):
+        if leading.intersection(eqn.results) and (has_trait(eqn, "dot") or found.intersection(eqn.operands)):
             found.update(eqn.results)
     return found

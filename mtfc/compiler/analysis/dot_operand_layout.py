@@ -18,6 +18,7 @@ from math import prod
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Mesh
 
 WORTH = 2
@@ -143,7 +144,7 @@ def _product(eqn: Equation, mesh: Mesh) -> _Product | None:
 
 def _written(eqn: Equation, mesh: Mesh) -> _Product | None:
     """In the order in which `jnp.einsum` has the factors: the one of the result, or else swapped, if it is not kept from that."""
-    if eqn.op != "einsum" or len(eqn.operands) != 2:
+    if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
         return None
     first, other, result = (_dims(value, mesh) for value in (*eqn.operands, eqn.result))
     product, swapped = _Product(first, other, result), _Product(other, first, result)

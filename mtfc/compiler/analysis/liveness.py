@@ -25,8 +25,7 @@ import attrs
 from mtfc.compiler.analysis.buffer_kinds import enlarged, folded
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
 
@@ -43,7 +42,7 @@ def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
     """The views and windows that have no buffer, in order of definition, and what is read in their place."""
     arrays = {output.value for output in function.outputs}
     for eqn in function.body:
-        if eqn.regions or eqn.op in KIND_OF:
+        if eqn.regions or has_trait(eqn, "sends"):
             arrays.update(eqn.operands)
     views, windows = enlarged(function.body), folded(function)
     return {

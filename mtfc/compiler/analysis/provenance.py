@@ -15,14 +15,11 @@ from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
 from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, gathered_dims
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of, gathered_dims, kind_of
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
-
-MOVES = frozenset({*KIND_OF, "local_slice", "unreduce"})
-"""Ops that only place a value otherwise."""
 
 STORED = {"parameter": ("params", ""), "state": ("optimizer", "params", "")}
 """The sections of a layout that say how an argument of a role is stored."""
@@ -90,12 +87,12 @@ def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> It
     for eqn in function.body:
         if eqn.regions:
             yield from _sendings(region_of(eqn), mesh, tracer, times * dim_of(eqn).size)
-        elif eqn.op in KIND_OF:
+        elif has_trait(eqn, "sends"):
             for value, result in zip(eqn.operands, eqn.results, strict=True):
                 made_by = tracer.makers.get(value)
                 owner = maker(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
                 yield Sending(
-                    KIND_OF[eqn.op],
+                    kind_of(eqn),
                     axes_of(eqn),
                     value.type.local_bytes(mesh) * times,
                     times,
@@ -171,9 +168,9 @@ class _Tracer:
         for axis in completed:
             yield from self._sums(value, axis)
         source, target = eqn.attrs.get("source", eqn.attrs.get("dim")), eqn.attrs.get("target")
-        if eqn.op == "all_gather":
+        if has_trait(eqn, "all_gather"):
             source = gathered_dims(eqn)[eqn.operands.index(value)]
-        if eqn.op == "reduce_scatter":
+        if completed:  # a reduce-scatter names the dimension that it splits
             source, target = None, source
         if isinstance(source, Dim) and not completed:
             yield from self._splits(value, source, axes_of(eqn))
@@ -227,13 +224,13 @@ class _Tracer:
     def _user(self, value: Value) -> Equation | None:
         """The first equation that uses a value, collectives aside."""
         users = (eqn for v in self._forward(value) for eqn, _ in self.uses.get(v, ()))
-        return next((eqn for eqn in users if eqn.op not in MOVES), None)
+        return next((eqn for eqn in users if not has_trait(eqn, "placement")), None)
 
     def _role(self, value: Value) -> str:
         return self.arguments[value].role if value in self.arguments else ""
 
     def _is_made(self, value: Value) -> bool:
-        return value in self.makers and self.makers[value].op not in MOVES
+        return value in self.makers and not has_trait(self.makers[value], "placement")
 
     def _own_rule(self, value: Value, dim: str, axes: Axes) -> Rule | None:
         """That of the thing itself, if it splits the dimension over one of the axes."""
@@ -275,7 +272,7 @@ class _Tracer:
     def _operands(self, value: Value) -> tuple[Value, ...]:
         """What it is made of; of a collective that sends several arrays, one."""
         eqn = self.makers.get(value)
-        if eqn is None or eqn.op not in MOVES:
+        if eqn is None or not has_trait(eqn, "placement"):
             return eqn.operands if eqn else ()
         return (eqn.operands[eqn.results.index(value)],)
 
@@ -283,7 +280,7 @@ class _Tracer:
         """A value, and what collectives and loops pass it on as."""
 
         def onward(v: Value) -> tuple[Value, ...]:
-            moved = [eqn.results[i] for eqn, i in self.uses.get(v, ()) if eqn.op in MOVES]
+            moved = [eqn.results[i] for eqn, i in self.uses.get(v, ()) if has_trait(eqn, "placement")]
             return (*moved, *self.after.get(v, ()))
 
         return _walk(value, onward)

@@ -31,6 +31,7 @@ from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, Role, Value, walk
 from mtfc.compiler.ir.loops import maker
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Mesh
 
 
@@ -105,7 +106,7 @@ def gradients(function: Function) -> list[Value]:
     """
     made: set[Value] = set()
     for eqn in function.body:
-        if eqn.op == "all_reduce" and len(eqn.results) > 1:
+        if has_trait(eqn, "all_reduce") and len(eqn.results) > 1:
             made.update(
                 after for before, after in zip(eqn.operands, eqn.results, strict=True) if before in made
             )

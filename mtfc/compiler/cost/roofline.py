@@ -22,8 +22,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.tpu.scratchpad import kernels_of
 from mtfc.compiler.cost.tpu.tiling import filled
 from mtfc.compiler.ir.core import Equation, Function
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
 FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
@@ -53,7 +52,7 @@ def works(function: Function, memory: Memory, device: Device) -> list[Work]:
 
 
 def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
-    if eqn.op in KIND_OF:
+    if has_trait(eqn, "sends"):
         return Work(0, 0, 0.0)
     flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
     if storage(eqn) in ("view", "made"):
@@ -66,8 +65,8 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
     """Elements of the largest array that a placed equation reads or writes; of a table, those that indices point at."""
-    values = eqn.operands if eqn.op == "scatter_add" else (*eqn.operands, *eqn.results)
-    if eqn.op == "gather":
+    values = eqn.operands if has_trait(eqn, "scatter") else (*eqn.operands, *eqn.results)
+    if storage(eqn) == "lookup":
         values = values[1:]
     return max(value.type.local_size(mesh) for value in values)
 

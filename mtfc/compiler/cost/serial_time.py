@@ -13,7 +13,8 @@ from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 
 
 def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
@@ -24,7 +25,7 @@ def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[
             inside, trips = seconds_of(region_of(eqn), topology, device), dim_of(eqn).size
             compute += inside[0] * trips + each.seconds
             communication += inside[1] * trips
-        elif eqn.op in KIND_OF:
+        elif has_trait(eqn, "sends"):
             communication += max(lanes_of(eqn, topology).values(), default=0.0)
         else:
             compute += each.seconds
@@ -35,4 +36,4 @@ def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
     """What a collective takes on each lane that it works on."""
     size = sum(value.type.local_bytes(topology.mesh) for value in eqn.operands)
     by = eqn.attrs.get("by")
-    return topology.seconds(KIND_OF[eqn.op], axes_of(eqn), size, abs(by) if isinstance(by, int) else None)
+    return topology.seconds(kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None)

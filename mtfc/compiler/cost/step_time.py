@@ -33,7 +33,8 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, maker, region_of
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
 
 COMPUTE = "processor 0"
@@ -124,7 +125,7 @@ class _Item:
     def dtypes(self) -> frozenset[str]:
         if self.inside is not None:
             return self.inside.dtypes
-        return frozenset({self.eqn.operands[0].type.dtype}) if self.eqn.op == "einsum" else frozenset()
+        return frozenset({self.eqn.operands[0].type.dtype}) if has_trait(self.eqn, "dot") else frozenset()
 
     @property
     def communicates(self) -> bool:
@@ -147,7 +148,7 @@ class _Simulator:
     def _item(self, eqn: Equation, work: Work, makers: Mapping[Value, Equation]) -> _Item:
         if eqn.regions:
             return self._loop(eqn, work)
-        if eqn.op in KIND_OF:
+        if has_trait(eqn, "sends"):
             return self._collective(eqn, makers)
         seconds = {COMPUTE: work.seconds} if work.seconds else {}
         dtype = (eqn.operands or eqn.results)[0].type.dtype

@@ -18,8 +18,8 @@ from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, maker, region_of
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 
 Key = TypeVar("Key")
@@ -122,7 +122,7 @@ def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
 def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
     if eqn.regions:
         yield from (_repeated(charge, dim_of(eqn), scale) for charge in charges(region_of(eqn), scale))
-    elif eqn.op in KIND_OF:
+    elif has_trait(eqn, "sends"):
         yield from _transfers(eqn, producers, scale)
     elif flops := OPS[eqn.op].flops(eqn, scale):
         yield Charge(eqn.span, eqn.stage, flops)
@@ -133,7 +133,7 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
 
     An operand of a combined collective belongs to the equation that made it.
     """
-    kind = KIND_OF[eqn.op]
+    kind = kind_of(eqn)
     factor = RING[kind](scale.group(axes_of(eqn)))
     for i, value in enumerate(eqn.operands):
         owner = maker(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn

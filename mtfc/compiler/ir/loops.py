@@ -26,9 +26,13 @@ import attrs
 
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LOOP = "loop"
+MICRO_BATCHES = "micro_batches"
+"""The name of the region that runs once for each micro-batch."""
+
 ROLES = ("carried", "invariant", "sliced")
 
 
@@ -47,6 +51,11 @@ def looped_dims(function: Function) -> frozenset[Dim]:
 def region_of(eqn: Equation) -> Function:
     (region,) = eqn.regions
     return region
+
+
+def is_over_micro_batches(eqn: Equation) -> bool:
+    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
+    return bool(eqn.regions) and region_of(eqn).name == MICRO_BATCHES != dim_of(eqn).name
 
 
 def is_loop(function: Function) -> bool:
@@ -139,7 +148,7 @@ def maker(eqn: Equation, result: Value) -> Equation:
     makers = {value: each for each in region.body for value in each.results}
     going = {argument.value for argument in carried(region)}
     value = region.outputs[eqn.results.index(result)].value
-    while value in makers and makers[value].op == "add":
+    while value in makers and has_trait(makers[value], "add"):
         terms = [term for term in makers[value].operands if term not in going]
         if len(terms) != 1:
             break

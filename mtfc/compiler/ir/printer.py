@@ -29,12 +29,8 @@ from mtfc.compiler.ir.core import (
     Value,
     source_file,
 )
-from mtfc.compiler.ir.loops import LOOP
-from mtfc.compiler.ir.ops import collectives
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules, TensorType
-
-MOVES = frozenset(op.name for op in collectives.OPS)
-"""The ops that move data between placements."""
 
 FEW = 6
 """So many rules for single values are shown one by one in a summary."""
@@ -61,7 +57,8 @@ def shown_layout(type: TensorType) -> dict[str, Axes]:
 
 def implied_layout(op: str, first: TensorType) -> dict[str, Axes]:
     """The layout of an equation of a placed function that does not write one, by its op and first result's type."""
-    return {} if op in MOVES or op == LOOP else shown_layout(first)
+    opdef = OPS.get(op)  # a loop has none
+    return {} if opdef is None or "placement" in opdef.traits else shown_layout(first)
 
 
 def is_placed(function: Function) -> bool:
@@ -275,7 +272,7 @@ class _Printer:
     def comment(self, eqn: Equation) -> str:
         """What is sent, and the source line that the equation comes from."""
         facts = []
-        if self.mesh and eqn.op in collectives.KIND_OF:
+        if self.mesh and has_trait(eqn, "sends"):
             facts.append(bytes_text(sum(value.type.local_bytes(self.mesh) for value in eqn.operands)))
         if eqn.span and not self.locations:
             facts.append(eqn.span.seen_from(self.file))

@@ -15,6 +15,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import FLOATS
 
 TRAINING = "training"
@@ -24,7 +25,7 @@ Truths = dict[Value, bool]
 
 
 def asks_for_training(function: Function) -> bool:
-    return any(eqn.op == TRAINING for eqn in walk(function.body))
+    return any(has_trait(eqn, "training") for eqn in walk(function.body))
 
 
 def bound(function: Function, training: bool) -> Function:
@@ -40,11 +41,11 @@ def _equation(eqn: Equation, training: bool, known: Truths) -> Equation:
     """Bind one equation, and add to `known` the results whose truth follows."""
     if eqn.regions:
         return _loop(eqn, training, known)
-    truth = training if eqn.op == TRAINING else _truth(eqn, known)
+    truth = training if has_trait(eqn, "training") else _truth(eqn, known)
     if truth is not None:
         known[eqn.result] = truth
         return _made(eqn, truth)
-    if eqn.op == "cast" and eqn.operands[0] in known:
+    if has_trait(eqn, "cast") and eqn.operands[0] in known:
         return _made(eqn, known[eqn.operands[0]])
     same = _same_as(eqn, known)
     return eqn if same is None else _renamed(eqn, same)

@@ -6,7 +6,7 @@ Names and scopes
  1. Functions, and in each function or region arguments, outputs and values, have unique names.
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
-    `forward`, a floating-point scalar; what it reports are other outputs, or what `training_reports.py` has.
+    `forward`, a floating-point scalar; what it reports are other outputs, or what `training.py` has.
  4. An output that updates an argument is the only one that does, and has the argument's type. Training updates a parameter
     in one way or not at all, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
 
@@ -38,31 +38,37 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value
 from mtfc.compiler.ir.loops import LOOP, loop_error
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
-from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.printer import MOVES, equation_text
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.sharding_rules import PlacementError
-from mtfc.compiler.ir.training_flag import TRAINING
-from mtfc.compiler.ir.training_reports import report_error
+from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
-from mtfc.compiler.ir.updates import updates_error
 
 Level = Literal["global", "assigned", "resharded", "lowered"]
 
 
 @attrs.frozen
 class LevelRule:
-    """layouts: everything has a layout. placed: types say where data is. moves: the ops between placements that may occur."""
+    """The forms that a level allows.
+
+    layouts: everything has a layout. placed: types say where data is. moves: what changes placements, if anything may.
+    """
 
     layouts: bool
     placed: bool
-    moves: frozenset[str]
+    moves: Literal["reshards", "collectives"] | None
+
+    def allows(self, eqn: Equation) -> bool:
+        if not has_trait(eqn, "placement"):
+            return True
+        return self.moves == ("reshards" if has_trait(eqn, "reshard") else "collectives")
 
 
 LEVELS: Mapping[Level, LevelRule] = {
-    "global": LevelRule(layouts=False, placed=False, moves=frozenset()),
-    "assigned": LevelRule(layouts=True, placed=False, moves=frozenset()),
-    "resharded": LevelRule(layouts=True, placed=True, moves=frozenset({"reshard"})),
-    "lowered": LevelRule(layouts=True, placed=True, moves=MOVES - {"reshard"}),
+    "global": LevelRule(layouts=False, placed=False, moves=None),
+    "assigned": LevelRule(layouts=True, placed=False, moves=None),
+    "resharded": LevelRule(layouts=True, placed=True, moves="reshards"),
+    "lowered": LevelRule(layouts=True, placed=True, moves="collectives"),
 }
 
 
@@ -215,9 +221,9 @@ class _Equations:
         """The first invariant of an equation that does not hold, or None."""
         if eqn.op not in OPS and eqn.op != LOOP:
             return f"unknown op {eqn.op}"
-        if eqn.op in MOVES and eqn.op not in self.rule.moves:
+        if not self.rule.allows(eqn):
             return f"op {eqn.op} is not legal at level {self.level}"
-        if eqn.op == TRAINING and self.rule.layouts:
+        if has_trait(eqn, "training") and self.rule.layouts:
             return f"`training` is not bound, at level {self.level}"
         for value in (*eqn.operands, *eqn.results):
             wrong = type_error(value.type, self.dims, self.mesh)
@@ -343,7 +349,7 @@ class _FunctionCheck:
     def body(self, body: tuple[Equation, ...]) -> None:
         for eqn in body:
             self.used(eqn.operands, eqn)
-            if eqn.op == TRAINING and not self.may_ask:
+            if has_trait(eqn, "training") and not self.may_ask:
                 raise self.wrong("`training` occurs in `forward` alone", eqn)
             self.equations.check(eqn)
             for region in eqn.regions:

@@ -22,6 +22,7 @@ import attrs
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Dim, Mesh, Rules
@@ -154,7 +155,7 @@ def _contract(b: Builder, eqn: Equation, cost: Cost) -> Value:
 
 def is_simple(eqn: Equation) -> bool:
     """Whether the equation is not an einsum, or one of two operands in which each summed dim is shared."""
-    if eqn.op != "einsum":
+    if not has_trait(eqn, "dot"):
         return True
     if len(eqn.operands) != 2:
         return False

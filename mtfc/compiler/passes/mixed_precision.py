@@ -21,7 +21,7 @@ import attrs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Parameter, Program, Value
 from mtfc.compiler.ir.loops import dim_of, make_loop, region_of, sliced_type
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.passes.pass_base import Pass
@@ -142,7 +142,7 @@ class Retyping:
         )
         for old, new in zip(eqn.results, results, strict=True):
             self.new[old] = new
-            if eqn.op == "constant":
+            if has_trait(eqn, "constant"):
                 self.literals[new] = eqn
         if all(value in self.made for value in given if value.type.dtype in FLOATS):
             self.made.update(results)
@@ -150,7 +150,7 @@ class Retyping:
 
     def _made_as_computed(self, eqn: Equation) -> Equation:
         """An equation that makes floats of nothing (a constant, ones, a one-hot tensor) in the dtype of the computation."""
-        is_kept = eqn.op == "cast" and not self.everything
+        is_kept = has_trait(eqn, "cast") and not self.everything
         if is_kept or eqn.attrs.get("dtype") not in FLOATS:
             return eqn
         return attrs.evolve(eqn, attrs={**eqn.attrs, "dtype": self.computed})

@@ -17,7 +17,7 @@ import attrs
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import within
-from mtfc.compiler.ir.ops import componentwise, reductions
+from mtfc.compiler.ir.ops import elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
@@ -58,7 +58,7 @@ class Context:
     def number(self, value: Value) -> float | int | bool | None:
         """The value of a scalar constant, or of a tensor filled with it; None for anything else."""
         eqn = self.defined.get(value)
-        return eqn.attrs["value"] if eqn and eqn.op in ("constant", "full") else None  # type: ignore[return-value]
+        return eqn.attrs["value"] if eqn and has_trait(eqn, "filled") else None  # type: ignore[return-value]
 
 
 Rule = Callable[[Context, Equation], Value | None]
@@ -314,7 +314,7 @@ def _sum_of_nothing(c: Context, eqn: Equation) -> Value | None:
     return eqn.operands[0] if not eqn.attrs["over"] else None
 
 
-SEVERAL = tuple(op.name for op in (*componentwise.BINARY, componentwise.WHERE, componentwise.MASK))
+SEVERAL = tuple(op.name for op in (*elementwise.BINARY, elementwise.WHERE, elementwise.MASK))
 """Component-wise ops of several operands, which they broadcast by themselves."""
 
 RULES: dict[str, tuple[Rule, ...]] = {
@@ -343,7 +343,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "prod": (_sum_of_nothing,),
 }
 BY_NAME = (
-    *(op.name for family in (componentwise, reductions) for op in family.OPS),
+    *(op.name for family in (elementwise, reductions) for op in family.OPS),
     *("broadcast", "rename", "slice", "pad", "shift", "window", "fold"),
 )
 """Ops of which only the order of the result's dims depends on that of their operands', if anything does."""
@@ -366,7 +366,7 @@ def _rewrite(c: Context, eqn: Equation, named: set[str]) -> Value | None:
 
 def _keep_name(build: Builder, eqn: Equation, value: Value) -> Value:
     """`value`; if the rule has just built it, under the name and path of the result that it replaces."""
-    if not build.body or build.body[-1].results != (value,) or build.body[-1].op == "constant":
+    if not build.body or build.body[-1].results != (value,) or has_trait(build.body[-1], "constant"):
         return value
     renamed = attrs.evolve(value, name=eqn.result.name)
     build.body[-1] = attrs.evolve(build.body[-1], results=(renamed,), path=eqn.path)

@@ -31,7 +31,7 @@ def read_bytes(path: str) -> bytes:
 
 def read_neighbour(path: str) -> str | None:
     """The text of a file that another imports; None where there is none. Raises `UsageError` and `CompileError`."""
-    from mtfc.frontend.syntax.source import decode
+    from mtfc.frontend.syntax.lexer import decode
 
     return decode(read_bytes(path), path) if Path(path).is_file() else None
 

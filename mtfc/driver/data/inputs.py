@@ -10,13 +10,13 @@ import attrs
 
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.driver.data.npz import Array, Arrays, Fitting, whole
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
-INDEXED_BY = frozenset({"one_hot", "gather"})
 """Ops with an operand of indices into their dimension `dim`."""
 
 
@@ -186,7 +186,9 @@ def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
 def _bound(name: str, body: Iterable[Equation]) -> int:
     """Return the bound of drawn integers: the size of the smallest dimension that the input indexes, or 2."""
     uses = (
-        eqn.attrs["dim"] for eqn in body if eqn.op in INDEXED_BY and any(v.name == name for v in eqn.operands)
+        eqn.attrs["dim"]
+        for eqn in body
+        if has_trait(eqn, "indexes") and any(v.name == name for v in eqn.operands)
     )
     return min((dim.size for dim in uses if isinstance(dim, Dim)), default=2)
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 from zipfile import is_zipfile
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span, nearest
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.driver.data.files import OUTPUTS, write_atomically
 from mtfc.reports.table import listed

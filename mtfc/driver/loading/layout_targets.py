@@ -9,7 +9,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import differentiation, preparation, run
-from mtfc.frontend.layouts.facts import Tensor
+from mtfc.frontend.layouts.program_index import Tensor
 
 
 def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> Function:

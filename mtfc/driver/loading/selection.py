@@ -17,8 +17,8 @@ from mtfc.driver.loading.layout_targets import placeable
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import Choice
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts import layout_options
-from mtfc.frontend.layouts.layout_options import (
+from mtfc.frontend import layout_options
+from mtfc.frontend.layout_options import (
     chosen_layouts,
     fitting,
     is_one_device,
@@ -26,14 +26,14 @@ from mtfc.frontend.layouts.layout_options import (
     placement_named,
 )
 from mtfc.frontend.layouts.legality import check_layout
-from mtfc.frontend.layouts.rules import DeclaredLayout
-from mtfc.frontend.semantics.modules import Neighbour
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.semantics.names.modules import Neighbour
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.frontend.layouts.placements import DeclaredPlacement
-    from mtfc.frontend.semantics.scope import Scope
+    from mtfc.frontend.semantics.names.scope import Scope
 
 ONE_DEVICE = layout_options.ONE_DEVICE
 

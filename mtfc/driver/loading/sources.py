@@ -29,7 +29,7 @@ class Sources:
 
         Raises `UsageError`, and `CompileError` for a file that is not text.
         """
-        from mtfc.frontend.syntax.source import decode
+        from mtfc.frontend.syntax.lexer import decode
 
         file = known_as(path)
         self.texts[file] = decode(read_bytes(path), file)
@@ -52,9 +52,9 @@ class Sources:
 
     def with_library(self, files: Iterable[str]) -> dict[str, str]:
         """Return all texts, and the texts of those of the given files that belong to the library."""
-        from mtfc.frontend.semantics import library
+        from mtfc.frontend.semantics.names import standard_library
 
-        return self.texts | library.texts(set(files))
+        return self.texts | standard_library.texts(set(files))
 
     def around(self, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
         """Return all texts, with the texts of library files that the diagnostics point into."""

@@ -17,7 +17,7 @@ def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -
 
     Raises `CompileError`, and `UsageError` if a file cannot be read.
     """
-    from mtfc.frontend.hardware.targets import in_file, is_path, named
+    from mtfc.frontend.hardware_targets import in_file, is_path, named
 
     sources.texts["<--target>"] = target
     if not is_path(target):
@@ -28,7 +28,7 @@ def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -
 
 def file_of(target: str | None) -> str | None:
     """Return the file that a target names, or None for a machine's name."""
-    from mtfc.frontend.hardware.targets import is_path
+    from mtfc.frontend.hardware_targets import is_path
 
     return target if target is not None and is_path(target) else None
 
@@ -40,7 +40,7 @@ def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
     fit on 4 nodes of 4 devices.
     """
     from mtfc.compiler.cost.topology import Topology
-    from mtfc.frontend.hardware.targets import no_room
+    from mtfc.frontend.hardware_targets import no_room
 
     devices = hardware.devices
     if devices is not None and mesh.devices > devices:

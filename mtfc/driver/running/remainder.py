@@ -19,7 +19,7 @@ from mtfc.driver.data.inputs import inputs_of
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import Choice
-from mtfc.frontend.semantics.modules import all_of
+from mtfc.frontend.semantics.names.modules import all_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 

@@ -108,7 +108,7 @@ class LayoutAnswer:
     def written(self) -> str:
         """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
         from mtfc.frontend.check import check
-        from mtfc.frontend.layouts.allowed import OF_LAYOUTS
+        from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 
         options, sources = self.task.options, self.task.sources
         file = known_as(options.file)

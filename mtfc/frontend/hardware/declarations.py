@@ -23,11 +23,11 @@ from mtfc.compiler.cost.hardware import (
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KINDS as COLLECTIVES
-from mtfc.frontend.semantics.constants import number
-from mtfc.frontend.semantics.scope import Scope, listing
+from mtfc.frontend.semantics.names.constants import number
+from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
 
-Read = Callable[[ast.Figure, Scope], Any]
+Read = Callable[[ast.HardwareFigure, Scope], Any]
 
 LEAST, MOST = 1e-6, 1e30
 """Figures between these can be multiplied and divided without leaving the floats."""
@@ -59,8 +59,8 @@ def _hardware(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
     return Hardware(decl.name.text, found["device"], tuple(made))
 
 
-def _device(figure: ast.Figure, scope: Scope) -> Device | None:
-    if not isinstance(figure.value, ast.Figures):
+def _device(figure: ast.HardwareFigure, scope: Scope) -> Device | None:
+    if not isinstance(figure.value, ast.HardwareFigures):
         _wrong(figure, "`{ flops: ..., memory: ..., bandwidth: ... }`", scope)
         return None
     found = _entries(
@@ -69,7 +69,7 @@ def _device(figure: ast.Figure, scope: Scope) -> Device | None:
     return None if found is None else Device(**found)
 
 
-def _link(link: ast.Link, is_last: bool, scope: Scope) -> Link | None:
+def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
     found = _entries(link.figures, LINK, ("kind", "bandwidth"), "a link", link, scope)
     if found is None:
         return None
@@ -92,16 +92,16 @@ def _link(link: ast.Link, is_last: bool, scope: Scope) -> Link | None:
     return Link(link.name.text, sizes=sizes, **found)
 
 
-def _value(link: ast.Link, key: str) -> ast.Node:
+def _value(link: ast.LinkDecl, key: str) -> ast.Node:
     return next(figure.value for figure in link.figures if _key(figure) == key)
 
 
 def _entries(
-    figures: Iterable[ast.Figure],
+    figures: Iterable[ast.HardwareFigure],
     known: Mapping[str, Read],
     needed: Iterable[str],
     where: str,
-    node: ast.HardwareDecl | ast.Figure | ast.Link,
+    node: ast.HardwareDecl | ast.HardwareFigure | ast.LinkDecl,
     scope: Scope,
 ) -> dict[str, Any] | None:
     """What the entries hold, by name; None, and errors, where one is wrong, unknown, given twice or missing."""
@@ -118,24 +118,24 @@ def _entries(
             found[name.text] = None
     is_misspelt = any(name not in known for name in found)
     missing = [name for name in needed if name not in found and not is_misspelt]
-    place = node.key.span if isinstance(node, ast.Figure) else node.name.span
+    place = node.key.span if isinstance(node, ast.HardwareFigure) else node.name.span
     for each in missing:
         scope.error("E314", f"{where} needs an entry `{each}`", place)
     return None if missing or None in found.values() else found
 
 
-def _key(figure: ast.Figure) -> str:
+def _key(figure: ast.HardwareFigure) -> str:
     return figure.key.text if isinstance(figure.key, ast.Name) else str(figure.key.value)
 
 
 # What an entry may hold
 
 
-def _wrong(figure: ast.Figure, expected: str, scope: Scope) -> None:
+def _wrong(figure: ast.HardwareFigure, expected: str, scope: Scope) -> None:
     scope.error("E315", f"`{_key(figure)}` takes {expected}", figure.value.span)
 
 
-def _positive(figure: ast.Figure, scope: Scope) -> float | None:
+def _positive(figure: ast.HardwareFigure, scope: Scope) -> float | None:
     return _number(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
 
 
@@ -143,16 +143,18 @@ def _is_possible(value: float) -> bool:
     return LEAST <= value <= MOST
 
 
-def _not_negative(figure: ast.Figure, scope: Scope) -> float | None:
+def _not_negative(figure: ast.HardwareFigure, scope: Scope) -> float | None:
     return _number(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
 
 
-def _share(figure: ast.Figure, scope: Scope) -> float | None:
+def _share(figure: ast.HardwareFigure, scope: Scope) -> float | None:
     return _number(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-def _number(figure: ast.Figure, scope: Scope, expected: str, fits: Callable[[float], bool]) -> float | None:
-    if isinstance(figure.value, ast.Figures | ast.Tuple):
+def _number(
+    figure: ast.HardwareFigure, scope: Scope, expected: str, fits: Callable[[float], bool]
+) -> float | None:
+    if isinstance(figure.value, ast.HardwareFigures | ast.Tuple):
         _wrong(figure, expected, scope)
         return None
     value = number(figure.value, scope)
@@ -162,7 +164,7 @@ def _number(figure: ast.Figure, scope: Scope, expected: str, fits: Callable[[flo
     return None if value is None else float(value)
 
 
-def _whole(figure: ast.Figure, scope: Scope) -> int | None:
+def _whole(figure: ast.HardwareFigure, scope: Scope) -> int | None:
     value = _number(figure, scope, "a whole number from 1 on", _is_count)
     return None if value is None else int(value)
 
@@ -171,14 +173,14 @@ def _is_count(value: float) -> bool:
     return 1 <= value <= MOST_DEVICES and value == int(value)
 
 
-def _sizes(figure: ast.Figure, scope: Scope) -> tuple[int, ...] | None:
+def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
     nodes = figure.value.items if isinstance(figure.value, ast.Tuple) else (figure.value,)
-    sizes = [_whole(ast.Figure(node.span, figure.key, node), scope) for node in nodes]
+    sizes = [_whole(ast.HardwareFigure(node.span, figure.key, node), scope) for node in nodes]
     found = tuple(size for size in sizes if size is not None)
     return found if len(found) == len(sizes) else None
 
 
-def _kind(figure: ast.Figure, scope: Scope) -> Kind | None:
+def _kind(figure: ast.HardwareFigure, scope: Scope) -> Kind | None:
     text = figure.value.text if isinstance(figure.value, ast.Name) else None
     found = next((kind for kind in KINDS if kind == text), None)
     if found is None:
@@ -186,9 +188,9 @@ def _kind(figure: ast.Figure, scope: Scope) -> Kind | None:
     return found
 
 
-def _rate(figure: ast.Figure, scope: Scope) -> Rate | None:
+def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
     """A number, or a table of them by size."""
-    if not isinstance(figure.value, ast.Figures):
+    if not isinstance(figure.value, ast.HardwareFigures):
         rate = _positive(figure, scope)
         return None if rate is None else Rate.constant(rate)
     points = [_point(entry, scope) for entry in figure.value.entries]
@@ -200,7 +202,7 @@ def _rate(figure: ast.Figure, scope: Scope) -> Rate | None:
     return Rate(found) if len(found) == len(points) else None
 
 
-def _point(entry: ast.Figure, scope: Scope) -> tuple[float, float] | None:
+def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | None:
     if isinstance(entry.key, ast.Name) or not _is_possible(entry.key.value):
         message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
         scope.error("E315", message, entry.key.span)
@@ -209,19 +211,19 @@ def _point(entry: ast.Figure, scope: Scope) -> tuple[float, float] | None:
     return None if rate is None else (float(entry.key.value), rate)
 
 
-def _flops(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
+def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
     return _table(
         figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", scope.dtype, _rate, scope
     )
 
 
-def _ops(figure: ast.Figure, scope: Scope) -> dict[str, float] | None:
+def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
     help = "they are called as in what `mtfc compile --emit ir` prints"
     is_known = _known("op", (*OPS, *KERNELS), help, scope)
     return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
 
 
-def _collectives(figure: ast.Figure, scope: Scope) -> dict[str, Rate] | None:
+def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
     is_known = _known("collective", COLLECTIVES, listing(COLLECTIVES), scope)
     return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
 
@@ -238,10 +240,10 @@ def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> C
 
 
 def _table(
-    figure: ast.Figure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
+    figure: ast.HardwareFigure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
 ) -> dict[str, Any] | None:
     """Entries whose keys are names of something."""
-    if not isinstance(figure.value, ast.Figures) or not figure.value.entries:
+    if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
         _wrong(figure, expected, scope)
         return None
     places: dict[str, Span] = {}
@@ -253,8 +255,8 @@ def _table(
     return None if None in found.values() else found
 
 
-def _scratchpad(figure: ast.Figure, scope: Scope) -> Scratchpad | None:
-    if not isinstance(figure.value, ast.Figures):
+def _scratchpad(figure: ast.HardwareFigure, scope: Scope) -> Scratchpad | None:
+    if not isinstance(figure.value, ast.HardwareFigures):
         _wrong(figure, "`{ bytes: ..., wait: ... }`", scope)
         return None
     found = _entries(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)

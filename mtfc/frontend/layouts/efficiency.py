@@ -6,25 +6,61 @@ The readme of Mesh-TensorFlow ("How do I pick a layout?") has the rule: every ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
-from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
-from mtfc.compiler.ir.types import Axes, Dim
-from mtfc.frontend.layouts.advice import LEAST, MACHINE, Advice
-from mtfc.frontend.layouts.facts import Facts, in_main_file
-from mtfc.frontend.layouts.rules import DeclaredLayout, Rule, Section
-from mtfc.frontend.semantics.scope import count
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
+from mtfc.frontend.layouts.allowed_warnings import Allowed
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, DeclaredRule, Section
+from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
+from mtfc.frontend.semantics.names.scope import count
+
+MACHINE = "h100"
+"""The library's machine on which steps are predicted."""
+
+LEAST = 1.05
+"""Least speedup of a step for which a change is advised."""
+
+Faster = Callable[[Program, Equation, Mesh, Layout, Sequence[Layout]], Sequence[float] | None]
+"""Predicts the speedup of a program under each of the other layouts, which differ in the layout of one of its equations. None
+if the prediction takes too long, or the machine has no room for the mesh.
+"""
+
+
+def unpredicted(
+    program: Program, eqn: Equation, mesh: Mesh, layout: Layout, others: Sequence[Layout]
+) -> None:
+    """Predict nothing: there is no simulator."""
+
+
+def no_predictions() -> Faster:
+    return unpredicted
+
+
+@attrs.frozen(slots=False)
+class Advice:
+    """The warnings that the file allows, True if the file has several models, and a maker of the predictor, called on demand."""
+
+    allowed: Allowed = attrs.field(factory=Allowed)
+    several: bool = False
+    predictor: Callable[[], Faster] = no_predictions
+
+    @cached_property
+    def faster(self) -> Faster:
+        return self.predictor()
+
 
 MOST_PLACES = 3
 """Maximum number of places that a warning shows beside the first."""
 
 
 def check_efficiency(
-    facts: Facts, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
+    facts: ProgramIndex, declared: DeclaredLayout, advice: Advice, is_legal: Callable[[DeclaredLayout], bool]
 ) -> Iterator[Diagnostic]:
     """Yield W601 and W602 for one model under a legal layout; `is_legal` tests another layout."""
     check = _Check(facts, declared, advice, is_legal)
@@ -38,7 +74,7 @@ def check_efficiency(
 class _Check:
     def __init__(
         self,
-        facts: Facts,
+        facts: ProgramIndex,
         declared: DeclaredLayout,
         advice: Advice,
         is_legal: Callable[[DeclaredLayout], bool],
@@ -47,7 +83,7 @@ class _Check:
         self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh
 
-    def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, Rule]:
+    def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
         """The rules for the (first) result's dimensions, which may be the value's own, and for those `reduced`."""
         result = eqn.results[0]
         own = self._section(result)
@@ -127,7 +163,7 @@ class _Check:
 
         That takes rules of a value's own. Without them, two such dimensions have no tensor in common, and one is summed before.
         """
-        users: dict[str, list[Rule]] = {}
+        users: dict[str, list[DeclaredRule]] = {}
         for rule in self._rules(eqn, _reduced(eqn)).values():
             for axis in rule.axes:
                 users.setdefault(axis, []).append(rule)
@@ -135,7 +171,7 @@ class _Check:
             if len(rules) > 1 and self.mesh.sizes[axis] > 1 and not self._is_error(eqn, axis, rules):
                 yield self._conflict(eqn, axis, rules)
 
-    def _is_error(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> bool:
+    def _is_error(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> bool:
         """Whether the layout is not injective on the result or an operand: that is E301."""
         tensors = (*eqn.operands, *eqn.results)
         return any(sum(self._splits(value, rule.dim, axis) for rule in rules) > 1 for value in tensors)
@@ -148,7 +184,7 @@ class _Check:
         rule = self._section(value).get(dim)
         return rule is not None and dim in value.type.names and axis in rule.axes
 
-    def _conflict(self, eqn: Equation, axis: str, rules: Sequence[Rule]) -> Diagnostic:
+    def _conflict(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> Diagnostic:
         names = _list([rule.dim for rule in rules])
         message = f"{names} are both split over mesh axis `{axis}` and meet here: only one of them can be"
         labels = tuple(Label(rule.span, f"`{rule.dim}` is split over `{axis}` here") for rule in rules)

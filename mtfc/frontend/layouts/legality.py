@@ -10,16 +10,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span, nearest
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.types import Dim, Layout, Mesh
-from mtfc.frontend.layouts.advice import Advice
-from mtfc.frontend.layouts.efficiency import check_efficiency
-from mtfc.frontend.layouts.facts import Facts, Shapes, Tensor, by_shape
-from mtfc.frontend.layouts.renaming import renaming
-from mtfc.frontend.layouts.rules import DeclaredLayout, Rule, Section
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, DeclaredRule, Section
+from mtfc.frontend.layouts.efficiency import Advice, check_efficiency
+from mtfc.frontend.layouts.program_index import ProgramIndex, Shapes, Tensor, by_shape
 
 Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
-"""What a layout can name in the program as the compiler places it: see `Facts`."""
+"""What a layout can name in the program as the compiler places it: see `ProgramIndex`."""
 
 
 SUGGESTIONS = 20
@@ -42,7 +40,7 @@ def check_layouts(
 
     unused: names of values that the programs lack because nothing uses them. Rules may name these values.
     """
-    shared = [Facts(program) for program in programs]
+    shared = [ProgramIndex(program) for program in programs]
     found: list[Diagnostic] = []
     for declared in layouts:
         facts = [each for each in shared if declared.is_for(each.program.name)]
@@ -55,8 +53,8 @@ def check_layouts(
     return found
 
 
-def _facts(program: Program, declared: DeclaredLayout, placeable: Placeable) -> Facts:
-    return Facts(program, lambda: placeable(program, declared.mesh, declared.layout))
+def _facts(program: Program, declared: DeclaredLayout, placeable: Placeable) -> ProgramIndex:
+    return ProgramIndex(program, lambda: placeable(program, declared.mesh, declared.layout))
 
 
 def check_layout(
@@ -67,7 +65,7 @@ def check_layout(
     return [*_absent_dims([facts], declared), *_check(facts, declared, Advice())]
 
 
-def _check(facts: Facts, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
+def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
     errors = list(_errors(facts, declared))
     yield from errors
     named = all(path in facts.by_path for path in declared.values)
@@ -75,7 +73,7 @@ def _check(facts: Facts, declared: DeclaredLayout, advice: Advice) -> Iterator[D
         yield from check_efficiency(facts, declared, advice, lambda other: not any(_errors(facts, other)))
 
 
-def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
+def _errors(facts: ProgramIndex, declared: DeclaredLayout) -> Iterator[Diagnostic]:
     """E301 and E302."""
     reported: set[tuple[Span, ...]] = set()
     for section, shapes, suffix in _applications(facts, declared):
@@ -83,7 +81,7 @@ def _errors(facts: Facts, declared: DeclaredLayout) -> Iterator[Diagnostic]:
         yield from _indivisible(section, shapes, declared, reported)
 
 
-def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
+def _is_meant_for(facts: ProgramIndex, declared: DeclaredLayout) -> bool:
     """True if a layout is for this one of several models.
 
     Such a layout names models or values, splits a dimension of the model, or has no rules and so is for every model.
@@ -96,7 +94,7 @@ def _is_meant_for(facts: Facts, declared: DeclaredLayout) -> bool:
     )
 
 
-def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
+def _applications(facts: ProgramIndex, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
     """Each set of rules, with the tensors that it applies to and how to say so."""
     own = declared.values
     others = by_shape(t for t in facts.tensors if t.path not in own) if own else facts.shapes
@@ -112,14 +110,14 @@ def _applications(facts: Facts, declared: DeclaredLayout) -> Iterator[tuple[Sect
 
 
 def _not_injective(
-    facts: Facts,
+    facts: ProgramIndex,
     section: Section,
     shapes: Shapes,
     suffix: str,
     declared: DeclaredLayout,
     reported: set[tuple[Span, ...]],
 ) -> Iterator[Diagnostic]:
-    clashes: dict[tuple[str, Span, Span], tuple[Rule, Rule, list[Tensor]]] = {}
+    clashes: dict[tuple[str, Span, Span], tuple[DeclaredRule, DeclaredRule, list[Tensor]]] = {}
     for names, alike in shapes.items():
         for axis, one, other in _clashes(names, section):
             entry = clashes.setdefault((axis, one.span, other.span), (one, other, []))
@@ -134,9 +132,9 @@ def _not_injective(
             yield _clash(axis, one, other, affected, suffix, declared.name, help)
 
 
-def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, Rule, Rule]]:
+def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, DeclaredRule, DeclaredRule]]:
     """The axes that two dimensions of one tensor are split over, with both rules in the order in which they are written."""
-    users: dict[str, Rule] = {}
+    users: dict[str, DeclaredRule] = {}
     for name in names:
         rule = section.get(name)
         for axis in rule.axes if rule else ():
@@ -147,7 +145,13 @@ def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, Rule
 
 
 def _clash(
-    axis: str, one: Rule, other: Rule, affected: Sequence[Tensor], suffix: str, layout: str, help: str
+    axis: str,
+    one: DeclaredRule,
+    other: DeclaredRule,
+    affected: Sequence[Tensor],
+    suffix: str,
+    layout: str,
+    help: str,
 ) -> Diagnostic:
     tensor = next((each for each in affected if each.path), affected[0])
     message = f"layout `{layout}` splits two dimensions of {tensor.shown} over mesh axis `{axis}`{suffix}"
@@ -162,7 +166,9 @@ def _clash(
 KEEP = "keep one of the two rules, or use a mesh with another axis than `{}` for the other dimension"
 
 
-def _free_axis(one: Rule, other: Rule, section: Section, shapes: Shapes, mesh: Mesh) -> str | None:
+def _free_axis(
+    one: DeclaredRule, other: DeclaredRule, section: Section, shapes: Shapes, mesh: Mesh
+) -> str | None:
     """Return help that gives another axis for one of the dimensions, if the mesh has one that no dimension beside it uses."""
     for rule in (other, one):
         beside = {name: dim for alike in shapes.values() for name, dim in _dims(alike[0], rule.dim)}
@@ -213,7 +219,7 @@ def _indivisible(
 
 
 def _unknown_paths(
-    facts: Sequence[Facts], declared: DeclaredLayout, unused: Collection[str]
+    facts: Sequence[ProgramIndex], declared: DeclaredLayout, unused: Collection[str]
 ) -> Iterator[Diagnostic]:
     """E305: rules for values that no model has. The first ones come with names that are like theirs."""
     if not declared.values or not facts:
@@ -233,7 +239,7 @@ def _unnumbered(path: str) -> str:
     return re.sub(r"_\d+(?=\.|$)", "", path)
 
 
-def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[Diagnostic]:
+def _absent_dims(facts: Sequence[ProgramIndex], declared: DeclaredLayout) -> Iterator[Diagnostic]:
     """E306: rules for dimensions that no value of the name has, in any model."""
     for path, section in declared.values.items():
         named = [tensor for each in facts for tensor in each.of_path(path)]
@@ -242,3 +248,64 @@ def _absent_dims(facts: Sequence[Facts], declared: DeclaredLayout) -> Iterator[D
                 labels = [Label(t.place, f"`{path}` is {t.type}") for t in named if t.place]
                 message = f"`{path}` has no dimension `{rule.dim}`"
                 yield Diagnostic("E306", message, rule.span, tuple(labels))
+
+
+def renaming(
+    facts: ProgramIndex,
+    affected: Iterable[Tensor],
+    rules: Sequence[DeclaredRule],
+    section: Section,
+    may_declare: bool,
+) -> str | None:
+    """Return `; or rename ...` with the call, if a suitable operand exists, and `; or declare ...` for inputs and parameters.
+
+    The operand belongs to an equation that makes one of these tensors, and has only one of the two rules' dimensions.
+    """
+    affected = tuple(affected)
+    argument = next((each for each in affected if each.role is not None and each.path), None)
+    if argument is not None:
+        return _redeclared(facts, argument, rules[0].dim, section) if may_declare else None
+    spans = {tensor.span for tensor in affected}
+    for eqn in facts.equations:
+        if eqn.span not in spans:
+            continue
+        for rule, beside in zip(rules, reversed(rules), strict=True):
+            operand = _operand(facts, eqn, rule.dim, beside.dim)
+            if operand is not None:
+                return _text(facts, facts.paths[operand], rule.dim, section)
+    return None
+
+
+def _operand(facts: ProgramIndex, eqn: Equation, dim: str, other: str) -> Value | None:
+    """Return an operand with a name of the user's that has the one dimension, and not the other."""
+    fit = (value for value in eqn.operands if dim in value.type.names and other not in value.type.names)
+    return next((value for value in fit if value in facts.paths), None)
+
+
+def _redeclared(facts: ProgramIndex, tensor: Tensor, dim: str, section: Section) -> str:
+    """Return help for an input or a parameter, which has both dimensions by its declaration."""
+    new, declared = _new(facts, dim, section, tensor.type.names)
+    names = ", ".join(new if name == dim else name for name in tensor.type.names)
+    dtype = "" if tensor.type.dtype == "f32" else tensor.type.dtype
+    variable = (tensor.path or "").rpartition(".")[2]
+    return f"; or declare `{variable}: {dtype}[{names}]`{declared}, and `rename` the values that it meets"
+
+
+def _text(facts: ProgramIndex, name: str, dim: str, section: Section) -> str:
+    new, declared = _new(facts, dim, section)
+    variable = name.rpartition(".")[2]
+    return f"; or rename one of them: `rename({variable}, {dim} -> {new})`{declared}"
+
+
+def _new(facts: ProgramIndex, dim: str, section: Section, taken: Sequence[str] = ()) -> tuple[str, str]:
+    """Return a name for a dimension of the same size that no rule splits, and its declaration if it needs one."""
+    size = facts.program.dims[dim].size
+    like = [
+        each.name
+        for each in facts.program.dims.values()
+        if each.size == size and each.name != dim and each.name not in (*section, *taken)
+    ]
+    free = next((each for each in like if "memory" in each or dim in each), None)
+    new = free or f"{dim}_whole"
+    declared = "" if free else f", with `dim {new} = {dim}`"
+    return new, declared

@@ -16,11 +16,11 @@ from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorGraph
 from mtfc.compiler.search.placement.operators.regions import Unsplittable
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Parts, Strategy, ordered_degrees
-from mtfc.frontend.layouts.layout_options import given
-from mtfc.frontend.semantics.constants import integer
-from mtfc.frontend.semantics.scope import Reports, Scope, count
+from mtfc.frontend.semantics.names.constants import integer
+from mtfc.frontend.semantics.names.scope import Reports, Scope, count
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
+from mtfc.frontend.syntax.option_text import parse_option
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ def _placement(decl: ast.PlacementDecl, scope: Scope) -> DeclaredPlacement | Non
 
 
 def _operators(
-    nodes: Sequence[ast.Placed], devices: int, scope: Scope, is_asked: bool
+    nodes: Sequence[ast.OperatorPlacement], devices: int, scope: Scope, is_asked: bool
 ) -> tuple[PlacedOperator, ...]:
     """Those in which nothing is wrong as far as declarations say."""
     places: dict[str, Span] = {}
@@ -86,7 +86,7 @@ def _integer(node: ast.Expr, scope: Scope) -> int | None:
 
 
 def _placed(
-    node: ast.Placed, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
+    node: ast.OperatorPlacement, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
 ) -> PlacedOperator | None:
     indices = [_integer(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
@@ -153,7 +153,7 @@ def asked(text: str, devices: int, graph: OperatorGraph, file: Scope) -> dict[in
     """
     scope = file.for_text()
     prefix = f"placement asked on {devices} = "
-    decl = given(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
+    decl = parse_option(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
     known = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
     found = {}
     for each in _operators(decl.operators, devices, scope, is_asked=True):

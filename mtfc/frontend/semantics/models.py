@@ -10,10 +10,10 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Output, Program
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.frontend.semantics.body import Body, Kind
-from mtfc.frontend.semantics.calls.calls import elaborate_call
-from mtfc.frontend.semantics.scope import Scope
-from mtfc.frontend.semantics.trace import Block, Trace
+from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
+from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
+from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.bound_names import variables
 
@@ -40,29 +40,29 @@ def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
     for each in decl.inputs:
         body.input(each)
     body.run()
-    forward = body.trace.function("forward")
+    forward = body.builder.function("forward")
     dims = {name: dim for name, dim in scope.dims.items() if dim is not None}
-    dims |= body.trace.all_dims()
-    program = Program(decl.name.text, dims, tuple(body.trace.parameters), (forward,))
-    failed = len(body.trace.outputs) < body.returned or None in body.expressions.values.values()
+    dims |= body.builder.all_dims()
+    program = Program(decl.name.text, dims, tuple(body.builder.parameters), (forward,))
+    failed = len(body.builder.outputs) < body.returned or None in body.expressions.values.values()
     complete = bool(body.returned) and not failed
-    return Model(program, complete, decl, body.later, body.trace.dims, body.trace.slices)
+    return Model(program, complete, decl, body.later, body.builder.dims, body.builder.slices)
 
 
-class ModelBody(Body):
+class ModelBody(ElaboratedBody):
     """The statements of a model."""
 
     def __init__(self, decl: ast.ModelDecl, scope: Scope) -> None:
         given = [each.name for each in decl.inputs]
         unused = scope.reports.unused(decl)
-        trace = Trace(Block(variables(given, decl.body, unused.dead)))
-        kind = Kind("model", decl.name, unused=unused)
-        super().__init__(kind, decl.body, scope, trace, elaborate_call, given)
+        builder = FunctionBuilder(BlockBuilder(variables(given, decl.body, unused.dead)))
+        kind = BodyKind("model", decl.name, unused=unused)
+        super().__init__(kind, decl.body, scope, builder, elaborate_call, given)
 
     def input(self, node: ast.Input) -> None:
         type = self.scope.type(node.type)
         if self.bind(node.name, None) and type is not None:
-            value = self.trace.argument(node.name.text, type, "input", node.name.span)
+            value = self.builder.argument(node.name.text, type, "input", node.name.span)
             self.expressions.values[node.name.text] = value
 
     def return_(self, node: ast.Return) -> None:
@@ -82,4 +82,4 @@ class ModelBody(Body):
     def _output(self, name: ast.Name) -> None:
         value = self.expressions.output(name)
         if value is not None:
-            self.trace.outputs.append(Output(name.text, value))
+            self.builder.outputs.append(Output(name.text, value))

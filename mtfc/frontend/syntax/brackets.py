@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
-from mtfc.frontend.syntax import problems
+from mtfc.frontend.syntax import syntax_errors
 from mtfc.frontend.syntax.lexer import BAD, COMMENT, END, SEPARATOR, STATEMENTS, WORD, Token
 
 NESTING_LIMIT = 100
@@ -36,7 +36,7 @@ UNFINISHED = frozenset(
 
 
 @attrs.frozen
-class Stream:
+class TokenStream:
     """Tokens with matching brackets.
 
     `opener[i]` is the index of the innermost bracket that token i is inside of (a closing bracket is inside of its
@@ -76,7 +76,7 @@ def _has_between(indices: Sequence[int], begin: int, end: int) -> bool:
     return at < len(indices) and indices[at] <= end
 
 
-def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> Stream:
+def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> TokenStream:
     """Drop comments and what cannot be read, match the brackets, and report both kinds of mistakes."""
     kept = list(_with_strings([token for token in tokens if token.kind != COMMENT]))
     matcher = _Matcher(kept)
@@ -168,7 +168,7 @@ class _Emitter:
         self.matcher = matcher
         self.file = file
         self.diagnostics = diagnostics
-        self.stream = Stream()
+        self.stream = TokenStream()
         self.open: list[tuple[int, int]] = []  # indices: in the stream, in the matcher
 
     def take(self, index: int, token: Token) -> None:
@@ -176,11 +176,11 @@ class _Emitter:
             self._close(token)
         if token.kind == BAD:
             if not self._is_doubled(index, token):
-                self._drop(problems.bad_character(token, self.file))
+                self._drop(syntax_errors.bad_character(token, self.file))
             if len(token.text) > 1 and token.text[0] in QUOTES:
                 self._put(token)  # no statement takes quotes
         elif index in self.matcher.stray:
-            self._drop(problems.stray(token, self.file))
+            self._drop(syntax_errors.stray(token, self.file))
         elif token.kind == SEPARATOR:
             if not self._in_parentheses() and self._last().kind != SEPARATOR:
                 self._put(token)
@@ -239,7 +239,7 @@ class _Emitter:
         opener = self.stream.tokens[self.open[-1][0]]
         text = CLOSING_TEXT[opener.text]
         if len(self.open) <= NESTING_LIMIT:
-            self.diagnostics.extend((problems.unclosed(opener, text, token, self.file),))
+            self.diagnostics.extend((syntax_errors.unclosed(opener, text, token, self.file),))
         insort(self.stream.repaired, self.open[-1][0])
         insort(self.stream.unclosed, self.open[-1][0])
         last = self._last()

@@ -8,13 +8,14 @@ declare the same kind of thing are aligned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+import attrs
+
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.frontend.syntax.brackets import CLOSING_TEXT
-from mtfc.frontend.syntax.groups import BLOCK, LIST, NAMES, SIGN, Entry, Group, read
-from mtfc.frontend.syntax.lexer import Token, lex
+from mtfc.frontend.syntax.brackets import CLOSERS, CLOSING_TEXT
+from mtfc.frontend.syntax.lexer import COMMENT, END, SEPARATOR, WORD, Token, lex
 from mtfc.frontend.syntax.parser import parse
 
 WIDTH = 100
@@ -23,7 +24,40 @@ INDENT = 2
 # What is aligned, and where in it the second column begins; the last begins at the `=`.
 ALIGNED = {"dim": 2, "mesh": 2, "layout": 2, "param": 3}
 
-Parts = Sequence[Token | Group]
+NAMES = ("NAME", "PATH", WORD)
+OPERAND_ENDS = (*NAMES, "NUMBER", "TRUE", "FALSE")
+SIGN = "SIGN"  # a minus with one operand
+
+BLOCK = (SEPARATOR,)
+LIST = ("COMMA",)
+RULES = (SEPARATOR, "COMMA")
+
+
+@attrs.frozen
+class BracketEntry:
+    """What stands between separators, with the comment behind it; or, without parts, a comment on its own line."""
+
+    parts: tuple[Token | Bracket, ...]
+    comment: str
+    after_blank_line: bool
+
+
+@attrs.frozen
+class Bracket:
+    """A bracket and its entries.
+
+    `separators` are the kinds of tokens that divide it. `comment` is behind the opening bracket. `is_broken` says that
+    it goes over lines even where one would do: for a comment in it, or because it is a brace and does in the source.
+    """
+
+    opener: str
+    separators: tuple[str, ...]
+    comment: str
+    entries: tuple[BracketEntry, ...]
+    is_broken: bool
+
+
+Parts = Sequence[Token | Bracket]
 
 
 def format_source(text: str, file: str = "<input>") -> str:
@@ -45,14 +79,14 @@ def _flat(parts: Parts) -> str:
     return text
 
 
-def _flat_group(group: Group) -> str:
+def _flat_group(group: Bracket) -> str:
     joint = "; " if group.separators == BLOCK else ", "
     inner = joint.join(_flat(entry.parts) for entry in group.entries)
     pad = " " if group.opener == "{" and inner else ""
     return f"{group.opener}{pad}{inner}{pad}{CLOSING_TEXT[group.opener]}"
 
 
-def _space(left: Token | Group, right: Token | Group) -> str:
+def _space(left: Token | Bracket, right: Token | Bracket) -> str:
     """What stands between two parts: nothing after a sign, before `:` and `,`, and before brackets of a call or of indices."""
     if isinstance(right, Token):
         is_tight = right.text in (":", ",")
@@ -66,7 +100,7 @@ def _space(left: Token | Group, right: Token | Group) -> str:
 # Over lines
 
 
-def _entries(group: Group, indent: int) -> Iterator[str]:
+def _entries(group: Bracket, indent: int) -> Iterator[str]:
     """The entries of a bracket, their comments and blank lines; a text may go over lines."""
     aligned = _aligned(group.entries, indent) if group.separators == BLOCK else {}
     last = max((index for index, entry in enumerate(group.entries) if entry.parts), default=-1)
@@ -92,7 +126,7 @@ def _text(parts: Parts, indent: int, tail: int) -> str:
     return text
 
 
-def _group(group: Group, indent: int, room: int) -> str:
+def _group(group: Bracket, indent: int, room: int) -> str:
     if (not group.is_broken and len(_flat_group(group)) <= room) or not (group.entries or group.comment):
         return _flat_group(group)
     first = f"{group.opener}  {group.comment}" if group.comment else group.opener
@@ -108,20 +142,20 @@ def _reach(parts: Parts, tail: int) -> int:
     for left, right in pairwise(parts):
         width += len(_space(left, right))
         stays = stays or _is_result(left, right)
-        if isinstance(right, Group) and (not stays or right.opener == "{"):
+        if isinstance(right, Bracket) and (not stays or right.opener == "{"):
             return width + 1
         width += len(_flat((right,)))
     return width + tail
 
 
-def _is_result(left: Token | Group, right: Token | Group) -> bool:
+def _is_result(left: Token | Bracket, right: Token | Bracket) -> bool:
     """Whether `right` begins the type of a result, or the operands of an optimizer, after its hyper-parameters."""
     if isinstance(left, Token):
         return left.text == "->"
-    return left.opener == "(" and isinstance(right, Group)
+    return left.opener == "(" and isinstance(right, Bracket)
 
 
-def _aligned(entries: Sequence[Entry], indent: int) -> dict[int, str]:
+def _aligned(entries: Sequence[BracketEntry], indent: int) -> dict[int, str]:
     """The entries that stand in columns, by index."""
     found: dict[int, str] = {}
     for run in _runs(entries, indent):
@@ -133,7 +167,7 @@ def _aligned(entries: Sequence[Entry], indent: int) -> dict[int, str]:
     return found
 
 
-def _runs(entries: Sequence[Entry], indent: int) -> list[list[int]]:
+def _runs(entries: Sequence[BracketEntry], indent: int) -> list[list[int]]:
     """Indices of entries on consecutive lines that declare the same kind of thing."""
     runs: list[list[int]] = []
     before = None
@@ -149,10 +183,10 @@ def _runs(entries: Sequence[Entry], indent: int) -> list[list[int]]:
 
 def _keyword(parts: Parts, indent: int) -> str | None:
     """What the entry declares, if that is something to align and on one line."""
-    if len(parts) < 2 or any(isinstance(part, Group) and part.is_broken for part in parts):
+    if len(parts) < 2 or any(isinstance(part, Bracket) and part.is_broken for part in parts):
         return None
     first, second = parts[:2]
-    if isinstance(first, Group) or isinstance(second, Group) or second.kind not in NAMES:
+    if isinstance(first, Bracket) or isinstance(second, Bracket) or second.kind not in NAMES:
         return None
     return first.text if first.text in ALIGNED and len(_flat(parts)) <= WIDTH - indent else None
 
@@ -167,3 +201,112 @@ def _cells(parts: Parts) -> tuple[str, ...]:
 
 def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
     return " ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True) if width).rstrip()
+
+
+# Tokens by bracket
+
+
+def read(tokens: Iterable[Token]) -> Bracket:
+    """The whole file as a group without brackets; the brackets in it must match."""
+    return _BracketReader(tokens).group("", BLOCK)
+
+
+class _BracketReader:
+    """`line` is where the token before stands."""
+
+    def __init__(self, tokens: Iterable[Token]) -> None:
+        self.tokens = iter(tokens)
+        self.line = 1
+
+    def group(self, opener: str, separators: tuple[str, ...]) -> Bracket:
+        entries = _EntryReader(opener)
+        has_newline = False
+        for token in self.tokens:
+            if token.kind in separators:
+                entries.end()
+            if token.text == "\n":
+                has_newline = True
+                continue
+            newlines, self.line = token.line - self.line, token.line
+            if token.kind == END or token.kind in CLOSERS.values():
+                break
+            if token.kind == COMMENT:
+                entries.comment(token.text.rstrip(), newlines)
+            elif token.kind in CLOSERS:
+                entries.add(self.group(token.text, _separators(token, entries.parts)), newlines)
+            elif token.kind not in (SEPARATOR, *separators):
+                entries.add(_signed(token, entries.parts), newlines)
+        entries.end()
+        is_broken = (opener == "{" and has_newline) or entries.hold_comments()
+        return Bracket(opener, separators, entries.opening, tuple(entries.done), is_broken)
+
+
+class _EntryReader:
+    """The entries of one bracket while they are read: `parts` and `comments` are those of the last."""
+
+    def __init__(self, opener: str) -> None:
+        self.opener = opener
+        self.opening = ""
+        self.done: list[BracketEntry] = []
+        self.parts: list[Token | Bracket] = []
+        self.comments: list[tuple[str, int]] = []
+        self.after_blank_line = False
+
+    def add(self, part: Token | Bracket, newlines: int) -> None:
+        """A part of the entry; comments in the middle of an entry move before it."""
+        if not self.parts:
+            self.after_blank_line = newlines > 1
+        for text, _ in self.comments:
+            self._line_of(text, self.after_blank_line)
+            self.after_blank_line = False
+        self.comments.clear()
+        self.parts.append(part)
+
+    def comment(self, text: str, newlines: int) -> None:
+        last = self.done[-1] if self.done else None
+        if self.parts:
+            self.comments.append((text, newlines))
+        elif newlines:
+            self._line_of(text, newlines > 1)
+        elif last and last.parts and not last.comment:
+            self.done[-1] = attrs.evolve(last, comment=text)
+        elif self.opener and not last and not self.opening:
+            self.opening = text
+        else:
+            self._line_of(text, False)
+
+    def end(self) -> None:
+        if not self.parts:
+            return
+        beside = self.comments.pop(0)[0] if self.comments and not self.comments[0][1] else ""
+        self.done.append(BracketEntry(tuple(self.parts), beside, self.after_blank_line))
+        for text, newlines in self.comments:
+            self._line_of(text, newlines > 1)
+        self.parts.clear()
+        self.comments.clear()
+
+    def hold_comments(self) -> bool:
+        groups = (part for entry in self.done for part in entry.parts if isinstance(part, Bracket))
+        return (
+            bool(self.opening)
+            or any(entry.comment for entry in self.done)
+            or any(g.is_broken for g in groups)
+        )
+
+    def _line_of(self, text: str, after_blank_line: bool) -> None:
+        self.done.append(BracketEntry((), text, after_blank_line))
+
+
+def _separators(opener: Token, before: Sequence[Token | Bracket]) -> tuple[str, ...]:
+    if opener.text != "{":
+        return LIST
+    last = before[-1] if before else None
+    return RULES if isinstance(last, Token) and last.text in ("=", ":") else BLOCK
+
+
+def _signed(token: Token, before: Sequence[Token | Bracket]) -> Token:
+    """The token; a minus that no operand precedes is a SIGN."""
+    last = before[-1] if before else None
+    if token.kind != "MINUS" or isinstance(last, Bracket) or (last is not None and last.kind in OPERAND_ENDS):
+        return token
+    return token._replace(kind=SIGN)

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.frontend.syntax import tables
 
 BAD = "BAD"
@@ -69,3 +69,15 @@ def lex(text: str, line: int = 1) -> list[Token]:
         tokens.append(Token(kind, word, line, match.start() - start + 1))
     tokens.append(Token(END, "", line, len(text) - start + 1))
     return tokens
+
+
+def decode(data: bytes, file: str) -> str:
+    """The text of a file, without a byte order mark; raises CompileError (E013) when it is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        good = data[: error.start].decode("utf-8-sig", errors="ignore")
+        lines = re.split(r"\r\n|\r|\n", good)
+        span = Span(file, len(lines), len(lines[-1]) + 1, len(lines), len(lines[-1]) + 2)
+        message = f"this file is not UTF-8 text: it has the byte 0x{data[error.start]:02x} here"
+        raise CompileError((Diagnostic("E013", message, span),)) from None

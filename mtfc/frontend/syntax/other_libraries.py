@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 DENSE = "write `nn.dense[d_out = classes](x)`, with `import nn` and `dim classes = 10`"
 EMBEDDING = "write `nn.embedding[vocab = vocab, d_model = d_model](ids)`, with `import nn`"
@@ -114,3 +114,43 @@ def hyperparameter(name: str, known: Collection[str]) -> str | None:
 def optimizer(name: str, known: Collection[str]) -> str | None:
     """Return the optimizer that has this name in lower-case letters."""
     return next((each for each in known if each == name.lower()), None)
+
+
+VALUES: Mapping[str, str] = {
+    "True": "write `true`",
+    "False": "write `false`",
+    "None": "there is no such value: leave the argument out",
+    "null": "there is no such value: leave the argument out",
+    "pi": "write `3.141592653589793`",
+    "inf": "write a large number, such as `1e30`",
+    "nan": "there is no such number",
+}
+
+INTEGERS = "integers are `i32` and `u32`"
+DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("i64", "int64", "long", "i8", "int8", "i16", "int16", "short"), INTEGERS),
+    **dict.fromkeys(("u64", "uint64", "u8", "uint8", "byte", "u16", "uint16"), INTEGERS),
+    **dict.fromkeys(("int", "int32"), f"write `i32`; {INTEGERS}"),
+    **dict.fromkeys(("uint", "uint32"), f"write `u32`; {INTEGERS}"),
+    **dict.fromkeys(("float", "float32", "single", "fp32"), "write `f32`"),
+    **dict.fromkeys(("float64", "double", "fp64"), "write `f64`"),
+    **dict.fromkeys(("float16", "half", "fp16"), "write `f16`"),
+    **dict.fromkeys(("bfloat16", "brain"), "write `bf16`"),
+    **dict.fromkeys(("bool_", "boolean"), "write `bool`"),
+}
+
+MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
+"""Modules that Python programs import; a file may use them out of habit without an import."""
+
+
+def attribute(name: str, dims: Sequence[str]) -> str | None:
+    """Return help for `x.T` and `x.shape`, where `x` is a value with these dimensions."""
+    if name in ("T", "mT", "H"):
+        order = ", ".join(reversed(dims)) or "dims"
+        return f"dimensions are matched by name, in any order; `transpose(x -> [{order}])` changes it"
+    if name in ("shape", "size", "ndim"):
+        sizes = ", ".join(f"`{dim}`" for dim in dims)
+        return f"the size of a dimension is its name: {sizes}" if sizes else "it is a scalar"
+    if name == "dtype":
+        return "the dtype stands in the type; `cast(x, f32)` changes it"
+    return None

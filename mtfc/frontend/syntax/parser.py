@@ -13,13 +13,12 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
-from mtfc.frontend.syntax import ast, problems, tables
-from mtfc.frontend.syntax.brackets import NESTING_LIMIT, TOO_DEEP, Stream, arrange
-from mtfc.frontend.syntax.habits import unlike_here
-from mtfc.frontend.syntax.indexing import FARTHEST
+from mtfc.frontend.syntax import ast, syntax_errors, tables
+from mtfc.frontend.syntax.brackets import NESTING_LIMIT, TOO_DEEP, TokenStream, arrange
 from mtfc.frontend.syntax.lexer import END, SEPARATOR, WORD, Token, lex
-from mtfc.frontend.syntax.tables import Rule
-from mtfc.frontend.syntax.tree_builder import TUPLES, Builder
+from mtfc.frontend.syntax.python_syntax import FARTHEST, unlike_here
+from mtfc.frontend.syntax.tables import GrammarRule
+from mtfc.frontend.syntax.tree_builder import TUPLES, TreeBuilder
 
 PLAIN = frozenset(("assign", "return", "yield"))
 """Rules of statements that are dropped if one of their brackets is never closed."""
@@ -37,7 +36,7 @@ def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.
     """
     tokens = lex(text, line)
     stream = arrange(tokens, file, diagnostics)
-    declarations = _Parser(stream, Builder(file), diagnostics).run()
+    declarations = _Parser(stream, TreeBuilder(file), diagnostics).run()
     end = tokens[-1]
     return ast.File(Span(file, line, 1, end.line, end.column), declarations)
 
@@ -45,7 +44,7 @@ def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.
 class _Parser:
     """The stacks: after symbol i comes state i + 1; the symbol began at token `begins[i]` and is `values[i]`."""
 
-    def __init__(self, stream: Stream, builder: Builder, diagnostics: Diagnostics) -> None:
+    def __init__(self, stream: TokenStream, builder: TreeBuilder, diagnostics: Diagnostics) -> None:
         table = tables.load()
         self.moves = table.moves
         self.gotos = table.gotos
@@ -81,7 +80,7 @@ class _Parser:
         self.begins.append(begin)
         self.values.append(value)
 
-    def _reduce(self, rule: Rule) -> None:
+    def _reduce(self, rule: GrammarRule) -> None:
         size = rule.size
         begin = self.begins[-size] if size else self.index
         try:
@@ -95,7 +94,7 @@ class _Parser:
             del self.states[-size:], self.begins[-size:], self.values[-size:]
         self._push(self.gotos[self.states[-1]][rule.origin], begin, value)
 
-    def _make(self, rule: Rule, begin: int, values: list[Any]) -> Any:
+    def _make(self, rule: GrammarRule, begin: int, values: list[Any]) -> Any:
         children = _children(rule, values)
         if rule.make is None:
             return children[0]
@@ -117,11 +116,11 @@ class _Parser:
         if token.kind == WORD:
             self.tokens[self.index] = token._replace(kind=self._kind_of_word(token))
         elif token.kind == TOO_DEEP:
-            self._recover((problems.too_deep(token.span(self.file), NESTING_LIMIT),))
+            self._recover((syntax_errors.too_deep(token.span(self.file), NESTING_LIMIT),))
         else:
             expected = [kind for kind in self.moves[self.states[-1]] if self._accepts(kind)]
             previous = self.tokens[max(self.index - 1, 0)]
-            self._recover((problems.unexpected(previous, token, expected, self.file),), stuck=self.index)
+            self._recover((syntax_errors.unexpected(previous, token, expected, self.file),), stuck=self.index)
 
     def _kind_of_word(self, token: Token) -> str:
         """A keyword where the grammar has it, but for `state = ...` and such, where the grammar has both."""
@@ -218,7 +217,7 @@ class _Parser:
             block = self.stream.block(block)
 
 
-def _children(rule: Rule, values: list[Any]) -> list[Any]:
+def _children(rule: GrammarRule, values: list[Any]) -> list[Any]:
     """The values that the rule keeps; a list that grows at its end grows in place."""
     children: list[Any] = []
     for child in rule.children:

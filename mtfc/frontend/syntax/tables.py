@@ -29,7 +29,7 @@ TABLES = Path(__file__).with_suffix(".json")
 
 
 @attrs.frozen
-class Rule:
+class GrammarRule:
     """How to reduce `size` symbols to one `origin`.
 
     `children` says which of the symbols' values the result is made of: index i takes one value, ~i the values of a
@@ -49,7 +49,7 @@ class Tables:
 
     terminals: dict[str, str]
     keywords: dict[str, str]
-    rules: tuple[Rule, ...]
+    rules: tuple[GrammarRule, ...]
     moves: tuple[dict[str, int], ...]
     gotos: tuple[dict[str, int], ...]
 
@@ -83,7 +83,9 @@ def _terminals(lark: Lark) -> tuple[dict[str, str], dict[str, str]]:
     return keywords, {t.name: t.pattern.to_regexp() for t in others}
 
 
-def _states(lark: Lark) -> tuple[tuple[Rule, ...], tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
+def _states(
+    lark: Lark,
+) -> tuple[tuple[GrammarRule, ...], tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
     """Rules and states, numbered in the order in which they are met from the start: the same in every run."""
     table: Any = lark.parser.parser._parse_table
     end = table.end_states["file"]
@@ -107,7 +109,7 @@ def _states(lark: Lark) -> tuple[tuple[Rule, ...], tuple[dict[str, int], ...], t
     return tuple(map(_rule, rules)), tuple(moves), tuple(gotos)
 
 
-def _rule(rule: LarkRule) -> Rule:
+def _rule(rule: LarkRule) -> GrammarRule:
     children = tuple(_children(rule))
     name = rule.origin.name
     if name.startswith("_"):
@@ -116,7 +118,7 @@ def _rule(rule: LarkRule) -> Rule:
         make = None
     else:
         make = rule.alias or rule.options.template_source or name
-    return Rule(str(name), len(rule.expansion), children, make and str(make))
+    return GrammarRule(str(name), len(rule.expansion), children, make and str(make))
 
 
 def _children(rule: LarkRule) -> Iterator[int | None]:
@@ -148,7 +150,9 @@ def _lines(value: object) -> str:
 
 
 def _decode(data: dict[str, Any]) -> Tables:
-    rules = tuple(Rule(origin, size, tuple(children), make) for origin, size, children, make in data["rules"])
+    rules = tuple(
+        GrammarRule(origin, size, tuple(children), make) for origin, size, children, make in data["rules"]
+    )
     return Tables(data["terminals"], data["keywords"], rules, tuple(data["moves"]), tuple(data["gotos"]))
 
 

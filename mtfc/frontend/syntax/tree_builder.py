@@ -15,11 +15,11 @@ from typing import Any, TypeGuard, TypeVar
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
-from mtfc.frontend.syntax import ast, operators, problems
+from mtfc.frontend.syntax import ast, precedence, syntax_errors
+from mtfc.frontend.syntax.ast import children
 from mtfc.frontend.syntax.bound_names import bound
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT
 from mtfc.frontend.syntax.lexer import Token
-from mtfc.frontend.syntax.traverse import children
 
 INTEGER = re.compile(r"[0-9]+")
 DECIMAL = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+")
@@ -37,8 +37,7 @@ TUPLES = frozenset(
 )
 
 
-@attrs.frozen
-class Entry(ast.Node):
+class KeyedEntry(ast.Node):
     """A `minimize loss`, `report a, b` or `key = value` of a train block, or a `key: { rules }` of a layout."""
 
     key: Token | ast.Name
@@ -46,7 +45,7 @@ class Entry(ast.Node):
 
 
 @attrs.frozen
-class Builder:
+class TreeBuilder:
     file: str
 
     def maker(self, rule: str) -> Callable[..., Any]:
@@ -76,7 +75,7 @@ class Builder:
         if INTEGER.fullmatch(text):
             return ast.Int(span, _integer(text, span))
         if not DECIMAL.fullmatch(text):
-            shown = problems.describe(token)
+            shown = syntax_errors.describe(token)
             raise _error("E005", f"{shown} is not a number", span, help="numbers look like 64, 0.5 and 1e-3")
         if math.isinf(value := float(text)):
             raise _error("E006", "this number is larger than any float", span)
@@ -84,11 +83,11 @@ class Builder:
 
     def chain(self, span: Span, *items: Token | ast.Expr) -> ast.Expr:
         if len(items) > 2 * NESTING_LIMIT:
-            raise CompileError((problems.too_deep(span, NESTING_LIMIT),))
-        return _shallow(operators.tree(items, self.file))
+            raise CompileError((syntax_errors.too_deep(span, NESTING_LIMIT),))
+        return _shallow(precedence.tree(items, self.file))
 
     def parentheses(self, span: Span, inner: ast.Expr) -> ast.Expr:
-        return attrs.evolve(inner, span=span)
+        return inner.evolve(span=span)
 
     def call(
         self,
@@ -115,15 +114,15 @@ class Builder:
         inside = (name.text for statement in body or () for name in bound(statement))
         return ast.Broken(span, names.union(_names(body or ())), frozenset((*_targets(tokens), *inside)))
 
-    def entry(self, span: Span, key: Token | ast.Name, value: object) -> Entry:
-        return Entry(span, key, value)
+    def entry(self, span: Span, key: Token | ast.Name, value: object) -> KeyedEntry:
+        return KeyedEntry(span, key, value)
 
     def repeat(
         self,
         span: Span,
         dim: ast.Name,
         checkpoint: Token | None,
-        slices: tuple[ast.Slice, ...] | None,
+        slices: tuple[ast.LoopSlice, ...] | None,
         body: tuple[ast.Statement, ...],
     ) -> ast.Repeat:
         return ast.Repeat(span, dim, checkpoint is not None, slices or (), body)
@@ -158,28 +157,28 @@ class Builder:
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
         stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
-        rules = tuple(entry for entry in entries if isinstance(entry, ast.LayoutRule))
+        rules = tuple(entry for entry in entries if isinstance(entry, ast.SplitRule))
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
         allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
         sections = stored.get("params"), stored.get("optimizer")
         return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, allows)
 
-    def placed(
+    def operator_placement(
         self,
         span: Span,
         path: ast.Name | ast.Path,
         indices: tuple[ast.Expr, ...] | None,
         degrees: tuple[ast.Degree, ...],
         devices: tuple[ast.Expr, ...] | None,
-    ) -> ast.Placed:
-        return ast.Placed(span, path, indices or (), degrees, devices or ())
+    ) -> ast.OperatorPlacement:
+        return ast.OperatorPlacement(span, path, indices or (), degrees, devices or ())
 
     def placement_decl(
         self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]
     ) -> ast.PlacementDecl | ast.Broken:
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
-        operators = tuple(entry for entry in entries if isinstance(entry, ast.Placed))
+        operators = tuple(entry for entry in entries if isinstance(entry, ast.OperatorPlacement))
         return ast.PlacementDecl(span, name, devices, operators)
 
     def hardware_decl(
@@ -187,8 +186,8 @@ class Builder:
     ) -> ast.HardwareDecl | ast.Broken:
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
-        figures = tuple(entry for entry in entries if isinstance(entry, ast.Figure))
-        links = tuple(entry for entry in entries if isinstance(entry, ast.Link))
+        figures = tuple(entry for entry in entries if isinstance(entry, ast.HardwareFigure))
+        links = tuple(entry for entry in entries if isinstance(entry, ast.LinkDecl))
         return ast.HardwareDecl(span, name, figures, links)
 
     def train_decl(
@@ -243,27 +242,27 @@ def _integer(digits: str, span: Span) -> int:
     return int(digits)
 
 
-def _is_precision(entry: Entry) -> bool:
+def _is_precision(entry: KeyedEntry) -> bool:
     return isinstance(entry.value, ast.Precision)
 
 
-def _unfit(entry: Entry) -> Diagnostic:
+def _unfit(entry: KeyedEntry) -> Diagnostic:
     found, expected = "`{`", "an expression"
     if not _is_precision(entry):
         found, expected = "an expression", "`{ params: f32, compute: bf16 }`"
     return Diagnostic("E001", f"expected {expected}, found {found}", entry.value.span)
 
 
-def _is_report(entry: ast.Node) -> TypeGuard[Entry]:
-    return isinstance(entry, Entry) and entry.key.text == "report"
+def _is_report(entry: ast.Node) -> TypeGuard[KeyedEntry]:
+    return isinstance(entry, KeyedEntry) and entry.key.text == "report"
 
 
-def _is_named(entry: Entry) -> bool:
+def _is_named(entry: KeyedEntry) -> bool:
     """True if the entry has the value that its keyword takes: a name to minimize, or names to report."""
     return isinstance(entry.value, tuple if _is_report(entry) else ast.Name)
 
 
-def _unnamed(entry: Entry) -> Diagnostic:
+def _unnamed(entry: KeyedEntry) -> Diagnostic:
     what = "names" if _is_report(entry) else "a name"
     help = "write `report accuracy, grad_norm`" if _is_report(entry) else "write `minimize loss`"
     return Diagnostic("E001", f"expected {what} after `{entry.key.text}`, found `=`", entry.span, help=help)
@@ -274,12 +273,12 @@ FROZEN = 'write `frozen "head.*"`, with a pattern for the names of parameters'
 
 def _by_key(
     entries: Iterable[ast.Node], known: Collection[str], where: str, more: Collection[str] = ()
-) -> dict[str, Entry]:
+) -> dict[str, KeyedEntry]:
     """The entries that have keys; raises CompileError when one is unknown or given twice.
 
     `more` are entries without keys, which the help lists too.
     """
-    keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, Entry)]
+    keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, KeyedEntry)]
     errors = list(_repeated(keyed))
     for key, entry in keyed:
         if key not in known:
@@ -322,7 +321,7 @@ def _shallow(node: N) -> N:
         level = [child for parent in level for child in children(parent)]
         levels += 1
     if level:
-        raise CompileError((problems.too_deep(span, NESTING_LIMIT),))
+        raise CompileError((syntax_errors.too_deep(span, NESTING_LIMIT),))
     return node
 
 

@@ -31,6 +31,7 @@ import attrs
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import geometry
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
@@ -54,7 +55,7 @@ def pixels_of(equations: Iterable[Equation], mesh: Mesh) -> set[Dim]:
     equations = list(equations)
     found, blocks = set[Dim](), set[Dim]()
     for eqn in equations:
-        if eqn.op in ("window", "fold"):
+        if has_trait(eqn, "window", "fold"):
             source, made = eqn.operands[0].type.dims, eqn.result.type.dims
             turned = set(source) ^ set(made)
             blocks |= {before for before, dim in (*pairwise(source), *pairwise(made)) if dim in turned}
@@ -73,7 +74,7 @@ def wholes_of(equations: Iterable[Equation], mesh: Mesh) -> dict[Dim, Dim]:
 def _parts(equations: Iterable[Equation], mesh: Mesh) -> Iterator[tuple[Dim, Dim, Dim]]:
     """Split dimensions that are taken apart, or put together: blocks, of which a processor has one, its size, and the whole."""
     for eqn in equations:
-        types = (eqn.operands[0].type, eqn.result.type) if eqn.op == "reshape" else ()
+        types = (eqn.operands[0].type, eqn.result.type) if has_trait(eqn, "reshape") else ()
         for whole, parts in permutations(types, 2):
             sizes = dict(zip(parts.dims, parts.local_shape(mesh), strict=True))
             for group in reshape_groups(whole.dims, parts.dims):
@@ -126,7 +127,7 @@ class Windows:
 def filled(eqn: Equation, mesh: Mesh, device: Device, windows: Windows | None = None) -> float:
     """How many times the FLOPs of an equation are what the device computes for it. windows: those that it reads or makes."""
     least = min(map(sum, ways(eqn, mesh, device)))
-    if windows is None or device.matrix is None or not is_product(eqn):
+    if windows is None or device.matrix is None or not is_dot(eqn):
         return least
     return max(least, _convolved(eqn, mesh, device.matrix, device.loading, windows))
 
@@ -153,7 +154,7 @@ def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]
     """Of a product, where its first factor is held, and where the other is: the rows that go through the unit, and the loading of
     it, as multiples of the FLOPs. Of others the FLOPs alone.
     """
-    if device.matrix is None or not is_product(eqn):
+    if device.matrix is None or not is_dot(eqn):
         return [(1.0, 0.0)]
     one, other, summed = (size_of(dims, eqn, mesh) for dims in _roles(eqn))
     computed = one * other * summed
@@ -168,9 +169,9 @@ def _taken(columns: int, rows: int, summed: int, side: int) -> tuple[int, int]:
     return through, loaded
 
 
-def is_product(eqn: Equation) -> bool:
+def is_dot(eqn: Equation) -> bool:
     """Whether matrix units compute it: two factors, of which one has dimensions of its own, and sums."""
-    if eqn.op != "einsum" or len(eqn.operands) != 2:
+    if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
         return False
     one, other, summed = _roles(eqn)
     return bool((one or other) and summed)
@@ -178,7 +179,7 @@ def is_product(eqn: Equation) -> bool:
 
 def is_sum(eqn: Equation) -> bool:
     """Whether it multiplies element by element and adds up."""
-    return eqn.op == "einsum" and len(eqn.operands) == 2 and not is_product(eqn) and bool(_roles(eqn)[2])
+    return has_trait(eqn, "dot") and len(eqn.operands) == 2 and not is_dot(eqn) and bool(_roles(eqn)[2])
 
 
 def _roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:

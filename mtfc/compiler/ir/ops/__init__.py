@@ -1,13 +1,15 @@
-"""The registry of ops: a table from name to record, one file per family."""
+"""The registry of ops: a table from name to record, one file per family; and `has_trait`, the question that replaces tests of names."""
 
 from __future__ import annotations
 
-from mtfc.compiler.ir.opdef import OpDef
+from typing import Protocol
+
+from mtfc.compiler.ir.opdef import OpDef, Trait
 from mtfc.compiler.ir.ops import (
     collectives,
-    componentwise,
     contraction,
     creation,
+    elementwise,
     indexing,
     positions,
     random,
@@ -17,7 +19,7 @@ from mtfc.compiler.ir.ops import (
 )
 
 FAMILIES = (
-    componentwise,
+    elementwise,
     reductions,
     contraction,
     structure,
@@ -30,3 +32,16 @@ FAMILIES = (
 )
 
 OPS: dict[str, OpDef] = {op.name: op for family in FAMILIES for op in family.OPS}
+
+
+class Operation(Protocol):
+    """An equation, or a step of a plan that becomes one."""
+
+    @property
+    def op(self) -> str: ...
+
+
+def has_trait(operation: Operation, *traits: Trait) -> bool:
+    """Return True if the op has one of the traits; a loop has none."""
+    opdef = OPS.get(operation.op)
+    return opdef is not None and not opdef.traits.isdisjoint(traits)

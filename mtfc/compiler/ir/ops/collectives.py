@@ -6,7 +6,7 @@ collective is one way to get there (paper, section 6). `axes` are the mesh axes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from mtfc.compiler.ir.opdef import (
     Shard,
     Storage,
     Text,
+    Trait,
     linear_in_all,
     no_flops,
     no_gradient,
@@ -33,6 +34,11 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
 KIND_OF: Mapping[str, str] = {**{kind: kind for kind in KINDS}, "shift_shards": "permute"}
 """Op that communicates -> its kind."""
+
+
+def kind_of(eqn: Equation) -> str:
+    """Return the kind of a collective that sends data."""
+    return KIND_OF[eqn.op]
 
 
 def axes_of(eqn: Equation) -> Axes:
@@ -241,6 +247,7 @@ def collective(
     jax: Text,
     doc: str,
     storage: Storage = "kernel",
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     """The backends define the functions that the texts call without a module."""
     return OpDef(
@@ -253,16 +260,23 @@ def collective(
         gradient=no_gradient,
         flops=no_flops,
         storage=storage,
+        traits=frozenset({"placement", *traits, *(("sends",) if name in KIND_OF else ())}),
         evaluate=_evaluate,
         numpy=numpy,
         jax=jax,
+        jax_differentiated=None,
         doc=doc,
     )
 
 
 OPS = (
     collective(
-        "reshard", _place_reshard, "{0}", "{0}", "The same tensor placed otherwise; lowered to collectives."
+        "reshard",
+        _place_reshard,
+        "{0}",
+        "{0}",
+        "The same tensor placed otherwise; lowered to collectives.",
+        traits=("reshard",),
     ),
     collective(
         "all_reduce",
@@ -270,6 +284,7 @@ OPS = (
         _all_reduce_text,
         lambda code: f"lax.{_all_reduce_text(code)}",
         "Completes a pending reduction everywhere.",
+        traits=("all_reduce",),
     ),
     collective(
         "all_gather",
@@ -277,6 +292,7 @@ OPS = (
         _all_gather_text,
         _jax_all_gather,
         "Joins the shards of a dimension.",
+        traits=("all_gather",),
     ),
     collective(
         "reduce_scatter",

@@ -1,8 +1,8 @@
-"""Ops that make tensors from nothing but their attributes."""
+"""Ops that make tensors from their attributes alone; `one_hot` takes indices besides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mtfc.compiler.ir.opdef import (
@@ -12,13 +12,14 @@ from mtfc.compiler.ir.opdef import (
     OpError,
     Shard,
     Storage,
+    Trait,
     flops_per_result,
     no_flops,
     no_gradient,
     not_linear,
     rule_by_name,
 )
-from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
@@ -31,6 +32,7 @@ def creation(
     doc: str,
     flops: Callable[..., Any] = no_flops,
     storage: Storage = "made",
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -42,15 +44,17 @@ def creation(
         gradient=no_gradient,
         flops=flops,
         storage=storage,
+        traits=frozenset(traits),
         evaluate=evaluate,
         numpy=text("np"),
         jax=text("jnp"),
+        jax_differentiated=None,
         doc=doc,
     )
 
 
 def literal(value: object) -> str:
-    """A number or truth value as Python text, in parentheses where a sign would bind wrongly."""
+    """Return a number or truth value as Python text, in parentheses if it has a sign."""
     text = {float("inf"): 'float("inf")', float("-inf"): 'float("-inf")'}.get(value, repr(value))  # type: ignore[call-overload]
     if value != value:
         text = 'float("nan")'
@@ -80,7 +84,7 @@ def _range(shard: Shard) -> Any:
 
 
 def _indices(code: Code, module: str, dim: str) -> str:
-    """The global indices that this processor holds of the result's last dimension, along that array axis."""
+    """Return code for the global indices of this processor's part of the result's last dimension."""
     offset = code.offset(dim, len(code.sizes))
     numbers = f"{module}.arange({code.sizes[-1]}, dtype={module}.int32)"
     return f"{offset} + {numbers}" if offset else numbers
@@ -91,7 +95,7 @@ def _range_text(module: str) -> Callable[[Code], str]:
 
 
 def _everywhere(code: Code, module: str) -> str:
-    """The indices of the result's only dimension, with all axes that the backend puts in front."""
+    """Return code for the indices of the result's only dimension, broadcast along the axes that the backend puts in front."""
     indices = _indices(code, module, code.eqn.result.type.names[0])
     alone = code.shape == str(code.sizes)
     return indices if alone else f"{module}.broadcast_to({indices}, {code.shape})"
@@ -113,10 +117,9 @@ def _one_hot(shard: Shard, ids: Any) -> Any:
 
 def _one_hot_text(module: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
-        is_one = len(code.sizes) == 1  # of which the index need not have the axes in front
-        indices = (
-            _everywhere(code, module) if is_one else _indices(code, module, code.eqn.result.type.names[-1])
-        )
+        dim = code.eqn.result.type.names[-1]
+        # the index of a scalar lacks the axes that the backend puts in front
+        indices = _everywhere(code, module) if len(code.sizes) == 1 else _indices(code, module, dim)
         return f"({code.aligned[0]} == {indices}).astype({code.dtype})"
 
     return text
@@ -129,6 +132,7 @@ OPS = (
         _full,
         _full_text,
         "A scalar.",
+        traits=("constant", "filled"),
     ),
     creation(
         "full",
@@ -136,6 +140,7 @@ OPS = (
         _full,
         _full_text,
         "A tensor of equal elements.",
+        traits=("filled",),
     ),
     creation("range", _range_infer, _range, _range_text, "0, 1, 2, ... along a dimension."),
     creation(
@@ -146,6 +151,7 @@ OPS = (
         "1 at each index along a new dimension, else 0.",
         flops_per_result,
         "fused",
+        ("indexes",),
     ),
     creation(
         "training",
@@ -153,5 +159,6 @@ OPS = (
         lambda shard: shard.np.zeros((), shard.np.bool_),
         lambda module: lambda code: f"{module}.zeros({code.shape}, {code.dtype})",
         "True in a training step, and where gradients are computed; false elsewhere.",
+        traits=("training",),
     ),
 )

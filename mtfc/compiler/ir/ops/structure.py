@@ -1,11 +1,11 @@
 """Ops that give data other dimensions: broadcast, transpose, rename, reshape.
 
-`rename` and `reshape` keep the data and change names, and so perhaps the layout (paper, section 6.1).
+`rename` and `reshape` keep the data and change the names of dimensions, which may change the layout (paper, section 6.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,21 +17,23 @@ from mtfc.compiler.ir.opdef import (
     Code,
     Distribute,
     Gradient,
+    Infer,
     LayoutRule,
+    Linear,
+    OpBuilder,
     OpDef,
     OpError,
     Shard,
     Storage,
     Text,
+    Trait,
     linear_in_first,
     no_flops,
     rule_by_name,
 )
-from mtfc.compiler.ir.ops.componentwise import align, dims_text
+from mtfc.compiler.ir.ops.elementwise import align, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
-
-Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
 
 
 def structural(
@@ -43,9 +45,10 @@ def structural(
     numpy: Text,
     jax: Text,
     doc: str,
-    linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = linear_in_first,
+    linear: Linear = linear_in_first,
     distribute: Distribute | None = None,
     storage: Storage = "view",
+    traits: Iterable[Trait] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -57,15 +60,17 @@ def structural(
         gradient=gradient,
         flops=no_flops,
         storage=storage,
+        traits=frozenset(traits),
         evaluate=evaluate,
         numpy=numpy,
         jax=jax,
+        jax_differentiated=None,
         doc=doc,
     )
 
 
 def linear_if_zero(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    """Of ops that put constants beside the operand's elements."""
+    """Linearity of ops that put the constant `value` beside the operand's elements."""
     return ((0,),) if eqn.attrs["value"] == 0 else ()
 
 
@@ -79,7 +84,7 @@ def need(type: TensorType, dim: Dim) -> None:
 
 
 def replaced(type: TensorType, mapping: dict[Dim, Dim]) -> tuple[TensorType]:
-    """`type` with dimensions replaced; refuses one that would stand twice."""
+    """Replace dimensions of `type`. Raise `OpError` if the result has a dimension twice."""
     dims = tuple(mapping.get(dim, dim) for dim in type.dims)
     if len(set(dims)) != len(dims):
         raise OpError(f"the result would have a dimension twice: {dims_text(dims)}")
@@ -137,7 +142,7 @@ def _rename_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={old.name: new.name for old, new in renaming(eqn.attrs).items()})
 
 
-def _rename_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _rename_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("rename", g[0], mapping=tuple((new, old) for old, new in renaming(e.attrs).items())),)
 
 
@@ -152,28 +157,28 @@ def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tens
 
 
 @attrs.frozen
-class Group:
-    """Adjacent dimensions of the operand that hold the same elements as adjacent ones of the result."""
+class ReshapeGroup:
+    """Adjacent dimensions of the operand, and the adjacent dimensions of the result that hold the same elements."""
 
     sources: tuple[Dim, ...]
     targets: tuple[Dim, ...]
 
 
-def reshape_groups(sources: Sequence[Dim], targets: Sequence[Dim]) -> list[Group]:
-    """The finest grouping of a row-major reshape; dimensions of size 1 belong to no group."""
+def reshape_groups(sources: Sequence[Dim], targets: Sequence[Dim]) -> list[ReshapeGroup]:
+    """Return the finest grouping of a row-major reshape; dimensions of size 1 belong to no group."""
     left, right = [d for d in sources if d.size > 1], [d for d in targets if d.size > 1]
-    groups: list[Group] = []
+    groups: list[ReshapeGroup] = []
     while left:
         i = j = 1
         while (a := prod(d.size for d in left[:i])) != (b := prod(d.size for d in right[:j])):
             i, j = (i + 1, j) if a < b else (i, j + 1)
-        groups.append(Group(tuple(left[:i]), tuple(right[:j])))
+        groups.append(ReshapeGroup(tuple(left[:i]), tuple(right[:j])))
         left, right = left[i:], right[j:]
     return groups
 
 
 def _reshape_rule(eqn: Equation) -> LayoutRule:
-    """In each group the major dimensions may be split alike: equal stripes of one are equal stripes of the other."""
+    """In each group the most major dimensions may be split alike: equal shards of one are equal shards of the other."""
     groups = reshape_groups(eqn.operands[0].type.dims, eqn.result.type.dims)
     index: dict[str, str | None] = {dim.name: None for dim in eqn.operands[0].type.dims}
     index.update({group.sources[0].name: group.targets[0].name for group in groups})
@@ -181,7 +186,7 @@ def _reshape_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index=index, whole=frozenset(eqn.result.type.names) - split)
 
 
-def _reshape_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _reshape_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("reshape", b.ordered(g[0], e.result.type.dims), dims=e.operands[0].type.dims),)
 
 
@@ -194,6 +199,7 @@ OPS = (
         "broadcast", _broadcast_infer, rule_by_name,
         lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),),
         _broadcast, _broadcast_text("np"), _broadcast_text("jnp"), "x repeated along new dimensions.",
+        traits=("broadcast",),
     ),
     structural(
         "transpose", _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
@@ -202,10 +208,11 @@ OPS = (
     structural(
         "rename", _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
         lambda code: code.args[0], lambda code: code.args[0],
-        "The same data under other dimension names, and so perhaps in another layout.",
+        "The same data under other dimension names, and so perhaps in another layout.", traits=("rename",),
     ),
     structural(
         "reshape", _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
         _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
+        traits=("reshape",),
     ),
 )  # fmt: skip

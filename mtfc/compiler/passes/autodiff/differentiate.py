@@ -1,6 +1,6 @@
 """differentiate: add the training step, by reverse-mode differentiation of `forward`.
 
-The step returns the loss and the values that `report` names (see `ir/training_reports.py`).
+The step returns the loss and the values that `report` names (see `ir/training.py`).
 
 With `accumulate = K` the step takes K micro-batches, stacked along a new first dimension of each input, and minimizes the mean of
 their losses: gradients are added up and parameters updated once.
@@ -22,13 +22,14 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
+from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, handed_out, update_of, updated
 from mtfc.compiler.ir.training_flag import bound
-from mtfc.compiler.ir.training_reports import GRAD_NORM, LEARNING_RATE, gradient_norm, handed_out, inlined
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
-from mtfc.compiler.ir.updates import Updater, update_of, updated
 from mtfc.compiler.passes.autodiff.backward import backward
 from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -265,10 +266,10 @@ def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Outpu
 
 def numbered(function: Function) -> Function:
     """The function with its argument for the step's number in place of `step_number`, which is 0 anywhere else."""
-    counting = [eqn for eqn in function.body if eqn.op == "step_number"]
+    counting = [eqn for eqn in function.body if has_trait(eqn, "step_number")]
     if not counting:
         return function
     argument = Argument(Value(names_of(function).fresh("step"), scalar("i32")), "step", counting[0].span)
     number = Substitution(dict.fromkeys((eqn.result for eqn in counting), argument.value))
-    body = [number.equation(eqn) for eqn in function.body if eqn.op != "step_number"]
+    body = [number.equation(eqn) for eqn in function.body if not has_trait(eqn, "step_number")]
     return attrs.evolve(number.function(function, body), arguments=(*function.arguments, argument))

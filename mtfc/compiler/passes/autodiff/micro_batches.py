@@ -8,28 +8,29 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import LOOP, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.loops import (
+    LOOP,
+    MICRO_BATCHES,
+    is_over_micro_batches,
+    make_loop,
+    pairs,
+    region_of,
+)
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.training_reports import wide
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
-
-REGION = "micro_batches"
+from mtfc.compiler.passes.autodiff.update_equations import wide
 
 Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
-
-
-def is_over_micro_batches(eqn: Equation) -> bool:
-    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
-    return bool(eqn.regions) and region_of(eqn).name == REGION != dim_of(eqn).name
 
 
 def gathered_anew(eqn: Equation) -> list[Value]:
     """Return the operands that each micro-batch gathers: parameters that are stored split over further axes."""
     if not is_over_micro_batches(eqn):
         return []
-    gathers = [each for each in walk(region_of(eqn).body) if each.op == "all_gather"]
+    gathers = [each for each in walk(region_of(eqn).body) if has_trait(each, "all_gather")]
     axes = {axis for each in gathers for axis in axes_of(each)}
     return [v for v, a in pairs(eqn) if a.role == "invariant" and not axes.isdisjoint(v.type.split_axes)]
 
@@ -90,14 +91,14 @@ def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str
 
     They need two more arguments: the step and the number of the micro-batch.
     """
-    counting = [eqn for eqn in body.body if eqn.op == "step_number"]
+    counting = [eqn for eqn in body.body if has_trait(eqn, "step_number")]
     if not counting:
         return body, {}
     inner = Builder(names_of(body), counting[0].span)
     step, number = (Value(inner.names.fresh(name), scalar("i32")) for name in ("step", "micro_batch"))
     before = inner("mul", step, inner.constant(micro.size, "i32"))
     new = Substitution(dict.fromkeys((eqn.result for eqn in counting), inner("add", before, number)))
-    equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if eqn.op != "step_number")]
+    equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if not has_trait(eqn, "step_number"))]
     arguments = (*body.arguments, Argument(step, "parameter"), Argument(number, "input"))
     made = {"step": b("step_number"), "number": b("range", dim=micro)}
     return attrs.evolve(new.function(body, equations), arguments=arguments), made
@@ -116,4 +117,4 @@ def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Functi
         outputs.append(Output(total.name, inner("add", total, value), total.name))
     arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
     arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
-    return Function(REGION, tuple(arguments), tuple(inner.body), tuple(outputs))
+    return Function(MICRO_BATCHES, tuple(arguments), tuple(inner.body), tuple(outputs))

@@ -28,13 +28,20 @@ import attrs
 from mtfc.compiler.analysis.equation_names import placeable_names
 from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import ROLES, dim_of, looped_dims, pairs, region_of, sliced_type
+from mtfc.compiler.ir.loops import (
+    ROLES,
+    dim_of,
+    is_over_micro_batches,
+    looped_dims,
+    pairs,
+    region_of,
+    sliced_type,
+)
 from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.autodiff.micro_batches import is_over_micro_batches
 from mtfc.compiler.passes.partition.layout_rules import Ruling, owners
 from mtfc.compiler.passes.pass_base import Pass
 

@@ -30,7 +30,8 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
 from mtfc.compiler.ir.loops import is_loop, pairs, within
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, gathered_dims
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of, gathered_dims
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -73,7 +74,12 @@ def _with_copies(values: set[Value], body: Iterable[Equation]) -> set[Value]:
     """Return the values, and the results that depend on one of them alone, such as the cast of a parameter."""
     found = set(values)
     for eqn in body:
-        if len(eqn.operands) == 1 and eqn.operands[0] in found and eqn.op not in KIND_OF and not eqn.regions:
+        if (
+            len(eqn.operands) == 1
+            and eqn.operands[0] in found
+            and not has_trait(eqn, "sends")
+            and not eqn.regions
+        ):
             found.update(eqn.results)
     return found
 
@@ -100,7 +106,7 @@ class Gathers:
             late.difference_update(eqn.results)
 
     def _is_small(self, eqn: Equation) -> bool:
-        if eqn.op != "all_gather" or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
+        if not has_trait(eqn, "all_gather") or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
             return False
         return 4 * eqn.result.type.local_bytes(self.mesh) <= self.max_bytes
 
@@ -141,13 +147,13 @@ def patient(function: Function) -> set[Equation]:
     found: set[Equation] = set()
     needed: set[Value] = set()
     for eqn in reversed(function.body):
-        passes_on = eqn.op == "all_reduce" or not (
+        passes_on = has_trait(eqn, "all_reduce") or not (
             eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results))
         )
         waits = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
         if not waits:
             needed.update(eqn.operands)
-        elif eqn.op == "all_reduce":
+        elif has_trait(eqn, "all_reduce"):
             found.add(eqn)
     return found
 
@@ -181,11 +187,11 @@ class Combiner:
     def run(self, function: Function) -> list[Equation]:
         self.patient = patient(function)
         for eqn in function.body:
-            if eqn.op == "all_reduce":
+            if has_trait(eqn, "all_reduce"):
                 self.reductions.setdefault(eqn.operands[0], []).append(eqn)
         self._ready(tuple(argument.value for argument in function.arguments))
         for eqn in function.body:
-            if eqn.op != "all_reduce":
+            if not has_trait(eqn, "all_reduce"):
                 self._append(eqn)
                 self._ready(eqn.results)
         self._settle()

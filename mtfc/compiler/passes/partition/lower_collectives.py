@@ -15,6 +15,7 @@ from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
@@ -56,9 +57,9 @@ def lowered(function: Function, mesh: Mesh) -> Function:
     names = names_of(function)
     body: list[Equation] = []
     for eqn in function.body:
-        if eqn.op == "reshard":
+        if has_trait(eqn, "reshard"):
             body += _chain(eqn, mesh, names)
-        elif eqn.op == "shift":
+        elif has_trait(eqn, "shift"):
             body.append(_between_processors(eqn))
         else:
             body.append(within(eqn, lambda region: lowered(region, mesh)))

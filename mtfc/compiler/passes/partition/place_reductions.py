@@ -23,7 +23,7 @@ import attrs
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Graph
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, within
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, Axes, Mesh
 from mtfc.compiler.passes.partition.reshard_inserter import Passing, realize, wanted_type
@@ -48,7 +48,7 @@ def without_reshards(function: Function) -> Function:
     origin = Substitution()
     body = []
     for eqn in function.body:
-        if eqn.op == "reshard":
+        if has_trait(eqn, "reshard"):
             origin[eqn.result] = eqn.operands[0]
         else:
             body.append(within(origin.equation(eqn), without_reshards))

@@ -17,10 +17,9 @@ from functools import lru_cache
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, LayoutRule
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.passes.autodiff.micro_batches import is_over_micro_batches
 
 Dims = frozenset[str]
 

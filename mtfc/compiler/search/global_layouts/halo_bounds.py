@@ -17,10 +17,10 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import Bridge
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
-from mtfc.compiler.passes.spatial.position_blocks import Blocks, NewDims
+from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 from mtfc.compiler.search.global_layouts.dimension_names import Dims, Naming, rule_of
 from mtfc.compiler.search.global_layouts.named_arrays import SINGLE, Array, Sure, after, bridge_of
 
@@ -88,7 +88,7 @@ class _Finder:
         )
         for each, key in self._keyed(body):
             hops = each.attrs.get("by")
-            if each.op == "shift" and isinstance(hops, int):
+            if has_trait(each, "shift") and isinstance(hops, int):
                 array = Array(each.operands[0].type.local_bytes(SINGLE), dims - met, trips)
                 yield key, Halo(array, abs(hops), frozenset((met,)))
             elif OPS[each.op].storage in ("kernel", "lookup") and each.op != eqn.op:
@@ -121,7 +121,9 @@ class _Finder:
             return ("all",) if each is eqn and dim.name in pair else ()
 
         build = Builder(names_of(self.function), eqn.span, eqn.stage)
-        results = rule(Blocks(build, axes, lambda axes: self.shards, self.makers.get, self.dims), last)
+        results = rule(
+            PositionBlocks(build, axes, lambda axes: self.shards, self.makers.get, self.dims), last
+        )
         needed = set(results or ())
         for each in reversed(build.body):
             if not needed.isdisjoint(each.results):

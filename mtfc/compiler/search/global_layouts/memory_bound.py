@@ -37,7 +37,7 @@ from mtfc.compiler.cost.memory import gradients
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.search.global_layouts.dimension_names import Dims, Naming, computed, rule_of
 from mtfc.compiler.search.global_layouts.named_arrays import SINGLE, bridge_of
 
@@ -173,7 +173,7 @@ def _may_take_over(eqn: Equation, operand: Value) -> bool:
 
 
 def _can_be_made_again(eqn: Equation) -> bool:
-    return not eqn.regions and eqn.op not in ("cast", "rename") and OPS[eqn.op].flops is no_flops
+    return not eqn.regions and not has_trait(eqn, "cast", "rename") and OPS[eqn.op].flops is no_flops
 
 
 def merging_in(function: Function) -> set[Value]:
@@ -184,7 +184,7 @@ def merging_in(function: Function) -> set[Value]:
     found: set[Value] = set()
     for eqn in made.values():
         for value in (v for v in eqn.operands if v in made):
-            if "einsum" in (eqn.op, made[value].op):
+            if has_trait(eqn, "dot") or has_trait(made[value], "dot"):
                 found |= {value, *eqn.results}
     return found
 
@@ -192,8 +192,8 @@ def merging_in(function: Function) -> set[Value]:
 def _is_by_number(eqn: Equation) -> bool:
     """Whether it multiplies one operand by another without dimensions."""
     dims = [frozenset(value.type.dims) for value in eqn.operands]
-    is_product = eqn.op in ("mul", "einsum") and len(dims) == 2
-    return is_product and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
+    is_multiplied = has_trait(eqn, "multiply", "dot") and len(dims) == 2
+    return is_multiplied and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
 
 
 def _replacing(function: Function) -> set[Value]:
@@ -306,7 +306,9 @@ class _Uses:
                 if bridge is not None and is_view:
                     views, share = (*use.views, eqn.result), use.share * bridge.share
                     yield attrs.evolve(use, views=views, share=share)
-                elif is_view and eqn.op != "broadcast":  # which adds to the dimensions of what it shows
+                elif is_view and not has_trait(
+                    eqn, "broadcast"
+                ):  # which adds to the dimensions of what it shows
                     views, share = (*use.views, eqn.result), use.share * _part_seen(eqn)
                     yield attrs.evolve(use, views=views, share=share, mixed=use.mixed | mixed)
                 else:
@@ -314,7 +316,7 @@ class _Uses:
 
     def _may_be_made_before(self, number: int, eqn: Equation, value: Value) -> bool:
         """Whether a product of several operands may make what an equation makes of a value."""
-        if not self.multiplied or eqn.op not in ("einsum", "mul", "sum"):
+        if not self.multiplied or not has_trait(eqn, "dot", "multiply", "sum"):
             return False
         seen = set(_seen((value,), self.views))
         return any(i < number and not seen.isdisjoint(values) for i, values in self.multiplied.items())

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
-from mtfc.compiler.passes.spatial.position_blocks import Blocks, NewDims
+from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 from mtfc.compiler.search.global_layouts.dimension_names import Dims, called, rule_of
 from mtfc.compiler.search.global_layouts.named_arrays import Sure, uses_of
 
@@ -81,7 +81,8 @@ def _applies(eqn: Equation, split: set[Dim], names: Names, makers: dict[Value, E
         rule = OPS[eqn.op].distribute
         return (
             rule is not None
-            and rule(Blocks(build, axes, lambda axes: shards, makers.get, NewDims(())), eqn) is not None
+            and rule(PositionBlocks(build, axes, lambda axes: shards, makers.get, NewDims(())), eqn)
+            is not None
         )
 
     return any(map(applies, _divisors(gcd(*(dim.size for dim in split)))))

@@ -8,18 +8,18 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import is_component_wise
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.loop_kernels import is_repeated, stacks
 from mtfc.compiler.cost.roofline import largest
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.tpu.register_traffic import HELD, is_held, is_holding, is_short, is_widened
-from mtfc.compiler.cost.tpu.tiling import is_product, is_sum, least_bytes, ways
+from mtfc.compiler.cost.tpu.tiling import is_dot, is_sum, least_bytes, ways
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.search.global_layouts.dimension_names import (
     PARAMS,
     Dims,
@@ -37,9 +37,6 @@ from mtfc.compiler.search.global_layouts.named_arrays import (
     own_dims,
     pairs_of,
 )
-
-JOINED = {"fold": "unpool", "einsum": "convolution"}
-"""Kernels that an op may be a part of."""
 
 
 @attrs.frozen
@@ -137,7 +134,7 @@ def _of_equation(eqn: Equation, operands: Mapping[Value, Moved | None], reads: _
     rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
     held = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     elements = largest(eqn, SINGLE) * reads.copies(eqn)
-    is_waiting = device.matrix is not None and is_product(eqn) and not memory.is_near
+    is_waiting = device.matrix is not None and is_dot(eqn) and not memory.is_near
     waits = any(operands.values()) + bool(stored) if is_waiting else 0
     return Work(
         seconds=max(computed * min(rows), elements / _fastest(eqn, device)),
@@ -170,14 +167,24 @@ def _completing(
 
 def _overhead(eqn: Equation, device: Device) -> float:
     """Of what is stored: on a TPU products only wait, and what is component-wise may join the kernel of an operand."""
-    is_sure = device.matrix is None or (not is_component_wise(eqn) and (eqn.op != "einsum" or is_sum(eqn)))
+    is_sure = device.matrix is None or (
+        not is_elementwise(eqn) and (not has_trait(eqn, "dot") or is_sum(eqn))
+    )
     return device.overhead if is_sure else 0.0
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
     """Elements/s of the kernel that the op is, or is a part of, whichever it may be once its operands are distributed."""
-    whole = "pool" if OPS[eqn.op].storage == "reduced" else JOINED.get(eqn.op, eqn.op)
-    return max(device.ops.get(name, inf) for name in (eqn.op, whole))
+    return max(device.ops.get(name, inf) for name in (eqn.op, _joined(eqn)))
+
+
+def _joined(eqn: Equation) -> str:
+    """Return the kernel that the op may be a part of, or the op."""
+    if has_trait(eqn, "fold"):
+        return "unpool"
+    if has_trait(eqn, "dot"):
+        return "convolution"
+    return "pool" if OPS[eqn.op].storage == "reduced" else eqn.op
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -212,7 +219,7 @@ class _Reads:
         """What is stored in 16 bits, or added up, as the largest operand can be seen; None where that is not known."""
         seen = {value: self.memory.seen(value) for value in eqn.operands}
         is_known = all(map(self.known.issuperset, seen.values()))
-        if is_widened(self.memory, eqn, self.device) and (is_known or not is_component_wise(eqn)):
+        if is_widened(self.memory, eqn, self.device) and (is_known or not is_elementwise(eqn)):
             return self.widened(eqn.result)
         if not (is_holding(self.memory, eqn, self.device) and is_known):
             return None
@@ -230,7 +237,7 @@ class _Reads:
 
     def copied(self, eqn: Equation) -> Iterator[Copied]:
         """The factors of a product that are such slices."""
-        if self.device.matrix is not None or not is_product(eqn) or eqn.stage == "update":
+        if self.device.matrix is not None or not is_dot(eqn) or eqn.stage == "update":
             return
         for value in (value for value in eqn.operands if value in self.slices):
             names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.naming.own[value]))
@@ -254,7 +261,7 @@ class _Reads:
     def stored(self, eqn: Equation) -> Iterator[Moved]:
         """What else it would move then."""
         yield Moved((self.tiled(eqn.result),))
-        is_able = self.device.matrix is not None and is_component_wise(eqn) and is_short(eqn.result.type)
+        is_able = self.device.matrix is not None and is_elementwise(eqn) and is_short(eqn.result.type)
         is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
         if is_able and is_known and not is_held(self.memory, eqn, self.device):
             yield self.widened(eqn.result)
@@ -291,7 +298,7 @@ def _needed(eqn: Equation, value: Value, naming: Naming) -> Dims:
 
 def is_ordered(eqn: Equation) -> bool:
     """Products of several operands are taken in an order that depends on the layout."""
-    return eqn.op != "einsum" or len(eqn.operands) == 2
+    return not has_trait(eqn, "dot") or len(eqn.operands) == 2
 
 
 def _split(eqn: Equation, naming: Naming) -> Dims:

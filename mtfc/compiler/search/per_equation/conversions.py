@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mtfc.compiler.analysis.reshard_plans import Step, steps_from, wanted_runs, wire_bytes
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.search.per_equation.clock import in_time
 
@@ -39,7 +40,7 @@ def seconds_on(topology: Topology, weight: float = 1.0) -> Price:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
         return weight * max(lanes.values(), default=0.0)
 
-    return lambda step: 0.0 if step.op == "local_slice" else price(step)
+    return lambda step: price(step) if has_trait(step, "sends") else 0.0
 
 
 def bytes_sent(mesh: Mesh) -> Price:
@@ -167,8 +168,10 @@ def _length(step: Step, mesh: Mesh) -> float:
 def _added(step: Step) -> tuple[Attr, Axes] | None:
     """The dimension that a step adds axes to, and those."""
     attributes = dict(step.attrs)
-    where = {"local_slice": "dim", "reduce_scatter": "dim", "all_to_all": "target"}.get(step.op)
-    return (attributes[where], step.axes) if where else None
+    dim = attributes.get("target", attributes.get("dim"))
+    if not isinstance(dim, Dim) or len(step.after.axes_of(dim.name)) <= len(step.before.axes_of(dim.name)):
+        return None
+    return dim, step.axes
 
 
 def _bits(mesh: Mesh, axes: Iterable[str]) -> int:

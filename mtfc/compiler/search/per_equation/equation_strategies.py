@@ -84,17 +84,15 @@ def strategies(
     mesh: Mesh,
     splittable: Collection[str],
     pending: Collection[int],
-    redundant: bool = True,
     until: float = inf,
 ) -> Iterator[Strategy]:
-    """All strategies that are legal for an equation.
+    """Yield all strategies that are legal for an equation.
 
-    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Unless `redundant`, each axis
-    is used, if there is any use for it: SoyBean does not let two devices do the same (section 4.5). Raises `NotFound` where that
-    is not done `until`, a time of `time.monotonic`.
+    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Raises `NotFound` if the search
+    for strategies goes on after `until`, a time of `time.monotonic`.
     """
     rule = OPS[eqn.op].layout_rule(eqn)
-    dims = [dim for dim in _space(eqn, rule) if dim.name in splittable]
+    dims = [dim for dim in iteration_space(eqn, rule) if dim.name in splittable]
     groups = [group for group in OPS[eqn.op].linear(eqn) if set(group) <= set(pending)]
     if any(value.type.dtype not in FLOATS for value in eqn.results):
         groups = []
@@ -104,38 +102,22 @@ def strategies(
         chosen = tuple(zip(axes, choice, strict=True))
         passing = tuple((axis, role) for axis, role in chosen if isinstance(role, tuple))
         named = tuple((axis, role) for axis, role in chosen if isinstance(role, str))
-        unused = [axis for axis, role in chosen if role is None]
         for layout in in_time(orders(named, tuple(dim.name for dim in dims)), until):
-            if not _divides(eqn, rule, dims, layout, mesh):
-                continue
-            if redundant or not any(_has_room(eqn, rule, dims, layout, axis, mesh) for axis in unused):
+            if divides(eqn, rule, dims, layout, mesh):
                 yield Strategy(layout, passing)
 
 
-def _has_room(
-    eqn: Equation,
-    rule: LayoutRule,
-    dims: Sequence[Dim],
-    layout: Mapping[str, Axes],
-    axis: str,
-    mesh: Mesh,
-) -> bool:
-    """Whether some dimension could be split over one more axis."""
-    more = ({**layout, dim.name: (*layout.get(dim.name, ()), axis)} for dim in dims)
-    return any(_divides(eqn, rule, dims, each, mesh) for each in more)
-
-
-def _space(eqn: Equation, rule: LayoutRule) -> list[Dim]:
+def iteration_space(eqn: Equation, rule: LayoutRule) -> list[Dim]:
     """The dimensions of the iteration space."""
     return list(dict.fromkeys((*(dim for v in eqn.results for dim in v.type.dims), *rule.reduced)))
 
 
 def _roles(eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh: Mesh) -> list[str]:
     """The dimensions that an axis can split, alone."""
-    return [dim.name for dim in dims if _divides(eqn, rule, dims, {dim.name: (axis,)}, mesh)]
+    return [dim.name for dim in dims if divides(eqn, rule, dims, {dim.name: (axis,)}, mesh)]
 
 
-def _divides(
+def divides(
     eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], layout: Mapping[str, Axes], mesh: Mesh
 ) -> bool:
     """Whether the op can be computed in these parts, and results and operands divide evenly."""

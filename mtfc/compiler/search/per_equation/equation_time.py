@@ -22,7 +22,7 @@ from mtfc.compiler.cost.tpu.scratchpad import kernels_of
 from mtfc.compiler.cost.tpu.tiling import Windows, filled
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Mesh, TensorType
@@ -41,7 +41,7 @@ def least_seconds(function: Function, mesh: Mesh, device: Device) -> float:
     for eqn in function.body:
         if eqn.regions:
             total += dim_of(eqn).size * least_seconds(region_of(eqn), mesh, device)
-        elif eqn.op == "einsum":
+        elif has_trait(eqn, "dot"):
             flops = OPS[eqn.op].flops(eqn, Numbers(mesh)) / mesh.devices
             total += flops / device.rate(eqn.operands[0].type.dtype).peak
     return total

@@ -6,7 +6,7 @@ slice, and what a loop carries or yields, has memory of its own. What a reshard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 import attrs
@@ -94,8 +94,7 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class NetworkBuilder:
     """Builds the network of one function.
 
-    splittable: dimensions that a layout can name. published: with the restrictions of SoyBean's paper, that no two processors
-    do the same where that can be helped, and that no sum is passed on that is pending. gradients: how much it counts what it
+    splittable: dimensions that a layout can name. gradients: how much it counts what it
     costs to bring gradients to the update. until: when to give up, a time of `time.monotonic`; that raises `NotFound`.
     """
 
@@ -104,7 +103,6 @@ class NetworkBuilder:
     splittable: Collection[str]
     work: Work
     copying: Copying = no_copying
-    published: bool = False
     gradients: float = 1.0
     until: float = inf
     nodes: list[Node] = attrs.field(factory=list)
@@ -119,7 +117,7 @@ class NetworkBuilder:
     clock: int = 0
 
     def network(self, function: Function) -> Network:
-        self.pending = set() if self.published else may_be_pending(function)
+        self.pending = self.sums(function)
         ports = {
             argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
             for argument in function.arguments
@@ -129,6 +127,10 @@ class NetworkBuilder:
             self._given(output, ports)
         self._connect(function, 1)
         return Network(function, tuple(self.nodes), tuple(self.edges), self.free)
+
+    def sums(self, function: Function) -> set[Value]:
+        """Return the values that may hold a pending sum."""
+        return may_be_pending(function)
 
     # Nodes and edges
 
@@ -215,9 +217,12 @@ class NetworkBuilder:
         types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
         key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
         if key not in self.choices:
-            found = strategies(eqn, self.mesh, self.splittable, pending, not self.published, self.until)
-            self.choices[key] = Choices.of(eqn, found, self.mesh)
+            self.choices[key] = Choices.of(eqn, self.strategies(eqn, pending), self.mesh)
         return self.choices[key]
+
+    def strategies(self, eqn: Equation, pending: list[int]) -> Iterator[Strategy]:
+        """Return the strategies that an equation may have; sums may be pending in the operands `pending`."""
+        return strategies(eqn, self.mesh, self.splittable, pending, self.until)
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
         """A result may be written over an operand."""

@@ -7,6 +7,7 @@ from math import prod
 from random import Random
 
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorGraph, Step
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
@@ -62,7 +63,7 @@ def _samples(graph: OperatorGraph, operator: Operator) -> Dim | None:
 def _units(graph: OperatorGraph, operator: Operator) -> Dim | None:
     """The units of a dense layer: an operator with parameters and one dimension besides the samples'."""
     others = [dim for dim in operator.dims if dim.name not in graph.samples]
-    has_product = any(eqn.op == "einsum" for step in operator.steps for eqn in step.equations)
+    has_product = any(has_trait(eqn, "dot") for step in operator.steps for eqn in step.equations)
     return others[0] if len(others) == 1 and has_product and parameters_of(graph, operator) else None
 
 

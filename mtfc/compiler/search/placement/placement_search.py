@@ -12,7 +12,7 @@ import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.updates import updated
+from mtfc.compiler.ir.training import updated
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.placement.baseline_strategies import data_parallel, expert, random_strategy
 from mtfc.compiler.search.placement.exhaustive import best_strategy

@@ -14,8 +14,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend.semantics.calls.expressions import Operand
-from mtfc.frontend.semantics.scope import ANY, Scope
+from mtfc.frontend.semantics.bodies.expressions import Operand
+from mtfc.frontend.semantics.names.scope import ANY, Scope
 from mtfc.frontend.syntax import ast, other_libraries
 
 Dims = tuple[Dim, ...]
@@ -26,7 +26,7 @@ class Mismatch(Exception):
 
 
 @attrs.frozen
-class Given:
+class GivenArgument:
     """An argument of a call and the one that it is for."""
 
     argument: ast.FnArg
@@ -47,7 +47,7 @@ class Bindings:
     rest: tuple[Dims, Span] | None = None
     any: tuple[str, Span] | None = None
 
-    def match(self, given: Sequence[Given]) -> tuple[Given, str] | None:
+    def match(self, given: Sequence[GivenArgument]) -> tuple[GivenArgument, str] | None:
         """Bind what the types of these arguments determine; the first that does not match, and why."""
         for each in sorted(given, key=lambda each: has_rest(typed(each))):
             try:
@@ -108,7 +108,7 @@ class Bindings:
             self.rest = left[len(before) : end], span
 
 
-def typed(given: Given) -> ast.Type:
+def typed(given: GivenArgument) -> ast.Type:
     type = given.argument.type
     assert type is not None, "only arguments with a type are matched"
     return type

@@ -14,12 +14,12 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope
-from mtfc.frontend.semantics.training.parameter_groups import Groups
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.semantics.training.parameter_groups import ParameterGroups
 from mtfc.frontend.syntax import ast
 
 
-def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Groups) -> str | None:
+def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: ParameterGroups) -> str | None:
     """The name of the output to minimize, if it is one that can be."""
     name = decl.minimize
     if name is None:
@@ -63,11 +63,13 @@ class _Loss:
     parameters: frozenset[Value]
     definitions: Mapping[Value, Equation]
     links: Mapping[Value, Sequence[Value]]
-    groups: Groups
+    groups: ParameterGroups
     scope: Scope
 
     @classmethod
-    def of(cls, name: ast.Name, value: Value, forward: Function, groups: Groups, scope: Scope) -> _Loss:
+    def of(
+        cls, name: ast.Name, value: Value, forward: Function, groups: ParameterGroups, scope: Scope
+    ) -> _Loss:
         parameters = frozenset(each.value for each in forward.arguments if each.role == "parameter")
         equations = tuple(walk(forward.body))
         definitions = {result: eqn for eqn in equations for result in eqn.results}

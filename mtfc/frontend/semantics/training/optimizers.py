@@ -14,10 +14,10 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.frontend.semantics import library
-from mtfc.frontend.semantics.scope import ANY, Scope
+from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.semantics.names.scope import ANY, Scope
 from mtfc.frontend.syntax import ast, other_libraries
-from mtfc.frontend.syntax.nodes import is_override
+from mtfc.frontend.syntax.ast import is_override
 
 EXAMPLE = "for example `sgd(learning_rate = 0.1)`"
 
@@ -61,7 +61,9 @@ def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Opti
     head, *rest = path.parts
     name = ".".join(rest)
     if head not in scope.modules:
-        help = f"add `import {head}`" if library.text(head) is not None else _elsewhere(rest[-1], std)
+        help = (
+            f"add `import {head}`" if standard_library.text(head) is not None else _elsewhere(rest[-1], std)
+        )
         scope.error("E113", f"no module `{head}` is imported", path.span, help=help)
         return None
     module = scope.modules[head]

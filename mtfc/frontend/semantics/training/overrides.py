@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, nearest
-from mtfc.frontend.semantics.modules import all_of
+from mtfc.frontend.semantics.names.modules import all_of
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.nodes import OPTION
+from mtfc.frontend.syntax.ast import OPTION
 from mtfc.frontend.syntax.parser import parse
 from mtfc.frontend.syntax.tree_builder import SETTINGS
 
@@ -57,7 +57,7 @@ def overridden(
     new = old
     for number, setting in enumerate(settings, 1):
         new = _Override.of(setting, number, diagnostics).applied(new)
-    return attrs.evolve(file, declarations=tuple(new if each is old else each for each in file.declarations))
+    return file.evolve(declarations=tuple(new if each is old else each for each in file.declarations))
 
 
 def _whole(text: str, number: int) -> Span:
@@ -66,10 +66,8 @@ def _whole(text: str, number: int) -> Span:
 
 def _is_alone(key: str, decl: ast.Declaration) -> bool:
     """True if a `train` block has no other entry than `key`."""
-    values = attrs.asdict(
-        decl, recurse=False, filter=lambda field, _: field.name not in ("span", "model", key)
-    )
-    return not any(value is not None and value != () for value in values.values())
+    others = [getattr(decl, name) for name in decl.fields if name not in ("span", "model", key)]
+    return all(value is None or value == () for value in others)
 
 
 @attrs.frozen
@@ -118,7 +116,7 @@ class _Override:
         joint = " " if key in WORDS else "="
         value = self._parsed(key, f"{self.text[: self.equal]}{joint}{self.text[self.equal + 1 :]}")
         changes: dict[str, Any] = {key: value}
-        return decl if value is None else attrs.evolve(decl, **changes)
+        return decl if value is None else decl.evolve(**changes)
 
     def _part(self, section: str, name: ast.Name, decl: ast.TrainDecl) -> ast.TrainDecl:
         """Replace a hyperparameter of the optimizer, or one dtype of the precision."""
@@ -134,7 +132,7 @@ class _Override:
         others = (
             [each for each in decl.precision.rules if each.use != name] if decl.precision is not None else []
         )
-        return attrs.evolve(decl, precision=ast.Precision(name.span, (*others, rule)))
+        return decl.evolve(precision=ast.Precision(name.span, (*others, rule)))
 
     def _hyperparameter(self, name: ast.Name, value: ast.Expr, decl: ast.TrainDecl) -> ast.TrainDecl:
         """Replace a hyperparameter. Elaboration reports a block without optimizers, or an optimizer that is no call."""
@@ -147,7 +145,7 @@ class _Override:
             return decl
         others = (keyword for keyword in call.keywords if keyword.name != name)
         keywords = (*others, ast.Keyword(name.span, name, value))
-        return attrs.evolve(decl, optimizer=attrs.evolve(call, keywords=keywords))
+        return decl.evolve(optimizer=call.evolve(keywords=keywords))
 
     def _parsed(self, key: str, entry: str) -> ast.Expr | None:
         """Return the value of `key` in a `train` block with this one entry; None, and an error, if the text is not one entry."""

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope, listing
+from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
 
 Entry = ast.OptimizerFor | ast.Frozen
@@ -27,7 +27,7 @@ MOST_LABELS = 4
 
 
 @attrs.frozen
-class Groups:
+class ParameterGroups:
     """The entries of a `train` block, each with its parameters. `rest` are the parameters without an entry."""
 
     members: tuple[tuple[Entry, tuple[str, ...]], ...]
@@ -63,7 +63,7 @@ def _patterns(entry: Entry) -> Span:
     return attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
 
 
-def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> Groups:
+def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> ParameterGroups:
     """Return the groups of a model's parameters; report a pattern that matches no parameter."""
     names = [parameter.name for parameter in model.program.parameters]
     chosen: dict[str, Entry] = {}
@@ -74,7 +74,7 @@ def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> Groups:
             if not matching and model.complete:
                 _report(pattern, model, names, scope)
     members = ((entry, tuple(n for n in names if chosen.get(n) is entry)) for entry in decl.groups)
-    return Groups(tuple(members), tuple(name for name in names if name not in chosen))
+    return ParameterGroups(tuple(members), tuple(name for name in names if name not in chosen))
 
 
 def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) -> None:

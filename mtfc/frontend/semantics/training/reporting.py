@@ -1,4 +1,4 @@
-"""Check the `report` lines of `train` blocks: outputs of the model, and the built-in reports of `ir/training_reports.py`."""
+"""Check the `report` lines of `train` blocks: outputs of the model, and the built-in reports of `ir/training.py`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.training_reports import BUILT_IN, LEARNING_RATE
+from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.loss import not_returned
 from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers
 from mtfc.frontend.semantics.training.parameter_groups import MOST_LABELS
@@ -20,8 +20,8 @@ from mtfc.frontend.syntax import ast
 
 
 @attrs.frozen
-class Reported:
-    """Reported names besides the loss, in order, and the function of the learning rate where that is reported."""
+class TrainReports:
+    """TrainReports names besides the loss, in order, and the function of the learning rate where that is reported."""
 
     names: tuple[str, ...] = ()
     learning_rate: Function | None = None
@@ -33,7 +33,7 @@ def reported(
     optimizers: Sequence[Optimizer | None],
     accumulate: int,
     scope: Scope,
-) -> Reported:
+) -> TrainReports:
     """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches.
 
     The learning rate is that of `optimizers`, where None stands for an optimizer with an error.
@@ -51,7 +51,7 @@ def reported(
         rate = _learning_rate(found[LEARNING_RATE], optimizers, scope)
         found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
     minimized = decl.minimize.text if decl.minimize else None
-    return Reported(tuple(text for text in found if text != minimized), rate)
+    return TrainReports(tuple(text for text in found if text != minimized), rate)
 
 
 def _once(names: Iterable[ast.Name], scope: Scope) -> Iterator[ast.Name]:

@@ -9,16 +9,21 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Training, Update
 from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.frontend.semantics.constants import number
 from mtfc.frontend.semantics.models import Model
-from mtfc.frontend.semantics.scope import Scope
+from mtfc.frontend.semantics.names.constants import number
+from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.loss import minimized
 from mtfc.frontend.semantics.training.optimizers import Optimizer, find_optimizer
-from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, Groups, groups_of, optimizers_of
+from mtfc.frontend.semantics.training.parameter_groups import (
+    IN_THE_FILE,
+    ParameterGroups,
+    groups_of,
+    optimizers_of,
+)
 from mtfc.frontend.semantics.training.reporting import reported
 from mtfc.frontend.semantics.training.updates import elaborate_updates
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.nodes import is_override
+from mtfc.frontend.syntax.ast import is_override
 
 MOST_MICRO_BATCHES = 1024
 """More would be a mistake: one step would read that many batches."""
@@ -68,7 +73,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
 def _updates(
     decl: ast.TrainDecl,
     optimizer: Optimizer | None,
-    groups: Groups,
+    groups: ParameterGroups,
     stored: Mapping[str, TensorType],
     scope: Scope,
     std: Scope,
@@ -93,7 +98,7 @@ def _updates(
     return tuple(update for updates in right for update in updates) if len(right) == len(found) else None
 
 
-def _check_override(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
+def _check_override(decl: ast.TrainDecl, groups: ParameterGroups, scope: Scope) -> None:
     """Report an option that changes `optimizer = ...` where every parameter has an entry of its own."""
     call = decl.optimizer
     if call is None or groups.rest or not groups.members:
@@ -107,13 +112,15 @@ def _check_override(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
         return
 
 
-def _report_missing(decl: ast.TrainDecl, groups: Groups, scope: Scope) -> None:
+def _report_missing(decl: ast.TrainDecl, groups: ParameterGroups, scope: Scope) -> None:
     what = f" for parameter `{groups.rest[0]}`" if decl.groups else ""
     help = "add `optimizer = sgd(learning_rate = 0.1)`"
     scope.error("E409", f"this `train` block has no optimizer{what}", decl.model.span, help=help)
 
 
-def _entries(decl: ast.TrainDecl, groups: Groups, scope: Scope, std: Scope) -> Sequence[Optimizer | None]:
+def _entries(
+    decl: ast.TrainDecl, groups: ParameterGroups, scope: Scope, std: Scope
+) -> Sequence[Optimizer | None]:
     """Return the optimizers whose learning rate `report` may mean: the one of `optimizer = ...`, or those of the groups.
 
     Optimizers that update no parameter are left out, unless there is no other.

@@ -1,4 +1,4 @@
-"""Bodies of optimizers to the functions that update parameters (see `ir/updates.py`).
+"""Bodies of optimizers to the functions that update parameters (see `ir/training.py`).
 
 One function is made for each type that parameters have, as stored; of what a `repeat` has stacked, for the type of one slice. An
 optimizer sees the dimensions of its parameter alone, under the names that its pattern gives them, so that whatever layout is
@@ -13,23 +13,20 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
-from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
-from mtfc.frontend.semantics.body import Body, Kind
-from mtfc.frontend.semantics.calls import arguments as kinds
-from mtfc.frontend.semantics.calls.calls import elaborate_call
-from mtfc.frontend.semantics.calls.expressions import Expressions, Operand, Result, Site
-from mtfc.frontend.semantics.calls.functions import fitted
-from mtfc.frontend.semantics.calls.signatures import Bindings, Given
-from mtfc.frontend.semantics.scope import ANY, Scope
-from mtfc.frontend.semantics.trace import Block, Trace
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Site
+from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
+from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
+from mtfc.frontend.semantics.calls import argument_kinds as kinds
+from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
+from mtfc.frontend.semantics.calls.function_calls import fitted
+from mtfc.frontend.semantics.calls.signatures import Bindings, GivenArgument
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers, no_case
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.bound_names import bound, variables
-from mtfc.frontend.syntax.traverse import walk
-
-STEP = "step"
-RANDOM = frozenset({"uniform", "normal", "bernoulli"})
 
 
 def elaborate_updates(
@@ -72,23 +69,23 @@ def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> F
 
 
 @attrs.frozen
-class Case:
+class MatchingCase:
     """A declaration that is for parameters of some type, and what the names in its pattern stand for."""
 
     decl: ast.OptimizerDecl
     bindings: Bindings
 
 
-def _case(optimizer: Optimizer, type: TensorType) -> Case | None:
+def _case(optimizer: Optimizer, type: TensorType) -> MatchingCase | None:
     """The first declaration that fits."""
     for decl in optimizer.decls:
         bindings = _matched(decl, type, optimizer.scope)
         if bindings is not None:
-            return Case(decl, bindings)
+            return MatchingCase(decl, bindings)
     return None
 
 
-def _function(optimizer: Optimizer, case: Case, type: TensorType, scope: Scope) -> Function | None:
+def _function(optimizer: Optimizer, case: MatchingCase, type: TensorType, scope: Scope) -> Function | None:
     given = given_hypers(optimizer, case.decl, scope)
     inside = _inside(optimizer, case.bindings)
     return None if given is None else _Elaboration(case.decl, type, inside).run(given, scope)
@@ -99,13 +96,13 @@ def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Binding
     span = decl.parameter.span
     pattern = decl.pattern or ast.Type(span, None, (ast.Ellipsis(span),))
     if pattern.dtype is None:
-        pattern = attrs.evolve(pattern, dtype=ast.Name(span, ANY))
+        pattern = pattern.evolve(dtype=ast.Name(span, ANY))
     bindings = Bindings(
         {dim.text for dim in pattern.dims if isinstance(dim, ast.Name)}, scope, any=(type.dtype, span)
     )
     argument = ast.FnArg(span, decl.parameter, pattern, None)
     operand = Operand(Value(decl.parameter.text, type), span)
-    return bindings if bindings.match([Given(argument, operand)]) is None else None
+    return bindings if bindings.match([GivenArgument(argument, operand)]) is None else None
 
 
 def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
@@ -125,26 +122,26 @@ class _Elaboration:
     def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
         given = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
         self.decl, self.type = decl, type
-        self.trace = Trace(Block(variables(given, decl.body)))
-        self.body = UpdateBody(decl, scope, self.trace, given)
+        self.builder = FunctionBuilder(BlockBuilder(variables(given, decl.body)))
+        self.body = UpdateBody(decl, scope, self.builder, given)
         self.step: Value | None = None
 
     def run(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
         """The function for a call with these hyperparameters, in the file `scope`; None where it is wrong."""
-        decl, body, trace = self.decl, self.body, self.trace
+        decl, body, builder = self.decl, self.body, self.builder
         scope.reports.called.add(decl.name.span)
         for hyper in decl.hypers:
             body.give(hyper.name, self._hyper(hyper, given.get(hyper.name.text), scope))
-        parameter = trace.argument(decl.parameter.text, self.type, "parameter", decl.parameter.span)
+        parameter = builder.argument(decl.parameter.text, self.type, "parameter", decl.parameter.span)
         body.keep(decl.parameter, parameter)
-        body.give(decl.gradient, trace.argument(decl.gradient.text, self.type, "input", decl.gradient.span))
+        body.give(decl.gradient, builder.argument(decl.gradient.text, self.type, "input", decl.gradient.span))
         self._give_step(body.expressions, decl.body)
         body.run()
         outputs = body.outputs()
         right = outputs is not None and None not in body.expressions.values.values()
         if outputs is None or not right or not self._is_possible():
             return None
-        return Function(decl.name.text, tuple(trace.arguments), tuple(trace.block.body), outputs)
+        return Function(decl.name.text, tuple(builder.arguments), tuple(builder.block.body), outputs)
 
     def hyperparameter(self, name: str, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
         """Return a function that gives the hyperparameter; None if the hyperparameter is wrong."""
@@ -152,7 +149,7 @@ class _Elaboration:
         result = self._hyper(hyper, given.get(name), scope)
         if result is None:
             return None
-        expressions, block = self.body.expressions, self.trace.block
+        expressions, block = self.body.expressions, self.builder.block
         value = expressions.tensor(expressions.as_operand(result, hyper.span), "f32")
         if value is None:
             return None
@@ -162,7 +159,9 @@ class _Elaboration:
         """A hyperparameter as the call gives it, or by its default, which sees the file with the optimizer."""
         node = hyper.default if given is None else given
         assert node is not None, "hyperparameters without a default are given"
-        inside = Expressions(self.body.scope.file if given is None else scope, self.trace, {}, elaborate_call)
+        inside = Expressions(
+            self.body.scope.file if given is None else scope, self.builder, {}, elaborate_call
+        )
         if isinstance(node, ast.DimList | ast.Tuple | ast.Arrow):
             kinds.tensor(inside, node)  # reports it
             return None
@@ -173,7 +172,7 @@ class _Elaboration:
             inside.scope.error("E405", message, node.span)
             return None
         if isinstance(value, Value) and value.type.dtype in FLOATS:
-            self.trace.numbers.add(value)
+            self.builder.numbers.add(value)
         return value
 
     def _give_step(self, expressions: Expressions, nodes: Iterable[ast.Node]) -> None:
@@ -183,32 +182,32 @@ class _Elaboration:
         if place is None or STEP in expressions.values:
             return
         if self.step is None:
-            number = Operand(self.trace.step(place), place)
+            number = Operand(self.builder.step(place), place)
             dtype = "f64" if self.type.dtype == "f64" else "f32"
             self.step = expressions.emit(Site(place), "cast", number, dtype=dtype)
             assert self.step is not None, "an i32 can be cast"
-            self.trace.numbers.add(self.step)
+            self.builder.numbers.add(self.step)
         expressions.values[STEP] = self.step
 
     def _is_possible(self) -> bool:
         """Whether the update computes nothing that an update cannot; errors where it does."""
         scope, name = self.body.scope, self.decl.name.text
-        for parameter in self.trace.parameters:
+        for parameter in self.builder.parameters:
             scope.error("E114", "`param` belongs in what a model calls", parameter.span or self.decl.span)
         problems: dict[str, Span] = {}
-        for eqn in self.trace.block.body:
+        for eqn in self.builder.block.body:
             problem = _problem(eqn, self.type.dims)
             if problem:
                 problems.setdefault(problem, eqn.span or self.decl.span)
         for problem, span in problems.items():
             scope.error("E416", f"optimizer `{name}` {problem}", span)
-        return not self.trace.parameters and not problems
+        return not self.builder.parameters and not problems
 
 
 def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
-    if eqn.op == TRAINING:
+    if has_trait(eqn, "training"):
         return "asks for `training`, and updates are computed in training alone"
-    if eqn.op in RANDOM:
+    if has_trait(eqn, "random"):
         return "draws random numbers, which the parameters that it updates would share"
     if eqn.regions:
         return "contains a loop"
@@ -219,7 +218,7 @@ def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
 
 
 @attrs.frozen
-class Kept:
+class UpdatedVariable:
     """The parameter or a state: where it is declared, and its type. A state that starts as a number stays one, of any dtype."""
 
     span: Span
@@ -227,19 +226,19 @@ class Kept:
     is_number: bool = False
 
 
-class UpdateBody(Body):
+class UpdateBody(ElaboratedBody):
     """The statements of an optimizer.
 
     `given` are the names that keep their values, `kept` those whose last values are the function's outputs.
     """
 
     def __init__(
-        self, decl: ast.OptimizerDecl, scope: Scope, trace: Trace, names: Iterable[ast.Name]
+        self, decl: ast.OptimizerDecl, scope: Scope, builder: FunctionBuilder, names: Iterable[ast.Name]
     ) -> None:
-        super().__init__(Kind("optimizer", decl.name), decl.body, scope, trace, elaborate_call, names)
+        super().__init__(BodyKind("optimizer", decl.name), decl.body, scope, builder, elaborate_call, names)
         self.decl = decl
         self.given: dict[str, Span] = {}
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, UpdatedVariable] = {}
         self.is_updated = False
 
     def give(self, name: ast.Name, value: Result) -> None:
@@ -248,7 +247,7 @@ class UpdateBody(Body):
 
     def keep(self, name: ast.Name, value: Value, is_number: bool = False) -> None:
         if self.bind(name, value):
-            self.kept[name.text] = Kept(name.span, value.type, is_number)
+            self.kept[name.text] = UpdatedVariable(name.span, value.type, is_number)
 
     def run(self) -> None:
         for statement in self.statements:
@@ -283,7 +282,7 @@ class UpdateBody(Body):
             if target.text in self.kept:
                 values[target.text] = self._replacing(target, values[target.text], self.kept[target.text])
 
-    def _replacing(self, target: ast.Name, result: Result, kept: Kept) -> Result:
+    def _replacing(self, target: ast.Name, result: Result, kept: UpdatedVariable) -> Result:
         """A new value of the parameter or of a state, which has the type of the old one."""
         self.is_updated |= target.text == self.decl.parameter.text
         if result is None:
@@ -298,7 +297,7 @@ class UpdateBody(Body):
             return None
         fit = fitted(self.expressions, attrs.evolve(operand, is_number=dtype is None), type, target.text)
         if kept.is_number and fit is not None:
-            self.trace.numbers.add(fit)
+            self.builder.numbers.add(fit)
         return fit
 
     def state(self, node: ast.State) -> None:
@@ -310,22 +309,22 @@ class UpdateBody(Body):
         if node.name.text in self.places:
             self.bind(node.name, None)  # reports it
             return
-        value = self.trace.block.own(node.name.text, type)
-        self.trace.arguments.append(Argument(value, "state", node.name.span, initial=initial))
+        value = self.builder.block.own(node.name.text, type)
+        self.builder.arguments.append(Argument(value, "state", node.name.span, initial=initial))
         self.keep(node.name, value, is_number)
         if is_number:
-            self.trace.numbers.add(value)
+            self.builder.numbers.add(value)
 
     def _start(self, node: ast.State) -> tuple[TensorType, float, bool] | None:
         """The type of a state, the value that its elements start with, and whether it is a number."""
-        scratch = Trace(Block(()), numbers=self.trace.numbers)
+        scratch = FunctionBuilder(BlockBuilder(()), numbers=self.builder.numbers)
         inside = Expressions(self.scope, scratch, self.later, elaborate_call)
         inside.values = dict(self.expressions.values)
         value = inside.value(node.value)
         if isinstance(value, int | float):
             return scalar("bool" if isinstance(value, bool) else "f32"), float(value), True
         made = next((eqn for eqn in scratch.block.body if value in eqn.results), None)
-        if made is not None and made.op in ("full", "constant"):
+        if made is not None and has_trait(made, "filled"):
             return made.result.type, float(made.attrs["value"]), False  # type: ignore[arg-type]
         if value is not None:
             message = f"state `{node.name.text}` does not start with equal elements"

@@ -22,7 +22,7 @@ from functools import cached_property
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Output, Value
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.autodiff.backward import active_values
@@ -118,7 +118,7 @@ def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
     left = ([dim.name for dim in dims if dim not in looped] for dims in inputs)
     found = {names[0] for names in left if names}
     for eqn in function.body:
-        if eqn.op == "rename":
+        if has_trait(eqn, "rename"):
             found |= {new.name for old, new in renaming(eqn.attrs).items() if old.name in found}
     return frozenset(found)
 
@@ -191,7 +191,7 @@ class _Groups:
         operand, kept = eqn.operands[0].type.dims, eqn.result.type.dims
         if not (set(operand) - set(kept)) & set(self.dims[group]):
             self._join(number, eqn, sources)
-        elif eqn.op == "sum" and self.group[maker] == group and set(self.dims[group]) <= set(operand):
+        elif has_trait(eqn, "sum") and self.group[maker] == group and set(self.dims[group]) <= set(operand):
             self.group[eqn], self.step[eqn] = group, self._next_step(group, sources)
             self.pending.add(eqn.result)
             self.complete.add(eqn.result)

@@ -12,7 +12,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
@@ -214,11 +214,11 @@ def _attributes(eqn: Equation, region: Box, operands: Sequence[Box]) -> dict[str
     for value in eqn.results:
         known |= {dim: _short(dim, region) for dim in value.type.dims}
     found = {key: _renewed(value, known) for key, value in eqn.attrs.items()}
-    if eqn.op == "rename":
+    if has_trait(eqn, "rename"):
         return {"mapping": _mapping(eqn, region, operands[0])}
-    if eqn.op == "slice":
+    if has_trait(eqn, "slice"):
         return _slice(eqn, found, region, operands[0])
-    return _window(eqn, found, region, operands[0]) if eqn.op == "window" else found
+    return _window(eqn, found, region, operands[0]) if has_trait(eqn, "window") else found
 
 
 def _renewed(value: Attr, known: Mapping[Dim, Dim]) -> Attr:

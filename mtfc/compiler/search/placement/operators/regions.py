@@ -16,7 +16,7 @@ import numpy as np
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import LayoutRule
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.windows import geometry
 from mtfc.compiler.ir.types import Dim, TensorType
 
@@ -97,7 +97,7 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
     region = wanted[0]
     for other in wanted[1:]:
         region = _hull(region, other)
-    rule, mixes = OPS[eqn.op].layout_rule(eqn), POSITIONS.get(eqn.op)
+    rule, mixes = OPS[eqn.op].layout_rule(eqn), _mixing(eqn)
     own = mixes(eqn)[1].name if mixes else None
     for dim in region:
         if dim in rule.whole | rule.single and dim != own:
@@ -108,7 +108,7 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
 def of_operand(eqn: Equation, number: int, result: Region) -> Region:
     """What an equation needs of an operand to compute a region of its results."""
     type, rule = eqn.operands[number].type, OPS[eqn.op].layout_rule(eqn)
-    mixes = POSITIONS.get(eqn.op)
+    mixes = _mixing(eqn)
     found: dict[str, Span] = {}
     for dim in type.dims:
         if mixes is not None and dim == mixes(eqn)[0]:
@@ -169,4 +169,7 @@ def _slice(eqn: Equation) -> tuple[Dim, Dim, Callable[[Span], Span]]:
     return source, target, beside
 
 
-POSITIONS: Mapping[str, Mixing] = {"window": _window, "slice": _slice}
+def _mixing(eqn: Equation) -> Mixing | None:
+    if has_trait(eqn, "window"):
+        return _window
+    return _slice if has_trait(eqn, "slice") else None

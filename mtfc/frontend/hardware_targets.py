@@ -1,0 +1,68 @@
+"""The hardware that `--target` names: of the file, of the library, or of a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.semantics.names.standard_library import FOLDER, SHOWN
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
+
+HARDWARE = FOLDER / "hardware"
+OPTION = "<--target>"
+
+
+def library() -> tuple[str, ...]:
+    """The names of the machines that the library has: each in a file of that name."""
+    return tuple(sorted(path.stem for path in HARDWARE.glob("*.mtf")))
+
+
+def is_path(target: str) -> bool:
+    """Whether a target is a file and not a name."""
+    return Path(target).suffix == ".mtf"
+
+
+def named(target: str, declared: Mapping[str, Hardware]) -> Hardware:
+    """The hardware that a file declares under this name, or else the library. Raises `CompileError` (E313)."""
+    name = target.strip()
+    if name in declared:
+        return declared[name]
+    if name in library():
+        return in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
+    scope = Scope(Diagnostics())
+    known = [*declared, *library()]
+    help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
+    scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(target), name), known, help)
+    raise CompileError(scope.diagnostics)
+
+
+def in_file(text: str, file: str) -> Hardware:
+    """The one hardware that a file declares. Raises `CompileError` (E313)."""
+    diagnostics = Diagnostics()
+    module = elaborate(parse(text, file, diagnostics), diagnostics)
+    diagnostics.raise_if_errors()
+    if len(module.hardware) != 1:
+        several = f"several hardware: {', '.join(module.hardware)}"
+        message = f"this file declares {several if module.hardware else 'no hardware'}"
+        help = "a file for `--target` declares one, such as `mtfc calibrate` writes"
+        Scope(diagnostics).error("E313", message, Span(file, 1, 1, 1, 1), help=help)
+        diagnostics.raise_if_errors()
+    (hardware,) = module.hardware.values()
+    return hardware
+
+
+def no_room(target: str, message: str, help: str) -> NoReturn:
+    """Raise `CompileError` (E316): the message says which mesh, and where there is no room for it."""
+    scope = Scope(Diagnostics())
+    scope.error("E316", message, _whole(target), help=help)
+    raise CompileError(scope.diagnostics)
+
+
+def _whole(target: str) -> Span:
+    return Span(OPTION, 1, 1, 1, 1 + len(target))

@@ -1,0 +1,178 @@
+"""Layouts and meshes of the command line: named, or spelt out.
+
+Mesh-TensorFlow's notation, `batch:rows;hidden:cols`, is taken as well. What is spelt out is read by the parser of the language,
+as the rest of a declaration, and spans are moved back so that errors point into the text that the user gave.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
+from mtfc.frontend.semantics.names.declarations import mesh as declared_mesh
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.option_text import parse_option
+
+if TYPE_CHECKING:
+    from mtfc.frontend.elaborate import Module
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.frontend.semantics.names.scope import Scope
+
+GIVEN = "given"
+"""The name of a layout or mesh that the command line spells out."""
+
+PLACEMENTS = (
+    "`mtfc simulate` shows a step under it, `mtfc verify` runs it, `mtfc search --space soap` compares it"
+)
+
+ONE = "one"
+"""The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""
+
+ONE_DEVICE = Mesh("single", (("all", 1),))
+"""The mesh of an undistributed program."""
+
+
+def is_one_device(mesh: str | None, module: Module) -> bool:
+    """True if `--mesh` asks for one device, with nothing split."""
+    return mesh is not None and mesh.strip() == ONE and ONE not in module.meshes
+
+
+def parse_mesh(text: str, module: Module) -> Mesh:
+    """Return the mesh that `--mesh` names or spells out: `grid`, `[rows: 2, cols: 4]`, `rows:2;cols:4` or `one`.
+
+    Raises `CompileError`; its spans are in a file `<--mesh>` that holds `text`.
+    """
+    if text.strip() in module.meshes:
+        return module.meshes[text.strip()]
+    if is_one_device(text, module):
+        return ONE_DEVICE
+    scope = module.scope.for_text()
+    if text.strip().isidentifier():
+        name = _whole(text, "<--mesh>")
+        scope.unknown("E307", f"unknown mesh `{name.text}`", name, (*module.meshes, ONE))
+        raise CompileError(scope.diagnostics)
+    body = text.replace(";", ",").replace("=", ":")
+    decl = parse_option(f"mesh {GIVEN} = ", body, "[]", "<--mesh>", ast.MeshDecl, scope.diagnostics)
+    found = declared_mesh(decl, scope)
+    if found is None:
+        raise CompileError(scope.diagnostics)
+    return found
+
+
+def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> DeclaredLayout:
+    """The layout that `--layout` names or spells out: `hybrid`, `{ batch: rows }` or `batch:rows;hidden:cols`.
+
+    It is on `mesh`, where that is given, else on its own or the file's only one. Raises `CompileError`; its spans are in the
+    file, or in one `<--layout>` that holds `text`.
+    """
+    for declared in module.layouts:
+        if declared.name == text.strip():
+            return declared if mesh is None else on_mesh(declared, mesh, module)
+    scope = module.scope.for_text()
+    if text.strip().isidentifier():
+        name = _whole(text, "<--layout>")
+        if placement := placement_named(text, module):
+            message = f"`{placement.name}` is a placement, and not a layout"
+            place = [Label(placement.span, "declared here")]
+            scope.error("E311", message, name.span, place, PLACEMENTS)
+            raise CompileError(scope.diagnostics)
+        scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
+        raise CompileError(scope.diagnostics)
+    decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
+    found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
+    scope.diagnostics.raise_if_errors()
+    return found
+
+
+def placement_named(name: str | None, module: Module) -> DeclaredPlacement | None:
+    """The placement that `--layout` names, where no layout is called so."""
+    if name is None or any(each.name == name.strip() for each in module.layouts):
+        return None
+    return next((each for each in module.placements if each.name == name.strip()), None)
+
+
+def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:
+    """The file's mesh, where it declares one. Raises `CompileError`."""
+    if len(module.meshes) == 1:
+        return next(iter(module.meshes.values()))
+    declared = f"the file declares {'several' if module.meshes else 'none'}"
+    example = next(iter(module.meshes), '"rows:2;cols:4"')
+    help = f"add the mesh: `--mesh {example}`"
+    scope.error(
+        "E307", f"these rules need a mesh, and {declared}", _whole(text, "<--layout>").span, help=help
+    )
+    raise CompileError(scope.diagnostics)
+
+
+def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLayout:
+    """The same rules on another mesh. Raises `CompileError` where it lacks their axes."""
+    scope = module.scope.for_text()
+    found = resolve(declared.decl, mesh, scope)
+    scope.diagnostics.raise_if_errors()
+    return found
+
+
+def chosen_layouts(
+    module: Module, layout: str | None, mesh: str | None, model: str | None = None
+) -> tuple[DeclaredLayout, ...]:
+    """Return the layouts that `--layout` and `--mesh` select among the layouts for a model.
+
+    A mesh alone selects the layouts that fit it; `one` selects none. Raises `CompileError`, also for a layout that splits
+    something on one device.
+    """
+    if is_one_device(mesh, module):
+        if layout is not None:
+            parse_layout(layout, module, Mesh(ONE, ()))
+        return ()
+    given = parse_mesh(mesh, module) if mesh is not None else None
+    if layout is not None:
+        found = parse_layout(layout, module, given)
+        if model is not None and not found.is_for(model):
+            _not_for(found, model, layout, module)
+        return (found,)
+    if given is None or mesh is None:
+        return meant_for(model, module)
+    fit = fitting(given, module, model)
+    if module.layouts and not fit:
+        span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
+        help = "give one with `--layout`"
+        raise CompileError([Diagnostic("E311", "no declared layout fits this mesh", span, help=help)])
+    return fit
+
+
+def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) -> NoReturn:
+    """Raise `CompileError` (E311) for a layout of other models."""
+    scope = module.scope.for_text()
+    others = " and ".join(f"`{name}`" for name in declared.models)
+    message = f"layout `{declared.name}` is for model {others}, and not for `{model}`"
+    own = [f"`{each.name}`" for each in meant_for(model, module)]
+    help = f"choose the model with `--model {declared.models[0]}`"
+    help += f", or a layout for `{model}`: {', '.join(own)}" if own else ""
+    labels = [Label(name.span, "it says so here") for name in declared.decl.models[:1]]
+    scope.error("E311", message, _whole(text, "<--layout>").span, labels, help)
+    raise CompileError(scope.diagnostics)
+
+
+def meant_for(model: str | None, module: Module) -> tuple[DeclaredLayout, ...]:
+    """Return the declared layouts for a model."""
+    return tuple(each for each in module.layouts if model is None or each.is_for(model))
+
+
+def fitting(mesh: Mesh, module: Module, model: str | None = None) -> tuple[DeclaredLayout, ...]:
+    """The layouts on a declared mesh, or those whose axes another one has."""
+    layouts = meant_for(model, module)
+    if mesh in module.meshes.values():
+        return tuple(declared for declared in layouts if declared.mesh == mesh)
+    fitting = (declared for declared in layouts if _axes_of(declared) <= set(mesh.names))
+    return tuple(on_mesh(declared, mesh, module) for declared in fitting)
+
+
+def _axes_of(declared: DeclaredLayout) -> set[str]:
+    sections = (declared.compute, declared.params, declared.optimizer, *declared.values.values())
+    return {axis for section in sections for rule in section.values() for axis in rule.axes}
+
+
+def _whole(text: str, file: str) -> ast.Name:
+    return ast.Name(Span(file, 1, 1, 1, 1 + len(text)), text.strip())

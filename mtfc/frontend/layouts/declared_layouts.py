@@ -1,0 +1,220 @@
+"""Layouts: from rules as written to `Layout`, with the place of every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
+from mtfc.frontend.layouts.allowed_warnings import in_layout
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.syntax import ast
+
+
+@attrs.frozen
+class DeclaredRule:
+    """Dimension `dim` is split over `axes`.
+
+    span: the place of the rule. declared: the place of the dimension's declaration; for `EVERY`, the place of `*`.
+    """
+
+    dim: str
+    axes: Axes
+    span: Span
+    declared: Span
+
+
+NOTHING_SPLIT = "it is one device, on which nothing is split: leave the layout out"
+"""The help for a layout on a mesh without axes."""
+
+Section = Mapping[str, DeclaredRule]
+"""Rules by dimension."""
+
+
+@attrs.frozen
+class DeclaredLayout:
+    """A layout on a mesh, with the place of each rule.
+
+    `compute` are the rules for values, `params` the rules for storing parameters, `optimizer` the rules for storing optimizer
+    state, each with the rules that it overrides. `values` are the rules of single values, `paths` the places of their names.
+    `models` are the models of the layout, empty for all models. `allowed` are the warnings that the layout allows.
+    """
+
+    mesh: Mesh
+    decl: ast.LayoutDecl
+    layout: Layout
+    compute: Section
+    params: Section
+    optimizer: Section
+    values: Mapping[str, Section]
+    paths: Mapping[str, ast.Name | ast.Path]
+    models: tuple[str, ...]
+    allowed: frozenset[str]
+
+    def is_for(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+    def with_rule(self, dim: str, axes: Axes) -> DeclaredLayout:
+        """Return the layout with one other rule for values."""
+        rule = DeclaredRule(dim, axes, self.span, self.span)
+        rules = self.layout.rules.override(Rules(((dim, axes),)))
+        return attrs.evolve(
+            self,
+            layout=attrs.evolve(self.layout, rules=rules),
+            compute={**self.compute, dim: rule},
+            params={**self.compute, dim: rule, **_own(self.params, self.compute)},
+            optimizer={**self.compute, dim: rule, **_own(self.optimizer, self.compute)},
+        )
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def span(self) -> Span:
+        return self.decl.name.span
+
+
+def _own(section: Section, compute: Section) -> Section:
+    """Return the rules of a section that do not come from the rules for values."""
+    return {dim: rule for dim, rule in section.items() if compute.get(dim) is not rule}
+
+
+def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
+    """`decl` on `mesh`; rules that name what does not exist are reported and left out."""
+    compute = _section(decl.rules, mesh, scope)
+    params = _section(decl.params.rules if decl.params else (), mesh, scope, is_of_storage=True)
+    optimizer = _section(decl.optimizer.rules if decl.optimizer else (), mesh, scope, is_of_storage=True)
+    places: dict[str, Span] = {}
+    paths = {each.path.text: each for each in decl.values if _first(each.path, places, scope)}
+    values = {path: _section(each.rules, mesh, scope) for path, each in paths.items()}
+    return DeclaredLayout(
+        mesh,
+        decl,
+        Layout(
+            decl.name.text,
+            _rules(compute),
+            _rules(params),
+            _rules(optimizer),
+            tuple((path, _rules(section)) for path, section in values.items()),
+        ),
+        compute,
+        {**compute, **params},
+        {**compute, **params, **optimizer},
+        values,
+        {path: each.path for path, each in paths.items()},
+        tuple(name.text for name in decl.models),
+        in_layout(decl.allows, scope),
+    )
+
+
+def _rules(section: Section) -> Rules:
+    return Rules(tuple((rule.dim, rule.axes) for rule in section.values()))
+
+
+def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope) -> bool:
+    """Whether `name` is not in `places` yet; an error where it is."""
+    if name.text in places:
+        label = Label(places[name.text], "first rule")
+        scope.error("E309", f"`{name.text}` has two rules", name.span, [label])
+        return False
+    places[name.text] = name.span
+    return True
+
+
+def _section(
+    rules: Iterable[ast.SplitRule], mesh: Mesh, scope: Scope, is_of_storage: bool = False
+) -> Section:
+    places: dict[str, Span] = {}
+    first = (rule for rule in rules if _first(rule.dim, places, scope))
+    found = [_rule(rule, mesh, scope) for rule in first if is_of_storage or not _is_of_every(rule, scope)]
+    return {rule.dim: rule for rule in found if rule is not None}
+
+
+def _is_of_every(rule: ast.SplitRule, scope: Scope) -> bool:
+    """True if a rule is for `*`; report an error, since only storage rules may be."""
+    if not isinstance(rule.dim, ast.Every):
+        return False
+    message = "`*` stands for a dimension of each parameter as it is stored, and cannot be split here"
+    scope.error("E320", message, rule.dim.span, help="write it in `params: { ... }` or `optimizer: { ... }`")
+    return True
+
+
+def _rule(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> DeclaredRule | None:
+    if _is_reversed(rule, mesh, scope):
+        return None
+    name, declared = _dim(rule, scope)
+    places: dict[str, Span] = {}
+    good = [_axis(rule, axis, places, mesh, scope) for axis in rule.axes]
+    if name is None or not all(good):
+        return None
+    return DeclaredRule(name, tuple(axis.text for axis in rule.axes), rule.span, declared)
+
+
+def _dim(rule: ast.SplitRule, scope: Scope) -> tuple[str | None, Span]:
+    """Return the dimension of a rule, None if unknown, and the place of its declaration."""
+    if isinstance(rule.dim, ast.Every):
+        return EVERY, rule.dim.span
+    dim = scope.dim(rule.dim, "E303")
+    return (dim.name, scope.place(rule.dim)) if dim else (None, rule.dim.span)
+
+
+def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Mesh, scope: Scope) -> bool:
+    if axis.text not in mesh.sizes:
+        help = None if mesh.names else NOTHING_SPLIT
+        scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
+        return False
+    if axis.text in places:
+        label = Label(places[axis.text], "it is already here")
+        scope.error("E308", f"`{rule.dim.text}` is split over axis `{axis.text}` twice", axis.span, [label])
+        return False
+    places[axis.text] = axis.span
+    return True
+
+
+def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
+    """Whether a rule is written `axis: dim`; an error where it is."""
+    if len(rule.axes) != 1:
+        return False
+    (axis,), dim = rule.axes, rule.dim
+    if dim.text in scope.dims or axis.text in mesh.sizes:
+        return False
+    if dim.text not in mesh.sizes or axis.text not in scope.dims:
+        return False
+    message = f"`{dim.text}` is a mesh axis, and a rule begins with a dimension"
+    scope.error("E303", message, rule.span, help=f"write `{axis.text}: {dim.text}`")
+    return True
+
+
+def declare_layouts(
+    decls: Iterable[ast.LayoutDecl], meshes: Mapping[str, Mesh | None], scope: Scope
+) -> tuple[DeclaredLayout, ...]:
+    """The layouts whose mesh is known."""
+    places: dict[str, Span] = {}
+    decls = [decl for decl in decls if scope.declare("layout", decl.name, places)]
+    for name in (name for decl in decls for name in decl.models):
+        if name.text not in scope.models:
+            scope.unknown("E106", f"unknown model `{name.text}`", name, scope.models)
+    pairs = [(decl, mesh_of(decl, meshes, scope)) for decl in decls]
+    return tuple(resolve(decl, mesh, scope) for decl, mesh in pairs if mesh is not None)
+
+
+def mesh_of(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> Mesh | None:
+    if decl.mesh is not None:
+        if decl.mesh.text not in meshes:
+            scope.unknown("E307", f"unknown mesh `{decl.mesh.text}`", decl.mesh, meshes)
+        return meshes.get(decl.mesh.text)
+    if len(meshes) == 1:
+        return next(iter(meshes.values()))
+    name = decl.name
+    if meshes:
+        help = f"write `layout {name.text} on {next(iter(meshes))} = ...`"
+        scope.error("E307", f"layout `{name.text}` does not say which mesh it is on", name.span, help=help)
+    elif not scope.doubtful:
+        help = "declare one: `mesh line = [all: 8]`"
+        scope.error(
+            "E307", f"layout `{name.text}` needs a mesh, and the file declares none", name.span, help=help
+        )
+    return None

@@ -1,0 +1,175 @@
+"""What the checks of layouts need to know of a program: found once, however many layouts there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Equation, Program, Role, Value
+from mtfc.compiler.ir.loops import carried, dim_of, region_of
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.contraction import reduced_dims
+from mtfc.compiler.ir.types import Axes, Dim, TensorType
+
+HEAVY = 100
+"""An einsum is heavy when it does at least one part in so many of the work of all einsums."""
+
+
+@attrs.frozen
+class Tensor:
+    """A value of the program: its type, where it is made, the user's name for it, and its role if it is an argument."""
+
+    type: TensorType
+    span: Span | None
+    path: str | None
+    role: Role | None
+
+    @property
+    def place(self) -> Span | None:
+        """Where it is made in the file that is compiled: in a function of another file, the call that led there."""
+        return self.span and in_main_file(self.span)
+
+    @property
+    def shown(self) -> str:
+        return f"`{self.path}`" if self.path else "this value"
+
+
+def in_main_file(span: Span) -> Span:
+    """A place, or the innermost call that led there, in the file that is compiled: the one with the outermost call."""
+    return attrs.evolve(span.inside(span.inside(None).file), call=None)
+
+
+Shapes = dict[tuple[str, ...], list[Tensor]]
+"""Tensors by their dimensions: those that have the same are alike to a layout."""
+
+
+def by_shape(tensors: Iterable[Tensor]) -> Shapes:
+    shapes: Shapes = {}
+    for tensor in tensors:
+        shapes.setdefault(tensor.type.names, []).append(tensor)
+    return shapes
+
+
+class Undistributed:
+    """Sizes of whole tensors."""
+
+    def dim(self, dim: Dim, axes: Axes) -> int:
+        return dim.size
+
+    def elements(self, type: TensorType) -> int:
+        return type.size
+
+
+Named = Callable[[], Mapping[str, Tensor]]
+"""Everything that the compiler has a name for, the equations of the step for example: as tensors with the dimensions that each
+has. Finding it takes a while.
+"""
+
+
+def nothing() -> Mapping[str, Tensor]:
+    return {}
+
+
+@attrs.frozen(slots=False)
+class ProgramIndex:
+    """Of `forward`; `named` has what else a layout can name."""
+
+    program: Program
+    named: Named = nothing
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        forward = self.program.function("forward")
+        arguments = (Tensor(a.value.type, a.span, a.value.name, a.role) for a in forward.arguments)
+        results = (Tensor(v.type, eqn.span, eqn.path, None) for eqn in self.equations for v in eqn.results)
+        handed_out = (
+            Tensor(value.type, eqn.span, output.name, None)
+            for eqn in self.loops
+            for value, output in zip(eqn.results, region_of(eqn).outputs, strict=True)
+        )
+        return (*arguments, *results, *handed_out)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        return by_shape(self.tensors)
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.role == "parameter")
+
+    @cached_property
+    def stored(self) -> Shapes:
+        """The parameters."""
+        return by_shape(self.parameters)
+
+    @cached_property
+    def by_path(self) -> dict[str, list[Tensor]]:
+        """The values of each variable: several, where it is rebound."""
+        found: dict[str, list[Tensor]] = {}
+        for tensor in self.tensors:
+            if tensor.path:
+                found.setdefault(tensor.path, []).append(tensor)
+        return found
+
+    @cached_property
+    def placeable(self) -> Mapping[str, Tensor]:
+        """What the compiler has named."""
+        return self.named()
+
+    def of_path(self, path: str) -> list[Tensor]:
+        """What a `value` rule with this path is for: the user's values, or else what the compiler has named so."""
+        if path in self.by_path:
+            return self.by_path[path]
+        return [self.placeable[path]] if path in self.placeable else []
+
+    @cached_property
+    def neighbours(self) -> dict[str, set[str]]:
+        """For each dimension, itself and those that some tensor has beside it."""
+        found: dict[str, set[str]] = {}
+        for names in self.shapes:
+            for name in names:
+                found.setdefault(name, set()).update(names)
+        return found
+
+    @cached_property
+    def equations(self) -> tuple[Equation, ...]:
+        """All but the loops, whose bodies' are among them."""
+        return tuple(eqn for eqn, _ in self._executed if not eqn.regions)
+
+    @cached_property
+    def loops(self) -> tuple[Equation, ...]:
+        return tuple(eqn for eqn, _ in self._executed if eqn.regions)
+
+    @cached_property
+    def _executed(self) -> tuple[tuple[Equation, int], ...]:
+        """Every equation, and how often it is executed."""
+        return tuple(_executed(self.program.function("forward").body, 1))
+
+    @cached_property
+    def paths(self) -> dict[Value, str]:
+        """The values that the user has named: arguments, variables, and what loops carry and yield."""
+        found = {a.value: a.value.name for a in self.program.function("forward").arguments}
+        found |= {eqn.result: eqn.path for eqn in self.equations if eqn.path}
+        for eqn in self.loops:
+            found |= {a.value: a.value.name for a in carried(region_of(eqn))}
+            found |= {v: o.name for v, o in zip(eqn.results, region_of(eqn).outputs, strict=True)}
+        return found
+
+    @cached_property
+    def heavy(self) -> Mapping[Equation, int]:
+        """The contractions with a good part of the work, and their FLOPs."""
+        einsums = [(eqn, times) for eqn, times in self._executed if has_trait(eqn, "dot")]
+        work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
+        total = sum(work)
+        pairs = ((eqn, flops) for (eqn, _), flops in zip(einsums, work, strict=True))
+        return {eqn: flops for eqn, flops in pairs if flops * HEAVY >= total and reduced_dims(eqn)}
+
+
+def _executed(body: Iterable[Equation], times: int) -> Iterator[tuple[Equation, int]]:
+    for eqn in body:
+        yield eqn, times
+        for region in eqn.regions:
+            yield from _executed(region.body, times * dim_of(eqn).size)

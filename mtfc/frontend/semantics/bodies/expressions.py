@@ -1,0 +1,402 @@
+"""Expressions to equations.
+
+An expression is a tensor, which an equation defines, or a number: a literal, the size of a dimension, or what is computed from
+numbers. A number has no dtype of its own; it takes that of the tensor it meets, and is f32 where it meets none. In optimizers,
+what is computed from the number of the step and from numbers is a number too, known only when the program runs. `None` stands
+for an expression that has been reported as wrong. The equation that defines a user's variable has the variable's name, all others
+are named by their op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Attr, Equation, Value
+from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
+from mtfc.frontend.semantics.names.constants import ConstantError, Number, convert, fold, plain, shown, truth
+from mtfc.frontend.semantics.names.scope import Scope, count
+from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
+from mtfc.frontend.syntax import ast, other_libraries
+
+Result = Value | Number | None
+
+OPERATORS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "**": "pow",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "==": "eq",
+    "!=": "ne",
+    "and": "and",
+    "or": "or",
+}
+SIGNS = {"-": "neg", "not": "not"}
+
+
+@attrs.frozen
+class Operand:
+    """What an operator or a call is applied to, where it is written, and how to speak of it.
+
+    `is_number` says of a value that it stands for a number that is not known yet.
+    """
+
+    result: Value | Number
+    span: Span
+    shown: str = "this"
+    is_number: bool = False
+
+    @property
+    def type(self) -> TensorType | None:
+        """None for a number that is known."""
+        return self.result.type if isinstance(self.result, Value) else None
+
+    @property
+    def dtype(self) -> str | None:
+        """None for a number."""
+        return self.type.dtype if self.type and not self.is_number else None
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return self.type.dims if self.type else ()
+
+
+@attrs.frozen
+class Site:
+    """Where equations are being made: the place in the source, and the variable, if any, that the result is bound to.
+
+    A variable is given with its scope, as in `layers.ffn.h`. `more` are those of further results.
+    """
+
+    span: Span
+    variable: str | None = None
+    more: tuple[str | None, ...] = ()
+
+    @property
+    def variables(self) -> Iterator[str | None]:
+        """The variables of all results, in order, None for those that have none."""
+        return chain((self.variable, *self.more), repeat(None))
+
+
+Results = tuple[Result, ...]
+Variables = Sequence[str | None]
+"""The variables that the results of a call are bound to, if any."""
+
+CallRule = Callable[["Expressions", ast.Call, Variables], Results]
+
+
+class Expressions:
+    """Elaborates the expressions of one body: a model's, or a function's at one call.
+
+    `values` has the variables bound so far, `places` the last place of each binding. `gone` has the places of variables that
+    only a loop knew. `later` has the first definition of each variable of the body, further down too. `dropped` has the values
+    that only dead statements see. `prefix` is the scope at the start of full names: empty, or ending in a dot. `stack` are the
+    functions that led here, each with the name of its module. `call_rule` elaborates calls.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        builder: FunctionBuilder,
+        later: Mapping[str, Span],
+        call: CallRule,
+        prefix: str = "",
+        stack: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.scope, self.builder, self.later, self.prefix, self.stack = scope, builder, later, prefix, stack
+        self.call_rule = call
+        self.values: MutableMapping[str, Result] = {}
+        self.places: dict[str, Span] = {}
+        self.gone: dict[str, Span] = {}
+        self.dropped: dict[str, Result] = {}
+
+    @property
+    def block(self) -> BlockBuilder:
+        return self.builder.block
+
+    def value(self, node: ast.Node, variable: str | None = None) -> Result:
+        """What an expression stands for; where an equation defines it, `variable` is that equation's name."""
+        return _ELABORATE[type(node)](self, node, variable)
+
+    def operand(self, node: ast.Node) -> Operand | None:
+        result = self.value(node)
+        shown = f"`{node.text}`" if isinstance(node, ast.Name) else "this"
+        return None if result is None else self.as_operand(result, node.span, shown)
+
+    def as_operand(self, result: Value | Number, span: Span, shown: str = "this") -> Operand:
+        return Operand(result, span, shown, result in self.builder.numbers)
+
+    def name(self, node: ast.Name, variable: str | None) -> Result:
+        """Return a variable, or the size of a dimension of that name, or else `training`."""
+        if node.text in self.values:
+            return self.named(self.values[node.text], node.span, variable)
+        if node.text in self.scope.dims and node.text not in self.later:
+            dim = self.scope.dims[node.text]
+            return dim.size if dim else None
+        if node.text == TRAINING and not self._is_own(node.text):
+            return self.emit(Site(node.span, variable), TRAINING)
+        self._unknown(node)
+        return None
+
+    def _is_own(self, name: str) -> bool:
+        """True if the file has a value of this name that is not known here."""
+        return name in self.later or name in self.gone or name in self.scope.doubtful
+
+    def named(self, value: Result, span: Span, variable: str | None) -> Result:
+        """A variable bound to another gets an equation, which changes nothing, so that a `value` rule can name it."""
+        if variable is None or not isinstance(value, Value):
+            return value
+        operand = self.as_operand(value, span)
+        return self.emit(Site(span, variable), "transpose", operand, dims=value.type.dims)
+
+    def _unknown(self, node: ast.Name) -> None:
+        name = node.text
+        if name in self.gone:
+            label = Label(self.gone[name], "it is bound here, anew in each iteration")
+            help = f"bind it before the loop too, or hand out all its values: `yield {name}_all = {name}`"
+            self.scope.error("E121", f"`{name}` is known inside of the loop only", node.span, [label], help)
+        elif name in self.later:
+            label = Label(self.later[name], "it is defined here")
+            self.scope.error("E105", f"`{name}` is used before it is defined", node.span, [label])
+        else:
+            unknown_value(self.scope, node, {**self.values, **self.dropped})
+
+    def dotted(self, node: ast.Path, variable: str | None) -> Result:
+        """The size of a dimension of a module."""
+        dim = self.scope.find_dim(node)
+        if dim is not None:
+            return dim.size
+        unknown_value(self.scope, node, {**self.values, **self.dropped})
+        return None
+
+    def literal(self, node: ast.Int | ast.Float | ast.Bool, variable: str | None) -> Number:
+        return node.value
+
+    def call(self, node: ast.Call, variable: str | None) -> Result:
+        results = self.call_rule(self, node, (variable,))
+        if len(results) == 1:
+            return results[0]
+        help = f"give each a name: `{', '.join('abcdefgh'[: len(results)])} = {node.function.text}(...)`"
+        message = f"`{node.function.text}` has {count(len(results), 'result')}, and here stands one value"
+        self.scope.error("E218", message, node.span, help=help)
+        return None
+
+    def results(self, node: ast.Node, variables: Sequence[str]) -> Results:
+        """What an expression stands for that several variables are bound to."""
+        if isinstance(node, ast.Call):
+            return self.call_rule(self, node, variables)
+        return (self.value(node, variables[0]),)
+
+    def number(self, node: ast.Node) -> float | None:
+        """The value of an expression that must be a number, neither tensor nor truth value."""
+        result = self.value(node)
+        if isinstance(result, Value | bool):
+            self.scope.error("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
+            return None
+        return result
+
+    def integer(self, node: ast.Node) -> int | None:
+        """The value of an expression that must be a whole number."""
+        result = self.value(node)
+        if result is None or (isinstance(result, int) and not isinstance(result, bool)):
+            return result
+        found = str(result.type) if isinstance(result, Value) else shown(result)
+        self.scope.error("E208", f"expected a whole number, found {found}", node.span)
+        return None
+
+    def not_a_value(self, node: ast.Node, variable: str | None) -> None:
+        self.scope.error("E204", "expected a value", node.span)
+
+    # Operators
+
+    def unary(self, node: ast.Unary, variable: str | None) -> Result:
+        operand = self.operand(node.operand)
+        if operand is None:
+            return None
+        if isinstance(operand.result, Value):
+            return self.emit(Site(node.span, variable), SIGNS[node.op], operand)
+        negated = {"-": lambda x: -plain(x), "not": lambda x: not truth(x)}[node.op]
+        return self.folded(node.span, negated, operand.result)
+
+    def binary(self, node: ast.Binary, variable: str | None) -> Result:
+        left, right = self.operand(node.left), self.operand(node.right)
+        if left is None or right is None:
+            return None
+        if node.op == "@":
+            self.scope.error(
+                "E004", other_libraries.NO_PRODUCT, node.span, help=product_help(node, left.dims, right.dims)
+            )
+            return None
+        if node.op == "//" and not (isinstance(left.result, int) and isinstance(right.result, int)):
+            help = "`//` is for whole numbers, such as sizes; `floor(x / y)` rounds a quotient down"
+            self.scope.error("E214", "values have no operator `//`", node.span, help=help)
+            return None
+        if isinstance(left.result, Value) or isinstance(right.result, Value):
+            return self.emit(Site(node.span, variable), OPERATORS[node.op], left, right)
+        return self.folded(node.span, lambda a, b: fold(node.op, a, b), left.result, right.result)
+
+    def folded(self, span: Span, function: Callable[..., Number], *numbers: Value | Number) -> Number | None:
+        """The value of a function of numbers; an error where it has none."""
+        try:
+            return function(*numbers)
+        except ConstantError as error:
+            self.scope.error("E209", str(error), span)
+            return None
+
+    # Equations
+
+    def emit(self, site: Site, op: str, *operands: Operand, **attributes: Attr) -> Value | None:
+        """One equation for the site's result; numbers take the dtype of the tensors, or f32."""
+        dtype = common_dtype(operands)
+        values = [self.tensor(operand, dtype) for operand in operands]
+        found = [value for value in values if value is not None]
+        return self.equation(site, op, operands, found, attributes) if len(found) == len(values) else None
+
+    def equation(
+        self,
+        site: Site,
+        op: str,
+        operands: Sequence[Operand],
+        values: Sequence[Value],
+        attributes: Mapping[str, Attr],
+    ) -> Value | None:
+        """One equation with one result."""
+        results = self.equations(site, op, operands, values, attributes)
+        return results[0] if results else None
+
+    def equations(
+        self,
+        site: Site,
+        op: str,
+        operands: Sequence[Operand],
+        values: Sequence[Value],
+        attributes: Mapping[str, Attr],
+    ) -> tuple[Value, ...]:
+        """One equation, and its results; nothing where the op refuses the operands."""
+        try:
+            types = OPS[op].infer([value.type for value in values], attributes)
+        except OpError as error:
+            self._refused(error, site.span, operands, values)
+            return ()
+        dims = {dim for value in values for dim in value.type.dims} if op == "einsum" else types[0].dims
+        if not self.scope.few_enough(dims, site.span):
+            return ()
+        results = tuple(
+            Value(self._name(op, path), type) for path, type in zip(site.variables, types, strict=False)
+        )
+        path = site.variable if len(results) == 1 else None
+        self.block.append(Equation(op, tuple(values), results, attributes, span=site.span, path=path))
+        self.builder.size += 1
+        if _is_of_numbers(op, operands) and not results[0].type.dims:
+            self.builder.numbers.update(results)
+        return results
+
+    def _name(self, op: str, path: str | None) -> str:
+        return self.block.names.fresh(op) if path is None else self.block.variables.of_variable(path)
+
+    def _refused(
+        self, error: OpError, span: Span, operands: Sequence[Operand], values: Sequence[Value]
+    ) -> None:
+        """The op's own words, and what each operand is that the user has written; these come first."""
+        code = "E201" if isinstance(error, DimsError) else "E202" if isinstance(error, DTypeError) else "E205"
+        help = _broadcast_help(values) if code == "E201" else error.help
+        pairs = zip(operands, values, strict=False)
+        labels = [Label(operand.span, f"{operand.shown} is {value.type}") for operand, value in pairs]
+        self.scope.error(code, error.message, span, labels, help)
+
+    def tensor(self, operand: Operand, dtype: str | None = None) -> Value | None:
+        """The operand as a tensor: a number becomes a scalar of `dtype`, or of what it is by itself."""
+        number = operand.result
+        if isinstance(number, Value):
+            return self._number_of_dtype(self.block.here(number), operand, dtype)
+        dtype = dtype or ("bool" if isinstance(number, bool) else "f32")
+        converted = self.number_as(operand, dtype)
+        if converted is None:
+            return None
+        self.block.span = operand.span
+        return self.block.constant(converted, dtype)
+
+    def _number_of_dtype(self, value: Value, operand: Operand, dtype: str | None) -> Value:
+        """A number that is not known yet takes a floating-point dtype where it meets one."""
+        if not operand.is_number or dtype not in FLOATS or value.type.dtype not in FLOATS:
+            return value
+        self.block.span = operand.span
+        return self.block.cast(value, str(dtype))
+
+    def number_as(self, operand: Operand, dtype: str) -> Number | None:
+        """A number as an element of `dtype`."""
+        assert not isinstance(operand.result, Value)
+        try:
+            return convert(operand.result, dtype)
+        except ConstantError as error:
+            help = (
+                "convert the other operand with `cast(x, dtype)`"
+                if _is_misfit(operand.result, dtype)
+                else None
+            )
+            self.scope.error("E206", str(error), operand.span, help=help)
+            return None
+
+    def output(self, node: ast.Name) -> Value | None:
+        """The value of a variable that is returned: a number becomes a scalar of that name."""
+        result = self.value(node)
+        if result is None or isinstance(result, Value):
+            return result
+        return self.scalar(result, Site(node.span, self.prefix + node.text))
+
+    def scalar(self, number: Number, site: Site) -> Value | None:
+        """A number as a tensor of its own."""
+        dtype = "bool" if isinstance(number, bool) else "f32"
+        converted = self.number_as(Operand(number, site.span), dtype)
+        return None if converted is None else self.emit(site, "constant", value=converted, dtype=dtype)
+
+
+def common_dtype(operands: Sequence[Operand]) -> str | None:
+    """The dtype that numbers take among these operands: a tensor's, or that of a number which is not known yet."""
+    own = [operand.dtype for operand in operands] + [each.type.dtype for each in operands if each.type]
+    return next((dtype for dtype in own if dtype), None)
+
+
+def _is_of_numbers(op: str, operands: Sequence[Operand]) -> bool:
+    """Whether a result is a number that is not known yet: some operand is one, none is a tensor, and no dtype is asked for."""
+    unknown = any(operand.is_number for operand in operands)
+    return unknown and op != "cast" and all(operand.dtype is None for operand in operands)
+
+
+def _is_misfit(number: Number, dtype: str) -> bool:
+    """Whether no number like this one is a value of `dtype`."""
+    return isinstance(number, float) and dtype in ("i32", "u32")
+
+
+def _broadcast_help(values: Sequence[Value]) -> str:
+    dims: dict[Dim, None] = dict.fromkeys(dim for value in values for dim in value.type.dims)
+    names = ", ".join(dim.name for dim in dims)
+    return f"give one operand all dimensions: `broadcast(x -> [{names}])`"
+
+
+_ELABORATE: dict[type[ast.Node], Callable[[Expressions, Any, str | None], Result]] = {
+    ast.Int: Expressions.literal,
+    ast.Float: Expressions.literal,
+    ast.Bool: Expressions.literal,
+    ast.Name: Expressions.name,
+    ast.Path: Expressions.dotted,
+    ast.Unary: Expressions.unary,
+    ast.Binary: Expressions.binary,
+    ast.Call: Expressions.call,
+    ast.DimList: Expressions.not_a_value,
+    ast.Tuple: Expressions.not_a_value,
+    ast.Arrow: Expressions.not_a_value,
+}

@@ -1,0 +1,498 @@
+"""Statements to equations, the same for models, functions and optimizers.
+
+A `ElaboratedBody` is one such list of statements with the variables that are bound in it. To elaborate statements of another kind, derive a
+class: bind what is given with `bind`, call `run`, and read `expressions.values`; `STATEMENTS` says which method elaborates which
+statement, and what a kind of body does not have it reports with `misplaced`. All equations go to the `FunctionBuilder` that it is made
+with, to where that stands: `builder.block.body` is what has been made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from typing import ClassVar
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.loops import LOOP, result_type, stacked_type
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
+from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
+from mtfc.frontend.semantics.bodies.initializers import initializer
+from mtfc.frontend.semantics.names.declarations import valid_size
+from mtfc.frontend.semantics.names.scope import Scope, count
+from mtfc.frontend.semantics.names.unused_values import NOTHING, Unused
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.bound_names import bound, bound_inside, variables, yielded
+
+
+@attrs.frozen
+class BodyKind:
+    """The kind of a body: the word and the name in messages, and `local_dims`, True if the body may declare dimensions.
+
+    `unused` has the dead statements of the body.
+    """
+
+    word: str
+    name: ast.Name
+    local_dims: bool = False
+    unused: Unused = NOTHING
+
+
+class ElaboratedBody(ABC):
+    """The elaborated part of one list of statements.
+
+    `places` says where inputs, arguments and parameters are declared, `dim_places` where dimensions of its own are, and `loops`
+    which loops the current statement is in. `is_dropping` is True inside of a dead statement.
+    """
+
+    def __init__(
+        self,
+        kind: BodyKind,
+        statements: Sequence[ast.Statement],
+        scope: Scope,
+        builder: FunctionBuilder,
+        call: CallRule,
+        given: Iterable[ast.Name] = (),
+        prefix: str = "",
+        stack: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.kind, self.statements = kind, statements
+        self.scope = scope
+        self.later = variables(given, statements)
+        self.expressions = Expressions(scope, builder, self.later, call, prefix, stack)
+        self.places: dict[str, Span] = {}
+        self.dim_places: dict[str, Span] = {}
+        self.loops: list[Loop] = []
+        self.is_dropping = False
+        self.returned = 0
+
+    @property
+    def builder(self) -> FunctionBuilder:
+        return self.expressions.builder
+
+    @property
+    def dead(self) -> frozenset[Span]:
+        """The places of dead statements; none while a dead loop is elaborated."""
+        return frozenset() if self.is_dropping else self.kind.unused.dead
+
+    def run(self) -> None:
+        """Elaborate the statements up to the first `return`; errors where there is none, or where more follow."""
+        for i, statement in enumerate(self.statements):
+            self.statement(statement)
+            if isinstance(statement, ast.Return):
+                self._nothing_after(statement, self.statements[i + 1 :])
+                return
+        self.ends_without_return()
+
+    def ends_without_return(self) -> None:
+        if not any(isinstance(statement, ast.Broken) for statement in self.statements):
+            name = self.kind.name
+            help = "end it with `return` and the values that it computes"
+            self.scope.error("E108", f"{self.kind.word} `{name.text}` returns nothing", name.span, help=help)
+
+    def _nothing_after(self, end: ast.Return, rest: Sequence[ast.Statement]) -> None:
+        is_broken = any(isinstance(statement, ast.Broken) for statement in self.statements)
+        if rest and not is_broken:
+            label = Label(end.span, f"the {self.kind.word} ends here")
+            self.scope.error("E107", "this comes after `return`", rest[0].span, [label])
+
+    def statement(self, node: ast.Statement) -> None:
+        if isinstance(node, ast.Broken):  # the error has been reported, and the names are doubtful
+            self.expressions.values.update(dict.fromkeys(node.targets))
+            return
+        elaborate = getattr(self, self.STATEMENTS[type(node)])
+        if node.span in self.dead:
+            self._drop(node, elaborate)
+            return
+        elaborate(node)
+        if not self.is_dropping and not isinstance(node, ast.Repeat | ast.Scan):
+            for name in bound(node) if self.expressions.dropped else ():
+                self.expressions.dropped.pop(name.text, None)
+
+    def _drop(self, node: ast.Statement, elaborate: Callable[[ast.Statement], None]) -> None:
+        """Report errors in a dead statement. Its equations go to their own builder, and only dead statements see its values."""
+        expressions, builder, values = self.expressions, self.builder, self.expressions.values
+        expressions.builder, expressions.values = builder.aside(), ChainMap(expressions.dropped, values)
+        self.is_dropping = True
+        elaborate(node)
+        names, found = [name.text for name in bound(node)], expressions.values
+        expressions.dropped.update({name: found[name] for name in names if name in found})
+        self.is_dropping = False
+        self.scope.reports.dropped |= expressions.builder.seen
+        self.scope.reports.dropped_dims |= expressions.builder.dims
+        builder.size = expressions.builder.size
+        expressions.builder, expressions.values = builder, values
+
+    def bind(self, name: ast.Name, value: Result) -> bool:
+        """Bind what is given before the statements run; False, and an error, where the name is taken."""
+        if not self.scope.declare("value", name, self.places):
+            return False
+        self.expressions.values[name.text] = value
+        self.expressions.places[name.text] = name.span
+        return True
+
+    # Statements
+
+    def assign(self, node: ast.Assign) -> None:
+        names = [self.expressions.prefix + target.text for target in node.targets]
+        results = self.expressions.results(node.value, names)
+        if len(results) != len(names):
+            self._wrong_number(node, len(results), failed=None in results)
+            results = (None,) * len(names)
+        for target, result in zip(node.targets, results, strict=True):
+            self.places.setdefault(target.text, target.span)
+            self.expressions.places[target.text] = target.span
+            self.expressions.values[target.text] = result
+
+    def _wrong_number(self, node: ast.Assign, results: int, failed: bool) -> None:
+        if failed:
+            return
+        first, last = node.targets[0].span, node.targets[-1].span
+        span = attrs.evolve(first, end_line=last.end_line, end_column=last.end_column)
+        found = "one value" if results == 1 else count(results, "value")
+        self.scope.error("E218", f"{count(len(node.targets), 'name')} for {found}", span)
+
+    def param(self, node: ast.Param) -> None:
+        type = self._parameter_type(node)
+        init = initializer(node.init, self.expressions)
+        if not self.bind(node.name, None) or type is None or init is None:
+            return
+        name = self.expressions.prefix + node.name.text
+        if self.scope.declare("parameter", ast.Name(node.name.span, name), self.builder.places):
+            value = self.builder.parameter(name, type, init, node.name.span)
+            self.expressions.values[node.name.text] = value
+
+    def _parameter_type(self, node: ast.Param) -> TensorType | None:
+        type = self.scope.type(node.type)
+        if type is None:
+            return None
+        if type.dtype not in FLOATS:
+            message = f"a parameter is trained and so must be floating-point, found {type.dtype}"
+            help = "what is given and not trained is an input"
+            self.scope.error("E216", message, node.type.span, help=help)
+            return None
+        return type if self._may_be_stacked(node, type) else None
+
+    def _may_be_stacked(self, node: ast.Param, type: TensorType) -> bool:
+        """Whether the dimensions of the loops around are others than those of the type."""
+        dims: set[Dim] = set(type.dims)
+        for loop in self.builder.block.loops():
+            if loop.stacked and loop.dim in dims:
+                message = f"`{node.name.text}` would have dimension `{loop.dim.name}` twice"
+                help = f"each iteration of `repeat {loop.dim.name}` has a slice of its own"
+                self.scope.error("E210", message, node.type.span, help=help)
+                return False
+            dims |= {loop.dim} if loop.stacked else set()
+        return True
+
+    def dim(self, node: ast.DimDecl) -> None:
+        """A dimension of the function's own: `function.dim`."""
+        if not self.kind.local_dims:
+            help = f"declare it outside of the {self.kind.word}"
+            self.scope.error("E114", "`dim` belongs in a function or in the file", node.span, help=help)
+            return
+        name = node.name.text
+        if not self.scope.declare("dimension", node.name, self.dim_places):
+            return
+        size = self.expressions.integer(node.size)
+        self.scope.places[name] = node.name.span
+        self.scope.dims[name] = None
+        if size is not None and valid_size(name, size, node.size.span, self.scope):
+            full = f"{self.kind.name.text}.{name}"
+            self.scope.dims[name] = self.builder.local_dim(full, size, node.name.span)
+
+    @abstractmethod
+    def return_(self, node: ast.Return) -> None:
+        """The end of the body."""
+
+    def loop(self, node: ast.Repeat | ast.Scan) -> None:
+        elaborate_loop(self, node)
+
+    def yield_(self, node: ast.Yield) -> None:
+        if self.loops:
+            self.loops[-1].yields(node)
+            return
+        self.misplaced(node, "yield", "a loop")
+        self.expressions.values[node.name.text] = None
+
+    def state(self, node: ast.State) -> None:
+        self.misplaced(node, "state", "an optimizer")
+        self.expressions.values[node.name.text] = None
+
+    def misplaced(self, node: ast.Node, keyword: str, where: str) -> None:
+        self.scope.error("E114", f"`{keyword}` belongs in {where}", node.span)
+
+    STATEMENTS: ClassVar[Mapping[type[ast.Node], str]] = {
+        ast.Assign: "assign",
+        ast.Param: "param",
+        ast.DimDecl: "dim",
+        ast.Return: "return_",
+        ast.Repeat: "loop",
+        ast.Scan: "loop",
+        ast.Yield: "yield_",
+        ast.State: "state",
+    }
+
+
+MOST_LOOPS = 16
+"""Loops inside of each other."""
+
+
+def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
+    dim = body.scope.dim(node.dim)
+    sources = {each.name.text: _source(body, each, dim) for each in node.slices}
+    found = {name: source for name, source in sources.items() if source is not None}
+    if dim is None or len(found) < len(sources) or not _may_nest(body, node):
+        for name in (*bound_inside(node.body), *yielded(node)):
+            body.expressions.values[name.text] = None
+        return
+    Loop(body, node, dim).run(found)
+
+
+def _source(body: ElaboratedBody, node: ast.LoopSlice, dim: Dim | None) -> Value | None:
+    """What a loop takes slices of."""
+    operand = body.expressions.operand(node.source)
+    if operand is None or dim is None:
+        return None
+    if dim in operand.dims:
+        return body.expressions.tensor(operand)
+    found = str(operand.type) if operand.type else "a number"
+    label = Label(node.source.span, f"{operand.shown} is {found}")
+    message = f"there is no dimension `{dim.name}` to go along"
+    body.scope.error("E205", message, node.source.span, [label])
+    return None
+
+
+def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
+    depth = len(tuple(body.builder.block.loops()))
+    if depth >= MOST_LOOPS:
+        body.scope.error("E122", f"more than {MOST_LOOPS} loops are inside of each other", node.dim.span)
+    return depth < MOST_LOOPS
+
+
+@attrs.frozen
+class Carried:
+    """A variable that each iteration hands to the next: its argument, where the loop binds it, and where it was bound before."""
+
+    argument: Value
+    span: Span
+    before: Span | None
+
+
+class Loop:
+    """A loop of a body during elaboration.
+
+    `yielded` are the values of `yield` statements by name, `unused` the names among them that nothing reads. `rebound` are the
+    outer variables that the loop binds again; those that something reads are `carried`.
+    """
+
+    def __init__(self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
+        self.body, self.node, self.dim = body, node, dim
+        self.expressions, self.builder = body.expressions, body.builder
+        self.outside = body.builder.block
+        self.block = LoopBuilder(self.outside, dim, stacked=isinstance(node, ast.Repeat))
+        self.prefix, self.region = self.expressions.prefix, dim.name
+        self.carried: dict[str, Carried] = {}
+        self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}
+        self.unused: set[str] = set()
+        self.rebound: dict[str, Span] = {}
+        self.is_dropped = body.is_dropping
+
+    def run(self, sources: Mapping[str, Value]) -> None:
+        """Elaborate the body in a block of its own, and make the loop of it."""
+        before, dropped = dict(self.expressions.values), dict(self.expressions.dropped)
+        bound = self._bound(sources)
+        self.rebound = {name: span for name, span in bound.items() if name in before or name in dropped}
+        needed = self._bound(sources, self.body.dead)
+        self._carry({name: span for name, span in needed.items() if name in before})
+        unused = self._unused(before | dropped)
+        self._enter(sources)
+        for statement in self.node.body:
+            self._statement(statement)
+        after, self.expressions.values = self.expressions.values, before
+        outputs = self._outputs(after)
+        self._check_unused(unused)
+        self._leave()
+        results = self._equation(outputs)
+        self.expressions.values |= {
+            **{name: results.get(name) if after[name] is not None else None for name in self.carried},
+            **{name: results.get(name) for name in self.yielded if name not in self.unused},
+        }
+        kept = {name: value for name, value in dropped.items() if name not in self.carried | self.yielded}
+        self.expressions.dropped = kept | {name: self._stacked(name) for name in self.unused}
+        self.expressions.gone |= {name: span for name, span in bound.items() if name not in before}
+
+    def _bound(self, sources: Mapping[str, Value], dead: Collection[Span] = ()) -> dict[str, Span]:
+        """Return the variables that statements of the loop bind, each with the last place."""
+        names = bound_inside(self.node.body, dead)
+        return {name.text: name.span for name in names if name.text not in sources}
+
+    def _stacked(self, name: str) -> Value | None:
+        """Return the stack of a yielded value that only dead statements read."""
+        value = self.yielded[name][1]
+        return value and Value(name, stacked_type(value.type, self.dim))
+
+    def _carry(self, rebound: Mapping[str, Span]) -> None:
+        """Make arguments of the variables that the loop binds again."""
+        for name, span in rebound.items():
+            result = self.expressions.values[name]
+            start = None if result is None else self.expressions.tensor(Operand(result, span, f"`{name}`"))
+            if start is not None:
+                argument = self.block.carry(start, self.prefix + name, span)
+                self.carried[name] = Carried(argument, span, self.expressions.places.get(name))
+            self.expressions.values[name] = None
+
+    def _enter(self, sources: Mapping[str, Value]) -> None:
+        """From here on statements are of the loop's body."""
+        if isinstance(self.node, ast.Repeat):
+            self.region = self.builder.scope(self.prefix, self.node.dim.text, owns_parameters=True)
+            self.expressions.prefix = f"{self.prefix}{self.region}."
+        for name, each in self.carried.items():
+            self.expressions.values[name] = each.argument
+        for node in self.node.slices:
+            name = node.name.text
+            own = self.block.slice(sources[name], self.expressions.prefix + name, node.name.span)
+            self.expressions.values[name] = own
+        self.builder.block = self.block
+        self.body.loops.append(self)
+
+    def _leave(self) -> None:
+        self.body.loops.pop()
+        self.builder.block = self.outside
+        self.expressions.prefix = self.prefix
+
+    def _statement(self, node: ast.Statement) -> None:
+        if isinstance(node, ast.Return):
+            self.body.misplaced(node, "return", f"the {self.body.kind.word}, after its loops")
+        else:
+            self.body.statement(node)
+
+    def yields(self, node: ast.Yield) -> None:
+        """`yield name = value`: the values of all iterations are called `name` after the loop."""
+        name = node.name
+        value = self._yielded_value(node)
+        if name.text in self.yielded:
+            label = Label(self.yielded[name.text][0].span, "first yielded here")
+            self.body.scope.error("E112", f"`{name.text}` is yielded twice", name.span, [label])
+        elif name.text in self.rebound:
+            label = Label(self.rebound[name.text], "here it is bound, and so handed to the next iteration")
+            message = f"`{name.text}` is yielded, and also carried from one iteration to the next"
+            help = f"yield it under another name: `yield {name.text}_all = ...`"
+            self.body.scope.error("E112", message, name.span, [label], help)
+        else:
+            self.yielded[name.text] = name, value
+            if self.body.is_dropping and not self.is_dropped:
+                self.unused.add(name.text)
+
+    def _yielded_value(self, node: ast.Yield) -> Value | None:
+        result = self.expressions.value(node.value, self.prefix + node.name.text)
+        if result is None:
+            return None
+        value = self.expressions.tensor(Operand(result, node.value.span))
+        if value is not None and self.dim in value.type.dims:
+            label = Label(node.value.span, f"it is {value.type}")
+            message = (
+                f"what is yielded is stacked along `{self.dim.name}`, and this has that dimension already"
+            )
+            self.body.scope.error("E210", message, node.value.span, [label])
+            return None
+        return value
+
+    # The equation
+
+    def _outputs(self, after: MutableMapping[str, Result]) -> list[Output]:
+        """What the region hands out. A variable that has failed stays what it was, so that the loop is one all the same."""
+        outputs = []
+        for name, each in self.carried.items():
+            after[name] = self._next(name, each, after[name])
+            value = after[name]
+            last = value if isinstance(value, Value) else each.argument
+            outputs.append(Output(self.prefix + name, last, updates=each.argument.name))
+        for name, (_, each_value) in self.yielded.items():
+            if each_value is not None and name not in self.unused:
+                outputs.append(Output(self.prefix + name, self.block.here(each_value)))
+        return outputs
+
+    def _next(self, name: str, carried: Carried, result: Result) -> Value | None:
+        """The value that a carried variable has after the body, with the type that it had before."""
+        if result is None:
+            return None
+        type = carried.argument.type
+        operand = Operand(result, carried.span, f"`{name}`")
+        value = self.expressions.tensor(operand, type.dtype)
+        if value is None or value.type == type:
+            return value
+        if value.type.dtype == type.dtype and set(value.type.dims) == set(type.dims):
+            return self.expressions.emit(
+                Site(carried.span), "transpose", Operand(value, carried.span), dims=type.dims
+            )
+        self._changes(name, carried, value)
+        return None
+
+    def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
+        """Return the variables that the loop would carry if something read them."""
+        places = self.expressions.places
+        values = {name: before[name] for name in self.rebound if name not in self.carried}
+        return {
+            name: Carried(value, self.rebound[name], places.get(name))
+            for name, value in values.items()
+            if isinstance(value, Value)
+        }
+
+    def _check_unused(self, unused: Mapping[str, Carried]) -> None:
+        """Report an error for an unread variable that changes its type."""
+        for name, each in unused.items():
+            start, end = each.argument.type, self.expressions.dropped.get(name)
+            if isinstance(end, Value) and (start.dtype, set(start.dims)) != (
+                end.type.dtype,
+                set(end.type.dims),
+            ):
+                self._changes(name, each, end)
+
+    def _changes(self, name: str, carried: Carried, value: Value) -> None:
+        before, after = carried.argument.type, value.type
+        labels = [Label(carried.span, f"after an iteration it is {after}")]
+        if carried.before is not None:
+            labels.insert(0, Label(carried.before, f"before the loop it is {before}"))
+        message = f"`{name}` is carried from one iteration to the next, and changes its type"
+        help = "if this is another variable, give it a name of its own"
+        if set(before.dims) < set(after.dims):
+            help = "give it all dimensions before the loop: `broadcast(x -> [dims])`"
+        elif set(before.dims) == set(after.dims):
+            help = f"convert it back at the end of the loop: `cast({name}, {before.dtype})`"
+        self.body.scope.error("E222", message, carried.span, labels, help)
+
+    def _equation(self, outputs: list[Output]) -> dict[str, Value]:
+        """Append the loop, and give its results by variable; nothing, where it has none."""
+        if not outputs:
+            return {}
+        operands = list(self.block.operands())
+        arguments: tuple[Argument, ...] = tuple(argument for _, argument in operands)
+        region = Function(self.region, arguments, tuple(self.block.body), tuple(outputs))
+        variables = self.outside.variables
+        results = tuple(
+            Value(variables.of_variable(each.name), result_type(each, self.dim)) for each in outputs
+        )
+        checkpoint = isinstance(self.node, ast.Repeat) and self.node.checkpoint
+        self.outside.append(
+            Equation(
+                LOOP,
+                tuple(value for value, _ in operands),
+                results,
+                {"dim": self.dim, "reverse": False, "checkpoint": checkpoint},
+                (region,),
+                span=self._head(),
+            )
+        )
+        return {
+            each.name.removeprefix(self.prefix): value for each, value in zip(outputs, results, strict=True)
+        }
+
+    def _head(self) -> Span:
+        """Where the loop begins, up to its dimension."""
+        end = self.node.dim.span
+        return attrs.evolve(self.node.span, end_line=end.end_line, end_column=end.end_column)

@@ -1,0 +1,139 @@
+"""Arguments of calls: the kinds there are, and how each is read.
+
+A kind is a function from an argument as written to what the call's rule gets; it reports what does not fit and gives None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand
+from mtfc.frontend.semantics.names.constants import Number
+from mtfc.frontend.syntax import ast, other_libraries
+
+Kind = Callable[[Expressions, ast.Node], Any]
+
+
+def tensor(expressions: Expressions, node: ast.Node) -> Operand | None:
+    if not isinstance(node, ast.DimList | ast.Tuple | ast.Arrow):
+        return expressions.operand(node)
+    if isinstance(node, ast.Arrow):
+        _misplaced_arrow(expressions, node)
+    else:
+        _expected("a tensor", expressions, node)
+    return None
+
+
+def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
+    if isinstance(node.target, ast.DimList):
+        expressions.scope.error("E215", "this call takes no `-> [dims]`: its result's follow", node.span)
+        return
+    help = f"the dimensions of a result stand in brackets: `-> [{node.target.text}]`"
+    _expected("a tensor", expressions, node, help)
+
+
+def dim(expressions: Expressions, node: ast.Node) -> Dim | None:
+    if isinstance(node, ast.DimName):
+        return expressions.scope.dim(node)
+    _expected("a dimension", expressions, node, _dimension(node))
+    return None
+
+
+def _dimension(node: ast.Node) -> str | None:
+    """Return help for a size in place of a dimension."""
+    if isinstance(node, ast.Int):
+        return f"dimensions have names: declare `dim d = {node.value}`, and write `d`"
+    return None
+
+
+def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
+    """`[batch, io]`, or one dimension without brackets."""
+    if isinstance(node, ast.DimList):
+        return expressions.scope.dim_list(node.dims, node.span)
+    if isinstance(node, ast.DimName):
+        return expressions.scope.dim_list((node,), node.span)
+    help = _dimension(node)
+    if isinstance(node, ast.Tuple) and all(isinstance(item, ast.DimName) for item in node.items):
+        names = (item.text for item in node.items if isinstance(item, ast.DimName))
+        help = f"write `[{', '.join(names)}]`"
+    _expected("dimensions, as in `[batch, io]`", expressions, node, help)
+    return None
+
+
+def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
+    """`length -> memory`."""
+    if (
+        not isinstance(node, ast.Arrow)
+        or not isinstance(node.source, ast.DimName)
+        or isinstance(node.target, ast.DimList)
+    ):
+        _expected("`old -> new`, two dimensions", expressions, node)
+        return None
+    source, target = expressions.scope.dim(node.source), expressions.scope.dim(node.target)
+    return (source, target) if source and target else None
+
+
+def windows(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim, Dim] | None:
+    """`height -> [out, kernel]`: a dimension, that of its windows, and that of the positions within one."""
+    if (
+        isinstance(node, ast.Arrow)
+        and isinstance(node.source, ast.DimName)
+        and isinstance(node.target, ast.DimList)
+    ):
+        source, found = expressions.scope.dim(node.source), dims(expressions, node.target)
+        if source is None or found is None:
+            return None
+        if len(found) == 2:
+            return (source, *found)
+    _expected("`length -> [windows, kernel]`", expressions, node)
+    return None
+
+
+def two_integers(expressions: Expressions, node: ast.Node) -> tuple[int, int] | None:
+    """`(1, 1)`."""
+    if not isinstance(node, ast.Tuple) or len(node.items) != 2:
+        _expected("two numbers, as in `(1, 1)`", expressions, node)
+        return None
+    first, second = (integer(expressions, item) for item in node.items)
+    return None if first is None or second is None else (first, second)
+
+
+def tensor_or_mapping(expressions: Expressions, node: ast.Node) -> Operand | tuple[Dim, Dim] | None:
+    return (mapping if isinstance(node, ast.Arrow) else tensor)(expressions, node)
+
+
+def dtype(expressions: Expressions, node: ast.Node) -> str | None:
+    if isinstance(node, ast.Name):
+        return expressions.scope.dtype(node)
+    last = node.parts[-1] if isinstance(node, ast.Path) else ""
+    help = f"write `{last}`" if last in ITEM_BYTES else other_libraries.DTYPES.get(last)
+    _expected("a dtype", expressions, node, help)
+    return None
+
+
+def integer(expressions: Expressions, node: ast.Node) -> int | None:
+    """A whole number, which may be computed from sizes of dimensions and other numbers."""
+    return expressions.integer(node)
+
+
+def number(expressions: Expressions, node: ast.Node) -> Operand | None:
+    """A number known at compile time; a variable may stand for one."""
+    operand = tensor(expressions, node)
+    if operand is None or not isinstance(operand.result, Value):
+        return operand
+    _expected("a number", expressions, node)
+    return None
+
+
+def boolean(expressions: Expressions, node: ast.Node) -> Number | None:
+    if isinstance(node, ast.Bool):
+        return node.value
+    _expected("`true` or `false`", expressions, node)
+    return None
+
+
+def _expected(what: str, expressions: Expressions, node: ast.Node, help: str | None = None) -> None:
+    expressions.scope.error("E204", f"expected {what}", node.span, help=help)

@@ -1,0 +1,315 @@
+"""Calls of built-in functions: a table from name to how the call is read and which equations it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from mtfc.compiler.ir.core import Value
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.semantics.calls import argument_kinds as kinds
+from mtfc.frontend.semantics.calls import builtin_equations
+from mtfc.frontend.semantics.calls.argument_kinds import Kind
+from mtfc.frontend.semantics.calls.function_calls import call_function, find
+from mtfc.frontend.semantics.names.scope import count
+from mtfc.frontend.semantics.names.unknown_names import unknown_function
+from mtfc.frontend.syntax import ast
+
+
+@attrs.frozen(kw_only=True)
+class Builtin:
+    """One function of the language.
+
+    usage: a call of it, as it would be written. arguments: their kinds in order. more: the kind of any further ones.
+    keywords: kinds by name. result: whether a last `-> [dims]` must, may or cannot be there. build: makes the equations, from
+    the expressions, the site, the arguments, the keywords that are given, and `dims` where the result's are stated.
+    """
+
+    usage: str
+    arguments: tuple[Kind, ...] = ()
+    more: Kind | None = None
+    keywords: Mapping[str, Kind] = attrs.field(factory=dict)
+    result: Literal["required", "optional", "none"] = "none"
+    build: Callable[..., Result | Results]
+
+
+def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variables) -> Results:
+    """The results of a call, None where it is wrong. What a file declares comes before what the language has."""
+    function = find(expressions.scope, node.function)
+    if function is not None:
+        return call_function(expressions, node, function, variables)
+    builtin = BUILTINS.get(node.function.text)
+    if builtin is None:
+        _check_nested(expressions, node)
+        values = {**expressions.values, **expressions.dropped}
+        unknown_function(expressions.scope, node.function, values, BUILTINS)
+        return (None,)
+    result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Site) -> Result | Results:
+    """What a call of a built-in function makes."""
+    positional, result = (node.arguments, None) if builtin.result == "none" else node.split_result()
+    if not _right_number(expressions, node, builtin, len(positional)):
+        _check_nested(expressions, node)
+        return None
+    found = _read(expressions, builtin, positional)
+    checks = (
+        _plain(expressions, node),
+        _known_keywords(expressions, node, builtin),
+        _right_result(expressions, node, builtin, result, found),
+    )
+    named = {
+        keyword.name.text: builtin.keywords[keyword.name.text](expressions, keyword.value)
+        for keyword in node.keywords
+        if keyword.name.text in builtin.keywords
+    }
+    if result is not None:
+        named["dims"] = kinds.dims(expressions, result)
+    if not all(checks) or any(value is None for value in (*found, *named.values())):
+        return None
+    return builtin.build(expressions, site, *found, **named)
+
+
+def _read(expressions: Expressions, builtin: Builtin, positional: tuple[ast.Argument, ...]) -> list[Any]:
+    """The arguments as far as they fit; a loop, as it takes less stack where calls are nested than a comprehension."""
+    more = (builtin.more,) * (len(positional) - len(builtin.arguments)) if builtin.more else ()
+    found = []
+    for kind, node in zip((*builtin.arguments, *more), positional, strict=False):
+        found.append(kind(expressions, node))
+    return found
+
+
+def _plain(expressions: Expressions, node: ast.Call) -> bool:
+    """Whether the call has nothing that only functions with parameters or generic dimensions take."""
+    if node.bindings:
+        message = f"`{node.function.text}` has no generic dimensions"
+        expressions.scope.error("E116", message, node.bindings[0].span)
+    if node.scope:
+        message = f"`{node.function.text}` owns no parameters that `as` could name"
+        expressions.scope.error("E116", message, node.scope.span)
+    return not node.bindings and not node.scope
+
+
+def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, found: int) -> bool:
+    expected = len(builtin.arguments)
+    if found == expected or (builtin.more and found > expected):
+        return True
+    name = node.function.text
+    at_least = "at least " if builtin.more else ""
+    message = f"`{name}` takes {at_least}{count(expected, 'argument')}, found {found}"
+    instead = ELEMENTWISE_TWINS.get(name) if found == 2 else None
+    instead = instead or (REDUCING_TWINS.get(name) if found == 1 else None)
+    help = f"did you mean {instead}?" if instead else f"write `{builtin.usage}`"
+    expressions.scope.error("E203", message, node.span, help=help)
+    return False
+
+
+def _known_keywords(expressions: Expressions, node: ast.Call, builtin: Builtin) -> bool:
+    unknown = [keyword for keyword in node.keywords if keyword.name.text not in builtin.keywords]
+    for keyword in unknown:
+        message = f"`{node.function.text}` has no argument `{keyword.name.text}`"
+        help = f"write `{builtin.usage}`"
+        expressions.scope.unknown("E111", message, keyword.name, builtin.keywords, help)
+    return not unknown
+
+
+def _right_result(
+    expressions: Expressions, node: ast.Call, builtin: Builtin, result: ast.DimList | None, found: list[Any]
+) -> bool:
+    if any(isinstance(argument, ast.Arrow) for argument in node.arguments) and result is None:
+        return True  # reported where it is read
+    if builtin.result == "required" and result is None:
+        message = f"`{node.function.text}` needs the dimensions of its result"
+        kept = _occur_once(found) if node.function.text == "einsum" else []
+        example = f"-> [{', '.join(kept)}]" if kept else "-> [dims]"
+        expressions.scope.error("E215", message, node.span, help=f"end it with them, as in `{example}`")
+        return False
+    if result is not None and any(keyword.name.text == "over" for keyword in node.keywords):
+        message = "`over` and `-> [dims]` both say what is left; give one of them"
+        expressions.scope.error("E215", message, node.span)
+        return False
+    return True
+
+
+def _occur_once(found: Sequence[Any]) -> list[str]:
+    """The dimensions that one operand alone has: those of the result of a matrix product."""
+    results = [operand.result for operand in found if isinstance(operand, Operand)]
+    counts = Counter(name for value in results if isinstance(value, Value) for name in value.type.names)
+    return [name for name, times in counts.items() if times == 1]
+
+
+def _check_nested(expressions: Expressions, node: ast.Call) -> None:
+    """Report errors in arguments that can only be values, where nobody knows what the others are."""
+    for argument in (*node.arguments, *(keyword.value for keyword in node.keywords)):
+        if isinstance(argument, ast.Call | ast.Unary | ast.Binary):
+            expressions.value(argument)
+
+
+UNARY = (
+    "relu", "exp", "log", "tanh", "sigmoid", "sqrt", "rsqrt", "square", "abs", "sign", "erf", "sin", "cos", "floor",
+    "stop_gradient",
+)  # fmt: skip
+REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
+
+BUILTINS: dict[str, Builtin] = {
+    **{
+        op: Builtin(usage=f"{op}(x)", arguments=(kinds.tensor,), build=builtin_equations.simple(op))
+        for op in UNARY
+    },
+    **{
+        op: Builtin(
+            usage=f"{op}(x, y)", arguments=(kinds.tensor, kinds.tensor), build=builtin_equations.simple(op)
+        )
+        for op in ("minimum", "maximum")
+    },
+    "where": Builtin(
+        usage="where(condition, x, y)", arguments=(kinds.tensor,) * 3, build=builtin_equations.where
+    ),
+    "cast": Builtin(
+        usage="cast(x, bf16)", arguments=(kinds.tensor, kinds.dtype), build=builtin_equations.cast
+    ),
+    "einsum": Builtin(
+        usage="einsum(a, b -> [dims])",
+        arguments=(kinds.tensor,),
+        more=kinds.tensor,
+        result="required",
+        build=builtin_equations.einsum,
+    ),
+    **{
+        op: Builtin(
+            usage=f"{op}(x, over = [dims])",
+            arguments=(kinds.tensor,),
+            keywords={"over": kinds.dims},
+            result="optional",
+            build=builtin_equations.reduction(op),
+        )
+        for op in REDUCTIONS
+    },
+    "argmax": Builtin(
+        usage="argmax(x, over = d)",
+        arguments=(kinds.tensor,),
+        keywords={"over": kinds.dims},
+        result="optional",
+        build=builtin_equations.reduction("argmax"),
+    ),
+    **{
+        op: Builtin(
+            usage=f"{op}(x -> [dims])",
+            arguments=(kinds.tensor,),
+            result="required",
+            build=builtin_equations.with_dims(op),
+        )
+        for op in ("broadcast", "transpose", "reshape")
+    },
+    **{
+        name: Builtin(
+            usage=f"{name}([dims])",
+            arguments=(kinds.dims,),
+            keywords={"dtype": kinds.dtype},
+            build=builtin_equations.filled(value),
+        )
+        for name, value in (("zeros", 0), ("ones", 1))
+    },
+    "zeros_like": Builtin(
+        usage="zeros_like(x)", arguments=(kinds.tensor,), build=builtin_equations.zeros_like
+    ),
+    "full": Builtin(
+        usage="full([dims], value)",
+        arguments=(kinds.dims, kinds.number),
+        keywords={"dtype": kinds.dtype},
+        build=builtin_equations.full,
+    ),
+    "rename": Builtin(
+        usage="rename(x, old -> new)",
+        arguments=(kinds.tensor, kinds.mapping),
+        more=kinds.mapping,
+        build=builtin_equations.rename,
+    ),
+    "slice": Builtin(
+        usage="slice(x, length -> short, start = 0, stride = 1)",
+        arguments=(kinds.tensor, kinds.mapping),
+        keywords={"start": kinds.integer, "stride": kinds.integer},
+        build=builtin_equations.cut,
+    ),
+    "pad": Builtin(
+        usage="pad(x, length -> longer, before = 0, value = 0.0)",
+        arguments=(kinds.tensor, kinds.mapping),
+        keywords={"before": kinds.integer, "value": kinds.number},
+        build=builtin_equations.pad,
+    ),
+    "concat": Builtin(
+        usage="concat(a, b, left -> both, right -> both)",
+        arguments=(kinds.tensor_or_mapping,),
+        more=kinds.tensor_or_mapping,
+        build=builtin_equations.concat,
+    ),
+    "shift": Builtin(
+        usage="shift(x, length, by = 1, wrap = false)",
+        arguments=(kinds.tensor, kinds.dim),
+        keywords={"by": kinds.integer, "wrap": kinds.boolean},
+        build=builtin_equations.shift,
+    ),
+    "window": Builtin(
+        usage="window(x, length -> [windows, kernel], stride = 1, padding = (0, 0), value = 0.0, dilation = 1)",
+        arguments=(kinds.tensor, kinds.windows),
+        keywords={
+            "stride": kinds.integer,
+            "padding": kinds.two_integers,
+            "value": kinds.number,
+            "dilation": kinds.integer,
+        },
+        build=builtin_equations.window,
+    ),
+    "gather": Builtin(
+        usage="gather(table, ids, d)",
+        arguments=(kinds.tensor, kinds.tensor, kinds.dim),
+        build=builtin_equations.gather,
+    ),
+    "cumsum": Builtin(
+        usage="cumsum(x, over = d, exclusive = false, reverse = false)",
+        arguments=(kinds.tensor,),
+        keywords={"over": kinds.dim, "exclusive": kinds.boolean, "reverse": kinds.boolean},
+        build=builtin_equations.cumsum,
+    ),
+    "top_k": Builtin(
+        usage="values, indices = top_k(x, d -> k)",
+        arguments=(kinds.tensor, kinds.mapping),
+        build=builtin_equations.top_k,
+    ),
+    **{
+        f"random.{op}": Builtin(
+            usage=f"random.{op}([dims])",
+            arguments=(kinds.dims,),
+            keywords={"dtype": kinds.dtype, "seed": kinds.tensor},
+            build=builtin_equations.draw(op),
+        )
+        for op in ("uniform", "normal")
+    },
+    "random.bernoulli": Builtin(
+        usage="random.bernoulli([dims], p)",
+        arguments=(kinds.dims, kinds.number),
+        keywords={"seed": kinds.tensor},
+        build=builtin_equations.bernoulli,
+    ),
+    "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=builtin_equations.indices),
+    "one_hot": Builtin(
+        usage="one_hot(ids, d)",
+        arguments=(kinds.tensor, kinds.dim),
+        keywords={"dtype": kinds.dtype},
+        build=builtin_equations.one_hot,
+    ),
+}
+
+ELEMENTWISE_TWINS = {
+    "max": "`maximum(x, y)`, which is component-wise",
+    "min": "`minimum(x, y)`, which is component-wise",
+}
+REDUCING_TWINS = {
+    "maximum": "`max(x)`, which reduces",
+    "minimum": "`min(x)`, which reduces",
+}

@@ -1,0 +1,327 @@
+"""What the built-in functions build: each takes the arguments of a call as read, and makes its equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+from mtfc.compiler.diagnostics import Label
+from mtfc.compiler.ir.core import Attr, Value
+from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.frontend.semantics.bodies.expressions import (
+    Expressions,
+    Operand,
+    Result,
+    Results,
+    Site,
+    common_dtype,
+)
+from mtfc.frontend.semantics.names.constants import fold_call, truth
+from mtfc.frontend.semantics.names.scope import count
+
+Dims = tuple[Dim, ...]
+Mapped = tuple[Dim, Dim]
+
+
+def simple(op: str) -> Callable[..., Result]:
+    """One equation with the call's operands and nothing else; of numbers alone, a number."""
+
+    def build(expressions: Expressions, site: Site, *operands: Operand) -> Result:
+        numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
+        if len(numbers) < len(operands):
+            return expressions.emit(site, op, *operands)
+        return expressions.folded(site.span, partial(fold_call, op), *numbers)
+
+    return build
+
+
+def where(expressions: Expressions, site: Site, condition: Operand, x: Operand, y: Operand) -> Result:
+    """The numbers among x and y take each other's dtype, not the condition's. Of numbers alone, the condition chooses one."""
+    if not any(isinstance(each.result, Value) for each in (condition, x, y)):
+        chosen = expressions.folded(condition.span, truth, condition.result)
+        return None if chosen is None else (x if chosen else y).result
+    dtype = common_dtype((x, y))
+    values = [expressions.tensor(condition), expressions.tensor(x, dtype), expressions.tensor(y, dtype)]
+    found = [value for value in values if value is not None]
+    return expressions.equation(site, "where", (condition, x, y), found, {}) if len(found) == 3 else None
+
+
+def cast(expressions: Expressions, site: Site, x: Operand, dtype: str) -> Result:
+    return expressions.emit(site, "cast", x, dtype=dtype)
+
+
+def einsum(expressions: Expressions, site: Site, *operands: Operand, dims: Dims) -> Result:
+    return expressions.emit(site, "einsum", *operands, dims=dims)
+
+
+def with_dims(op: str) -> Callable[..., Result]:
+    return lambda expressions, site, x, dims: expressions.emit(site, op, x, dims=dims)
+
+
+def full(
+    expressions: Expressions, site: Site, dims: Dims, number: Operand, dtype: str | None = None
+) -> Result:
+    """A number alone is f32, and a truth value bool."""
+    dtype = dtype or ("bool" if isinstance(number.result, bool) else "f32")
+    value = expressions.number_as(number, dtype)
+    return None if value is None else expressions.emit(site, "full", dims=dims, value=value, dtype=dtype)
+
+
+def filled(number: int) -> Callable[..., Result]:
+    def build(expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32") -> Result:
+        value = bool(number) if dtype == "bool" else number
+        return full(expressions, site, dims, Operand(value, site.span), dtype)
+
+    return build
+
+
+def zeros_like(expressions: Expressions, site: Site, x: Operand) -> Result:
+    """Zeros of the dtype and with the dimensions of x."""
+    return filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
+
+
+def reduction(op: str) -> Callable[..., Result]:
+    def build(
+        expressions: Expressions, site: Site, x: Operand, over: Dims | None = None, dims: Dims | None = None
+    ) -> Result:
+        value = expressions.tensor(x)
+        if value is None:
+            return None
+        operand = Operand(value, x.span, x.shown)
+        gone = _reduced(expressions, site, operand, over, dims)
+        return None if gone is None else REDUCE.get(op, _reduce)(expressions, site, op, operand, gone, dims)
+
+    return build
+
+
+def _reduced(
+    expressions: Expressions, site: Site, x: Operand, over: Dims | None, kept: Dims | None
+) -> Dims | None:
+    """The dimensions that a reduction of `x` removes: all, where nothing is said."""
+    missing = [dim for dim in kept or () if dim not in x.dims]
+    if missing:
+        message = f"the operand has no dimension `{missing[0].name}` to keep"
+        expressions.scope.error("E205", message, site.span, [Label(x.span, f"{x.shown} is {x.type}")])
+        return None
+    return over if over is not None else tuple(dim for dim in x.dims if dim not in (kept or ()))
+
+
+def _reduce(
+    expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None
+) -> Result:
+    """The reduction, and a transposition where the result's dims are asked for in another order."""
+    left = tuple(dim for dim in x.dims if dim not in gone)
+    if kept is None or kept == left:
+        return expressions.emit(site, op, x, over=gone)
+    result = expressions.emit(Site(site.span), op, x, over=gone)
+    return None if result is None else expressions.emit(site, "transpose", Operand(result, x.span), dims=kept)
+
+
+def _mean(expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None) -> Result:
+    """The sum times one over the number of elements."""
+    if x.dtype not in FLOATS:
+        label = Label(x.span, f"{x.shown} is {x.type}")
+        help = "convert it with `cast(x, dtype)`"
+        message = f"expected a floating-point tensor, found {x.dtype}"
+        expressions.scope.error("E202", message, site.span, [label], help)
+        return None
+    elements = prod(dim.size for dim in gone)
+    if elements == 1:
+        return _reduce(expressions, site, "sum", x, gone, kept)
+    total = _reduce(expressions, Site(site.span), "sum", x, gone, kept)
+    share = Operand(1 / elements, site.span)
+    return None if total is None else expressions.emit(site, "mul", Operand(total, x.span), share)
+
+
+def _argmax(
+    expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None
+) -> Result:
+    if len(gone) == 1:
+        return _reduce(expressions, site, op, x, gone, kept)
+    message = f"`argmax` goes over one dimension, found {len(gone)}"
+    expressions.scope.error("E205", message, site.span, help="write `argmax(x, over = d)`")
+    return None
+
+
+REDUCE: dict[str, Callable[..., Result]] = {"mean": _mean, "argmax": _argmax}
+
+
+def rename(expressions: Expressions, site: Site, x: Operand, *mappings: Mapped) -> Result:
+    if len(dict(mappings)) < len(mappings):
+        expressions.scope.error("E210", "a dimension is renamed twice", site.span)
+        return None
+    return expressions.emit(site, "rename", x, mapping=mappings)
+
+
+def cut(
+    expressions: Expressions, site: Site, x: Operand, dims: Mapped, start: int = 0, stride: int = 1
+) -> Result:
+    return expressions.emit(site, "slice", x, source=dims[0], target=dims[1], start=start, stride=stride)
+
+
+def _filler(
+    expressions: Expressions, site: Site, x: Operand, value: Operand | None
+) -> float | int | bool | None:
+    """The number to pad `x` with, as its dtype has it: zero, if none is given."""
+    dtype = x.dtype or "f32"
+    nothing = Operand(False if dtype == "bool" else 0, site.span)
+    return expressions.number_as(value or nothing, dtype)
+
+
+def pad(
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    dims: Mapped,
+    before: int = 0,
+    value: Operand | None = None,
+) -> Result:
+    filler = _filler(expressions, site, x, value)
+    if filler is None:
+        return None
+    return expressions.emit(
+        site, "pad", x, source=dims[0], target=dims[1], before=before, stride=1, value=filler
+    )
+
+
+def concat(expressions: Expressions, site: Site, *arguments: Operand | Mapped) -> Result:
+    """`length -> both` for all operands, or one such mapping for each."""
+    operands = [argument for argument in arguments if isinstance(argument, Operand)]
+    mappings = [argument for argument in arguments if not isinstance(argument, Operand)]
+    if len(mappings) == 1:
+        mappings *= len(operands)
+    if not operands or len(mappings) != len(operands):
+        message = f"`concat` of {count(len(operands), 'tensor')} has {count(len(mappings), 'mapping')}"
+        help = "write `concat(a, b, left -> both, right -> both)`, or `length -> both` once for all"
+        expressions.scope.error("E203", message, site.span, help=help)
+        return None
+    targets = dict.fromkeys(target for _, target in mappings)
+    if len(targets) > 1:
+        names = " and ".join(f"`{dim.name}`" for dim in targets)
+        expressions.scope.error("E205", f"`concat` makes one dimension, not {names}", site.span)
+        return None
+    return _joined(expressions, site, operands, tuple(source for source, _ in mappings), mappings[0][1])
+
+
+def _joined(
+    expressions: Expressions, site: Site, operands: list[Operand], sources: Dims, target: Dim
+) -> Result:
+    """The operands brought into the dimension order of the first, and concatenated."""
+    order = tuple(target if dim == sources[0] else dim for dim in operands[0].dims)
+    ordered = [
+        _in_order(expressions, operand, tuple(source if dim == target else dim for dim in order))
+        for operand, source in zip(operands, sources, strict=True)
+    ]
+    return expressions.emit(site, "concat", *ordered, sources=sources, target=target)
+
+
+def _in_order(expressions: Expressions, x: Operand, dims: Dims) -> Operand:
+    """`x` with its dims in the given order, if they are the same dims."""
+    if x.dims == dims or set(x.dims) != set(dims):
+        return x
+    moved = expressions.emit(Site(x.span), "transpose", x, dims=dims)
+    return x if moved is None else Operand(moved, x.span, x.shown)
+
+
+def shift(
+    expressions: Expressions, site: Site, x: Operand, dim: Dim, by: int = 1, wrap: bool = False
+) -> Result:
+    return expressions.emit(site, "shift", x, dim=dim, by=by, wrap=wrap)
+
+
+def window(
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    dims: tuple[Dim, Dim, Dim],
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
+    value: Operand | None = None,
+    dilation: int = 1,
+) -> Result:
+    filler = _filler(expressions, site, x, value)
+    if filler is None:
+        return None
+    (source, out, kernel), (before, after) = dims, padding
+    attributes = {"stride": stride, "before": before, "after": after, "dilation": dilation, "value": filler}
+    return expressions.emit(site, "window", x, source=source, out=out, kernel=kernel, **attributes)
+
+
+def indices(expressions: Expressions, site: Site, dim: Dim) -> Result:
+    return expressions.emit(site, "range", dim=dim)
+
+
+def one_hot(expressions: Expressions, site: Site, ids: Operand, dim: Dim, dtype: str = "f32") -> Result:
+    return expressions.emit(site, "one_hot", ids, dim=dim, dtype=dtype)
+
+
+def gather(expressions: Expressions, site: Site, table: Operand, ids: Operand, dim: Dim) -> Result:
+    """A number as index is i32, whatever the table's dtype."""
+    values = [expressions.tensor(table), expressions.tensor(ids, "i32" if ids.type is None else None)]
+    found = [value for value in values if value is not None]
+    return (
+        expressions.equation(site, "gather", (table, ids), found, {"dim": dim}) if len(found) == 2 else None
+    )
+
+
+def cumsum(
+    expressions: Expressions,
+    site: Site,
+    x: Operand,
+    over: Dim | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+) -> Result:
+    if over is None:
+        expressions.scope.error(
+            "E203", "`cumsum` needs `over`", site.span, help="write `cumsum(x, over = d)`"
+        )
+        return None
+    return expressions.emit(site, "cumsum", x, dim=over, exclusive=exclusive, reverse=reverse)
+
+
+def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Results:
+    """The largest elements, and their indices."""
+    value = expressions.tensor(x)
+    if value is None:
+        return None, None
+    return expressions.equations(site, "top_k", (x,), (value,), {"dim": dims[0], "k": dims[1]}) or (
+        None,
+        None,
+    )
+
+
+def draw(op: str) -> Callable[..., Result]:
+    """Random numbers: they depend on the place of the call, the step, the iterations of the loops around, and a seed."""
+
+    def build(
+        expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
+    ) -> Result:
+        return _drawn(expressions, site, op, seed, dims=dims, dtype=dtype)
+
+    return build
+
+
+def bernoulli(
+    expressions: Expressions, site: Site, dims: Dims, p: Operand, seed: Operand | None = None
+) -> Result:
+    """`true` with probability p. What is certain is not drawn."""
+    number = expressions.number_as(p, "f32")
+    if number is None:
+        return None
+    if number in (0, 1):
+        return expressions.emit(site, "full", dims=dims, value=bool(number), dtype="bool")
+    return _drawn(expressions, site, "bernoulli", seed, dims=dims, p=number)
+
+
+def _drawn(expressions: Expressions, site: Site, op: str, seed: Operand | None, **attributes: Attr) -> Result:
+    builder = expressions.builder
+    stream = builder.draws.fresh(site.variable or f"{expressions.prefix}{op}")
+    numbers = [builder.step(site.span), *builder.indices(site.span)]
+    if seed is not None:
+        given = expressions.tensor(seed, "i32")
+        if given is None:
+            return None
+        numbers.append(given)
+    return expressions.equation(site, op, [], numbers, {**attributes, "stream": stream})

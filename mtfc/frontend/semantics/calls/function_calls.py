@@ -1,0 +1,397 @@
+"""Calls of functions that are declared in the language: each is inlined.
+
+A call binds the generic dimensions of the signature, elaborates the body in a scope of its own, and checks the results against
+the declaration. Errors in a body are reported there, with the calls that led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import TensorType
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.semantics.bodies.function_builder import LARGEST
+from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
+from mtfc.frontend.semantics.calls import argument_kinds as kinds
+from mtfc.frontend.semantics.calls.signatures import (
+    Bindings,
+    GivenArgument,
+    as_bindings,
+    bound_labels,
+    keyword_help,
+    names,
+    shown,
+    typed,
+)
+from mtfc.frontend.semantics.names.scope import ANY, Scope, count
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import walk
+
+DEEPEST = 40
+"""Functions that are inlined in each other."""
+
+
+@attrs.frozen
+class DeclaredFunction:
+    """A function: its declaration, and the file that it stands in."""
+
+    scope: Scope
+    decl: ast.FnDecl
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.scope.module, self.decl.name.text
+
+
+def find(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction | None:
+    """The function that a name refers to in a scope."""
+    if isinstance(name, ast.Name):
+        decl = scope.functions.get(name.text)
+        return DeclaredFunction(scope.file, decl) if decl else None
+    if len(name.parts) != 2:
+        return None
+    module = scope.modules.get(name.parts[0])
+    decl = module.functions.get(name.parts[1]) if module else None
+    return DeclaredFunction(module, decl) if module and decl else None
+
+
+def call_function(
+    expressions: Expressions, node: ast.Call, function: DeclaredFunction, variables: Variables
+) -> Results:
+    """The results of a call, each None where it is wrong."""
+    call = _Call(expressions, node, function)
+    results = call.run(variables) if expressions.stack else _shallow(call, variables)
+    return results or (None,) * len(function.decl.results)
+
+
+def _shallow(call: _Call, variables: Variables) -> Results | None:
+    """The results of a call outside of functions; an error where what it leads to is nested too deeply for Python's stack."""
+    block = call.caller.builder.block
+    try:
+        return call.run(variables)
+    except RecursionError:
+        call.caller.builder.block, block.call = block, None
+        message = "this call leads to functions and expressions that are nested too deeply"
+        call.caller.scope.error("E122", message, call.node.span)
+        return None
+
+
+class _Call:
+    """One call: the names of the caller are looked up in `caller`, those of the signature in `scope`."""
+
+    def __init__(self, caller: Expressions, node: ast.Call, function: DeclaredFunction) -> None:
+        self.caller, self.node, self.decl, self.key = caller, node, function.decl, function.key
+        self.name = node.function.text
+        self.function = function
+        label = Label(node.span, f"in this call of `{self.name}`")
+        self.scope = function.scope.inside((label, *caller.scope.calls))
+        self.bindings = Bindings(frozenset(name.text for name in self.decl.generics), self.scope)
+
+    def run(self, variables: Variables) -> Results | None:
+        given = self._arguments()
+        if given is None or not self._bind_generics() or not check_signature(self.decl, self.scope):
+            return None
+        if not self._may_be_inlined() or not self._match(given) or not self._all_bound():
+            return None
+        self.scope.reports.called.add(self.decl.name.span)
+        body = self._body(variables)
+        for each in self.decl.args:
+            if not self._is_dim(each):
+                body.bind(each.name, self._value(each, given.get(each.name.text), body.expressions))
+        block = self.caller.builder.block
+        outer, block.call = block.call, attrs.evolve(self.node.span, call=block.call)
+        body.run()
+        block.call = outer
+        return tuple(body.results)
+
+    def _error(self, code: str, message: str, span: Span, help: str | None = None) -> None:
+        label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
+        self.caller.scope.error(code, message, span, [label], help)
+
+    # What is given
+
+    def _is_dim(self, argument: ast.FnArg) -> bool:
+        """Whether an argument stands for a generic dimension."""
+        return argument.type is None and argument.name.text in self.bindings.generics
+
+    def _arguments(self) -> dict[str, Operand] | None:
+        """The arguments that are given, by name; dimensions among them are bound. None where some are wrong."""
+        known = {each.name.text: each for each in self.decl.args}
+        pairs: list[tuple[ast.FnArg, ast.Node]] = list(zip(self.decl.args, self.node.arguments, strict=False))
+        right = self._few_enough(len(known))
+        for keyword in self.node.keywords:
+            argument = known.get(keyword.name.text)
+            if argument is None:
+                self._unknown_keyword(keyword, known)
+                right = False
+            else:
+                pairs.append((argument, keyword.value))
+        found: dict[str, Operand] = {}
+        for argument, node in pairs:
+            right = self._give(argument, node, found) and right
+        return found if self._complete({each.name.text for each, _ in pairs}) and right else None
+
+    def _unknown_keyword(self, keyword: ast.Keyword, known: Collection[str]) -> None:
+        """Report an unknown argument; a generic dimension is given in brackets, and a number of a dimension by name."""
+        message = f"`{self.name}` has no argument `{keyword.name.text}`"
+        help = keyword_help(self.decl, self.node, keyword, self.caller.scope)
+        if help:
+            self.caller.scope.error("E111", message, keyword.name.span, help=help)
+            return
+        self.caller.scope.unknown("E111", message, keyword.name, known)
+        self.caller.value(keyword.value)
+
+    def _few_enough(self, most: int) -> bool:
+        number = len(self.node.arguments)
+        if number > most:
+            message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
+            self._error("E203", message, self.node.span, as_bindings(self.decl, self.node, self.caller.scope))
+        return number <= most
+
+    def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:
+        """Evaluate one argument in the caller; whether it is right."""
+        name = argument.name.text
+        if name in found or (self._is_dim(argument) and name in self.bindings.dims):
+            self._error("E203", f"`{name}` is given twice", node.span)
+            return False
+        if self._is_dim(argument):
+            dim = kinds.dim(self.caller, node)
+            if dim is not None:
+                self.bindings.dims[name] = dim, node.span
+            return dim is not None
+        operand = kinds.tensor(self.caller, node)
+        if operand is not None:
+            found[name] = operand
+        return operand is not None
+
+    def _complete(self, given: Collection[str]) -> bool:
+        missing = [
+            each.name.text
+            for each in self.decl.args
+            if each.name.text not in given and each.default is None and not self._is_dim(each)
+        ]
+        if missing:
+            names = " and ".join(f"`{name}`" for name in missing)
+            self._error("E203", f"`{self.name}` needs {names}", self.node.span)
+        return not missing
+
+    def _bind_generics(self) -> bool:
+        """`[d_out = d_ff]`: names of the function on the left, of the caller on the right."""
+        right = True
+        for binding in self.node.bindings:
+            name, dim = binding.generic, self.caller.scope.dim(binding.dim)
+            if name.text not in self.bindings.generics:
+                message = f"`{self.name}` has no generic dimension `{name.text}`"
+                self.caller.scope.unknown("E116", message, name, self.bindings.generics)
+            elif name.text in self.bindings.dims:
+                label = Label(self.bindings.dims[name.text][1], "first given here")
+                self.caller.scope.error("E220", f"`{name.text}` is given twice", binding.span, [label])
+            elif dim is not None:
+                self.bindings.dims[name.text] = dim, binding.span
+                continue
+            right = False
+        return right
+
+    # The signature
+
+    def _may_be_inlined(self) -> bool:
+        stack, builder = self.caller.stack, self.caller.builder
+        builder.size += 1
+        if self.key in stack:
+            names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
+            message = f"`{self.name}` calls itself: {' -> '.join(names)}"
+            help = "calls are inlined; what is done over and over is written with `repeat` or `scan`"
+            self._error("E118", message, self.node.function.span, help)
+        elif len(stack) >= DEEPEST:
+            self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
+        elif builder.size > LARGEST:
+            message = f"the program has more than {LARGEST:,} equations and calls"
+            self._error(
+                "E122", message, self.node.span, "what is alike is written once, with `repeat` or `scan`"
+            )
+        else:
+            return True
+        return False
+
+    def _match(self, given: Mapping[str, Operand]) -> bool:
+        """Bind what the arguments determine; False, and an error, where one is not what the signature says."""
+        pairs = [
+            GivenArgument(each, given[each.name.text])
+            for each in self.decl.args
+            if each.type and each.name.text in given
+        ]
+        mismatch = self.bindings.match(pairs)
+        if mismatch is None:
+            return True
+        self._refuse(mismatch[0], mismatch[1])
+        return False
+
+    def _refuse(self, given: GivenArgument, reason: str) -> None:
+        """An error about an argument."""
+        argument, operand = given.argument, given.operand
+        type = typed(given)
+        found = str(operand.type) if operand.type else "a number"
+        message = f"`{argument.name.text}` of `{self.name}` is {shown(type)}, found {found}: {reason}"
+        labels = [
+            *bound_labels(self.bindings, type, operand.span),
+            Label(argument.name.span, f"`{argument.name.text}` is declared here"),
+        ]
+        self.caller.scope.error("E219", message, operand.span, labels)
+
+    def _all_bound(self) -> bool:
+        """Whether the call determines everything that the signature leaves open; then the function's scope has it."""
+        bindings, scope = self.bindings, self.scope
+        missing = [name.text for name in self.decl.generics if name.text not in bindings.dims]
+        if missing:
+            names = " and ".join(f"`{name}`" for name in missing)
+            example = ", ".join(f"{name} = ..." for name in missing)
+            message = f"no argument determines dimension {names} of `{self.name}`"
+            self._error("E220", message, self.node.span, f"give it: `{self.name}[{example}](...)`")
+            return False
+        for name in self.decl.generics:
+            scope.dims[name.text], scope.places[name.text] = bindings.dims[name.text][0], name.span
+        scope.rest = bindings.rest[0] if bindings.rest else ()
+        scope.any = bindings.any[0] if bindings.any else "f32"
+        return True
+
+    # The body
+
+    def _body(self, variables: Variables) -> FunctionBody:
+        """The function's body, in a scope of its own under that of the caller."""
+        caller, builder = self.caller, self.caller.builder
+        owner = owns_parameters(self.function, builder.owners)
+        wanted = self.node.scope or self.decl.name
+        own = builder.scope(caller.prefix, wanted.text, owner)
+        if self.node.scope and own != wanted.text:
+            self._error("E102", f"scope `{wanted.text}` has another call in it", wanted.span)
+        prefix, stack = f"{caller.prefix}{own}.", (*caller.stack, self.key)
+        return FunctionBody(self.decl, self.scope, caller, variables, prefix, stack)
+
+    def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
+        """What an argument is bound to: what is given, or the default; a tensor has its dimensions in the declared order."""
+        if operand is None:
+            assert argument.default is not None, "arguments without a default are given"
+            operand = inside.operand(argument.default)
+        if operand is None or argument.type is None:
+            return operand.result if operand else None
+        type = self.scope.type(argument.type)
+        return fitted(inside, operand, type) if type else None
+
+
+class FunctionBody(ElaboratedBody):
+    """The body of a function at one call; `results` are what it returns, None where that is wrong."""
+
+    def __init__(
+        self,
+        decl: ast.FnDecl,
+        scope: Scope,
+        caller: Expressions,
+        variables: Variables,
+        prefix: str,
+        stack: tuple[tuple[str, str], ...],
+    ) -> None:
+        generics = {name.text for name in decl.generics}
+        given = [each.name for each in decl.args if each.type or each.name.text not in generics]
+        unused = scope.reports.unused(decl)
+        kind = BodyKind("function", decl.name, local_dims=True, unused=unused)
+        super().__init__(kind, decl.body, scope, caller.builder, caller.call_rule, given, prefix, stack)
+        self.decl, self.variables = decl, variables
+        self.dim_places = {name.text: name.span for name in decl.generics}
+        self.types = [scope.type(type) for type in decl.results]
+        self.results: list[Result] = [None] * len(decl.results)
+
+    def return_(self, node: ast.Return) -> None:
+        expected, found = len(self.decl.results), len(node.values)
+        self.returned = found
+        if found != expected:
+            message = f"`{self.decl.name.text}` declares {count(expected, 'result')}, and returns {found}"
+            label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
+            self.scope.error("E221", message, node.span, [label])
+            return
+        variables = [*self.variables, *(None,) * (expected - len(self.variables))]
+        rows = zip(node.values, self.types, self.decl.results, variables[:expected], strict=True)
+        self.results = [self._result(value, type, declared, name) for value, type, declared, name in rows]
+
+    def _result(
+        self, node: ast.Expr, type: TensorType | None, declared: ast.Type, variable: str | None
+    ) -> Result:
+        result = self.expressions.value(node, variable)
+        if result is None or type is None:
+            return None
+        operand = self.expressions.as_operand(result, node.span)
+        if (operand.dtype or type.dtype) == type.dtype and set(operand.dims) == set(type.dims):
+            return fitted(self.expressions, operand, type, variable)
+        found = str(operand.type) if operand.type else "a number"
+        message = f"`{self.decl.name.text}` returns {shown(declared)}, found {found}"
+        labels = [Label(declared.span, f"declared here, and {type} in this call")]
+        self.scope.error("E221", message, node.span, labels, _result_help(operand, type))
+        return None
+
+
+def _result_help(operand: Operand, type: TensorType) -> str | None:
+    if set(operand.dims) < set(type.dims):
+        return "repeat it along what it lacks: `broadcast(x -> [dims])`"
+    return "convert it with `cast(x, dtype)`" if set(operand.dims) == set(type.dims) else None
+
+
+def fitted(
+    expressions: Expressions, operand: Operand, type: TensorType, variable: str | None = None
+) -> Value | None:
+    """A tensor with the dimensions of `type`, in the order that `type` has; a number becomes a scalar."""
+    if set(operand.dims) != set(type.dims) or (operand.dtype or type.dtype) != type.dtype:
+        found = str(operand.type) if operand.type else "a number"
+        expressions.scope.error("E219", f"expected {type}, found {found}", operand.span)
+        return None
+    value = expressions.tensor(operand, type.dtype)
+    if value is None or value.type.dims == type.dims:
+        return value
+    site = Site(operand.span, variable)
+    return expressions.emit(site, "transpose", Operand(value, operand.span), dims=type.dims)
+
+
+def check_signature(decl: ast.FnDecl, scope: Scope) -> bool:
+    """Whether the names in a signature are known, and each is declared once; errors where not."""
+    places: dict[str, Span] = {}
+    generic = [scope.declare("dimension", name, places) for name in decl.generics]
+    places = {}
+    arguments = [scope.declare("argument", each.name, places) for each in decl.args]
+    types = [*(each.type for each in decl.args if each.type), *decl.results]
+    known = [_known(type, decl, scope) for type in types]
+    return all((*generic, *arguments, *known))
+
+
+def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
+    """Whether dtype and dimensions of a type in a signature are known."""
+    generics = {name.text for name in decl.generics}
+    right = type.dtype is None or type.dtype.text == ANY or scope.dtype(type.dtype) is not None
+    for name in names(type):
+        right = (name.text in generics or scope.dim(name) is not None) and right
+    return right
+
+
+def owns_parameters(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
+    """Whether a call declares parameters: the function does, or one that it calls. `known` are answers found before."""
+    if function.key not in known:
+        known[function.key] = any(_declares_parameters(each.decl) for each in _reachable(function))
+    return known[function.key]
+
+
+def _reachable(function: DeclaredFunction) -> Iterator[DeclaredFunction]:
+    """The function and those that it calls, directly or not."""
+    waiting, seen = [function], {function.key}
+    while waiting:
+        caller = waiting.pop()
+        yield caller
+        for node in walk(caller.decl):
+            callee = find(caller.scope, node.function) if isinstance(node, ast.Call) else None
+            if callee and callee.key not in seen:
+                seen.add(callee.key)
+                waiting.append(callee)
+
+
+def _declares_parameters(decl: ast.FnDecl) -> bool:
+    return any(isinstance(node, ast.Param) for node in walk(decl))

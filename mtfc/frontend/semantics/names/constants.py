@@ -1,0 +1,207 @@
+"""Constant expressions: sizes of dimensions, and numbers.
+
+Sizes are exact integers, numbers are Python's. Both are kept within limits at every step, so that no expression of a file can
+take unbounded time or memory to evaluate.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from math import inf, isfinite
+
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.syntax import ast
+
+Number = int | float | bool
+
+LIMIT = 2**63 - 1
+"""The largest size, and the largest integer in an expression."""
+
+TOO_LARGE = {"f32": (2 - 2**-24) * 2.0**127, "bf16": (2 - 2**-8) * 2.0**127, "f16": 65520.0, "f64": inf}
+"""The least numbers that are rounded to infinity."""
+
+INTEGERS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
+
+
+class ConstantError(Exception):
+    """A constant expression has no value; the message says why."""
+
+
+def _power(base: float, exponent: float) -> float:
+    whole = isinstance(base, int) and isinstance(exponent, int) and exponent >= 0
+    exact = whole and int(base).bit_length() * exponent <= LIMIT.bit_length()
+    result: float | complex = base**exponent if exact else float(base) ** float(exponent)
+    if isinstance(result, complex):
+        raise ConstantError("a root of a negative number")
+    return result
+
+
+ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "**": _power,
+}
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+LOGIC: dict[str, Callable[[bool, bool], bool]] = {"and": operator.and_, "or": operator.or_}
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "relu": lambda x: max(x, 0),
+    "exp": math.exp,
+    "log": math.log,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 0.5 * (1 + math.tanh(0.5 * x)),
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "square": lambda x: x * x,
+    "abs": abs,
+    "sign": lambda x: (x > 0) - (x < 0),
+    "erf": math.erf,
+    "sin": math.sin,
+    "cos": math.cos,
+    "floor": lambda x: math.floor(x) if abs(x) <= LIMIT else x,
+    "stop_gradient": lambda x: x,
+    "minimum": min,
+    "maximum": max,
+}
+"""Component-wise functions of numbers."""
+
+
+def fold_call(op: str, *numbers: Number) -> Number:
+    """The value of a component-wise function. Raises `ConstantError` where it has none, or none that is small enough."""
+    try:
+        return limited(FUNCTIONS[op](*map(plain, numbers)))
+    except ZeroDivisionError:
+        raise ConstantError("division by zero") from None
+    except OverflowError:
+        raise ConstantError("the number is too large") from None
+    except ValueError:
+        raise ConstantError(f"`{op}` has no value at {', '.join(map(shown, numbers))}") from None
+
+
+def fold(op: str, left: Number, right: Number) -> Number:
+    """The value of `left op right`. Raises `ConstantError` where it has none, or none that is small enough."""
+    if op in LOGIC:
+        return LOGIC[op](truth(left), truth(right))
+    if op in ("==", "!=") and isinstance(left, bool) and isinstance(right, bool):
+        return COMPARISONS[op](left, right)
+    a, b = plain(left), plain(right)
+    return COMPARISONS[op](a, b) if op in COMPARISONS else _arithmetic(op, a, b)
+
+
+def _arithmetic(op: str, a: float, b: float) -> float:
+    try:
+        return limited(ARITHMETIC[op](a, b))
+    except ZeroDivisionError:
+        raise ConstantError("division by zero") from None
+    except OverflowError:
+        raise ConstantError("the number is too large") from None
+
+
+def limited(value: float) -> float:
+    if not (isfinite(value) if isinstance(value, float) else abs(value) <= LIMIT):
+        raise ConstantError("the number is too large")
+    return value
+
+
+def plain(value: Number) -> float:
+    if isinstance(value, bool):
+        raise ConstantError("expected a number, found a truth value")
+    return value
+
+
+def truth(value: Number) -> bool:
+    if not isinstance(value, bool):
+        raise ConstantError("expected a truth value, found a number")
+    return value
+
+
+def convert(value: Number, dtype: str) -> Number:
+    """`value` as an element of dtype `dtype`. Raises `ConstantError` where that would change it beyond rounding."""
+    if dtype == "bool" or isinstance(value, bool):
+        if dtype != "bool" or not isinstance(value, bool):
+            raise ConstantError(f"{shown(value)} is not a value of {dtype}")
+        return value
+    if dtype in FLOATS:
+        if abs(value) >= TOO_LARGE[dtype]:
+            raise ConstantError(f"{shown(value)} is too large for {dtype}")
+        return float(value)
+    low, high = INTEGERS[dtype]
+    if isinstance(value, float):
+        raise ConstantError(f"{shown(value)} is not a value of {dtype}")
+    if not low <= value <= high:
+        raise ConstantError(f"{shown(value)} does not fit in {dtype}")
+    return value
+
+
+def shown(value: Number) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Lookup = Callable[[ast.DimName], int | None]
+
+
+def integer(node: ast.Node, lookup: Lookup, scope: Scope) -> int | None:
+    """The value of an expression of integers, dimensions, `+ - * //`; None, and an error, where it has none."""
+    if isinstance(node, ast.Int):
+        return node.value
+    if isinstance(node, ast.DimName):
+        return lookup(node)
+    if isinstance(node, ast.Unary) and node.op == "-":
+        operand = integer(node.operand, lookup, scope)
+        return None if operand is None else -operand
+    if isinstance(node, ast.Binary):
+        return _whole(node, integer(node.left, lookup, scope), integer(node.right, lookup, scope), scope)
+    scope.error("E208", "expected an integer, dimensions and `+ - * //` between them", node.span)
+    return None
+
+
+def _whole(node: ast.Binary, left: int | None, right: int | None, scope: Scope) -> int | None:
+    if node.op not in ("+", "-", "*", "//"):
+        help = "whole division is `//`" if node.op == "/" else None
+        scope.error(
+            "E208", f"`{node.op}` is not among the operators of sizes, `+ - * //`", node.span, help=help
+        )
+        return None
+    if left is None or right is None:
+        return None
+    try:
+        return int(fold(node.op, left, right))
+    except ConstantError as error:
+        scope.error("E209", str(error), node.span)
+        return None
+
+
+def number(node: ast.Node, scope: Scope) -> float | None:
+    """The value of an expression of numbers; None, and an error, where it has none."""
+    if isinstance(node, ast.Int | ast.Float):
+        return node.value
+    if isinstance(node, ast.Unary) and node.op == "-":
+        operand = number(node.operand, scope)
+        return None if operand is None else -operand
+    if isinstance(node, ast.Binary) and node.op in ARITHMETIC:
+        return _folded(node, number(node.left, scope), number(node.right, scope), scope)
+    scope.error("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
+    return None
+
+
+def _folded(node: ast.Binary, left: float | None, right: float | None, scope: Scope) -> float | None:
+    if left is None or right is None:
+        return None
+    try:
+        return plain(fold(node.op, left, right))
+    except ConstantError as error:
+        scope.error("E209", str(error), node.span)
+        return None

@@ -1,0 +1,141 @@
+"""Dimensions and meshes: the declarations that the rest of a file refers to.
+
+Dimensions may be declared in any order, as a file is a set of facts. A size may be overridden from the command line; the sizes
+computed from it follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.frontend.semantics.names.constants import LIMIT, integer
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import children
+
+Sizes = Mapping[str, int]
+
+MOST_SHOWN = 6
+
+
+def declare_dims(decls: Iterable[ast.DimDecl], overrides: Sizes, scope: Scope) -> None:
+    """Fill in `scope.dims`, in the order of declaration, with None for those that have failed."""
+    found = {decl.name.text: decl for decl in decls if scope.declare("dimension", decl.name, scope.places)}
+    scope.dims.update(dict.fromkeys(found))
+    _override(overrides, scope)
+    evaluated = {name: decl for name, decl in found.items() if name not in overrides}
+    for name in _in_order(evaluated, scope):
+        scope.dims[name] = _dim(evaluated[name], scope)
+
+
+def _override(overrides: Sizes, scope: Scope) -> None:
+    """Errors about option number i are placed in line i of a file `<--dim>`, which holds the options as given."""
+    for line, (name, size) in enumerate(overrides.items(), 1):
+        span = Span("<--dim>", line, 1, line, 1 + len(name))
+        if name not in scope.dims:
+            scope.unknown("E103", f"unknown dimension `{name}`", ast.Name(span, name), scope.dims)
+        elif valid_size(name, size, span, scope):
+            scope.dims[name] = Dim(name, size)
+
+
+def valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
+    """Whether a dimension may have this size; an error where not."""
+    if size < 1:
+        scope.error("E207", f"`{name}` has size {size}, and the least possible is 1", span)
+    elif size > LIMIT:
+        scope.error("E207", f"the size of `{name}` does not fit in 64 bits", span)
+    return 1 <= size <= LIMIT
+
+
+def _dim(decl: ast.DimDecl, scope: Scope) -> Dim | None:
+    name = decl.name.text
+    size = _size(name, decl.size, scope)
+    return None if size is None else Dim(f"{scope.module}.{name}" if scope.module else name, size)
+
+
+def _size(name: str, node: ast.Expr, scope: Scope) -> int | None:
+    def lookup(name: ast.DimName) -> int | None:
+        dim = scope.dim(name)
+        return dim.size if dim else None
+
+    size = integer(node, lookup, scope)
+    return size if size is not None and valid_size(name, size, node.span, scope) else None
+
+
+def _in_order(decls: Mapping[str, ast.DimDecl], scope: Scope) -> list[str]:
+    """The names of `decls`, each after those that its size is computed from; cycles are reported and left out."""
+    uses = {name: [use for use in _names(decl.size) if use in decls] for name, decl in decls.items()}
+    order, cycles = _sorted(uses)
+    for cycle in cycles:
+        _report_cycle([decls[name].name for name in cycle], scope)
+    return order
+
+
+def _sorted(uses: Mapping[str, Iterable[str]]) -> tuple[list[str], list[list[str]]]:
+    """The names in no cycle, after those that they use, and cycles with no name in common; depth first."""
+    done: dict[str, None] = {}
+    cycles: list[list[str]] = []
+    cyclic: set[str] = set()
+    for root in uses:
+        path = {} if root in done else {root: iter(uses[root])}
+        while path:
+            name, rest = next(reversed(path.items()))
+            use = next(rest, None)
+            if use is None:
+                del path[name]
+                done[name] = None
+            elif use in path and use not in cyclic:
+                cycle = _cycle(use, path)
+                cycles += [cycle] if cyclic.isdisjoint(cycle) else []
+                cyclic.update(cycle)
+            elif use not in path and use not in done:
+                path[use] = iter(uses[use])
+    return [name for name in done if name not in cyclic], cycles
+
+
+def _cycle(use: str, path: dict[str, Iterator[str]]) -> list[str]:
+    """The end of `path`, from `use` on."""
+    after = list(takewhile(lambda name: name != use, reversed(path)))
+    return [use, *reversed(after)]
+
+
+def _report_cycle(cycle: list[ast.Name], scope: Scope) -> None:
+    """At the first dimension of the cycle, with the others as far as anyone would read."""
+    first = min(cycle, key=lambda name: name.span)
+    at = cycle.index(first)
+    rest = [*cycle[at + 1 :], *cycle[:at]]
+    shown = [name.text for name in rest[:MOST_SHOWN]] + ["..."] * (len(rest) > MOST_SHOWN)
+    path = " -> ".join((first.text, *shown, first.text))
+    labels = [Label(name.span, "through this one") for name in rest[:MOST_SHOWN]]
+    scope.error("E115", f"the size of `{first.text}` is computed from itself: {path}", first.span, labels)
+
+
+def _names(node: ast.Node) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.text
+    for child in children(node):
+        yield from _names(child)
+
+
+def declare_meshes(decls: Iterable[ast.MeshDecl], scope: Scope) -> dict[str, Mesh | None]:
+    """The meshes by name, with None for those that have failed."""
+    places: dict[str, Span] = {}
+    return {decl.name.text: mesh(decl, scope) for decl in decls if scope.declare("mesh", decl.name, places)}
+
+
+def mesh(decl: ast.MeshDecl, scope: Scope) -> Mesh | None:
+    places: dict[str, Span] = {}
+    sizes = [
+        (axis.name.text, _size(axis.name.text, axis.size, scope))
+        for axis in decl.axes
+        if scope.declare("mesh axis", axis.name, places)
+    ]
+    if not decl.axes:
+        scope.error(
+            "E310", f"mesh `{decl.name.text}` has no axes", decl.span, help="one processor is `[all: 1]`"
+        )
+    axes = tuple((name, size) for name, size in sizes if size is not None)
+    return Mesh(decl.name.text, axes) if decl.axes and len(axes) == len(decl.axes) else None

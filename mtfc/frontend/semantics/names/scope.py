@@ -1,0 +1,259 @@
+"""What the parts of the elaborator share: the names that can be seen from one place, and how one that is not found is reported.
+
+An error is reported where it is found and the thing that failed becomes None, which every user of it passes on in silence: one
+mistake gives one diagnostic. For the same reason a name that stands in a stretch of text that did not parse is taken to be
+declared there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy
+
+from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
+from mtfc.frontend.semantics.names.unused_values import Unused, unused
+from mtfc.frontend.syntax import ast, other_libraries
+
+MAX_DIMS = 32
+"""Dimensions of one tensor or of one einsum: NumPy has no more, and an einsum must find a letter for each."""
+
+MAX_COMPARISONS = 20_000
+"""Names that are compared, in all, with names that are not found: about a second."""
+
+MOST_CALLS_SHOWN = 3
+
+FLAG_HELP = "`training` is a truth value, known in the expressions of models and functions alone"
+
+ANY = "any"
+"""In a signature, in place of a dtype: any, but the same one wherever it appears."""
+
+
+STEP = "step"
+"""In an optimizer, the number of the training step."""
+
+
+class Reports:
+    """The errors of one run.
+
+    A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
+    `called` are the functions that have been elaborated, by the place of their names. `dropped` and `dropped_dims` are the full
+    names of unused values and of their functions' dimensions, which no program has.
+    """
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self.diagnostics = diagnostics
+        self._seen: set[tuple[str, str, Span]] = set()
+        self.called: set[Span] = set()
+        self.dropped: set[str] = set()
+        self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
+        self._unused: dict[Span, Unused] = {}
+        self._comparisons = MAX_COMPARISONS
+
+    def add(self, code: str, message: str, span: Span, labels: Iterable[Label], help: str | None) -> None:
+        if (code, message, span) not in self._seen:
+            self._seen.add((code, message, span))
+            self.diagnostics.add(code, message, span, labels, help)
+
+    def unused(self, decl: ast.ModelDecl | ast.FnDecl) -> Unused:
+        """Return the unused statements of a model or a function, found once for all calls."""
+        place = decl.name.span
+        if place not in self._unused:
+            self._unused[place] = unused(decl)
+        return self._unused[place]
+
+    def nearest(self, name: str, known: Collection[str]) -> str | None:
+        """Nobody reads the suggestions of a thousand errors, and each takes time to find."""
+        self._comparisons -= len(known)
+        return nearest(name, known) if self._comparisons >= 0 else None
+
+
+class Scope:
+    """The declarations of one file, or what the body of a function in it sees.
+
+    `dims` maps to None where a declaration has failed. `places` says where each dimension is declared. `functions` and
+    `optimizers` are those that the file declares, `modules` the files that it imports, `local_dims` the dimensions that functions
+    have declared in their bodies. `doubtful` are the names in stretches that did not parse. `module` is the file's name as a
+    module, empty for the file that is compiled; its dimensions are called `module.dim`. `file` is the scope of the whole file.
+    In a function, `rest` is what `...` stands for, `any` the dtype that `any` stands for, and `calls` are the calls that led
+    there, the innermost first.
+    """
+
+    def __init__(
+        self, reports: Reports | Diagnostics, doubtful: Iterable[str] = (), module: str = ""
+    ) -> None:
+        self.reports = reports if isinstance(reports, Reports) else Reports(reports)
+        self.doubtful = frozenset(doubtful)
+        self.module = module
+        self.file = self
+        self.dims: dict[str, Dim | None] = {}
+        self.places: dict[str, Span] = {}
+        self.models: set[str] = set()
+        self.functions: Mapping[str, ast.FnDecl] = {}
+        self.optimizers: Mapping[str, tuple[ast.OptimizerDecl, ...]] = {}
+        self.modules: dict[str, Scope | None] = {}
+        self.local_dims: dict[str, Dim] = {}
+        self.rest: tuple[Dim, ...] | None = None
+        self.any: str | None = None
+        self.calls: tuple[Label, ...] = ()
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        return self.reports.diagnostics
+
+    def inside(self, calls: tuple[Label, ...]) -> Scope:
+        """What a function of this file sees that `calls` led to."""
+        inner = copy(self)
+        inner.dims, inner.places = dict(self.dims), dict(self.places)
+        inner.calls = calls
+        return inner
+
+    def for_text(self) -> Scope:
+        """The same names, for text that the command line gives: it has diagnostics of its own."""
+        scope = copy(self)
+        scope.reports = Reports(Diagnostics())
+        return scope
+
+    def error(
+        self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
+    ) -> None:
+        """Report an error; inside of a function, with the calls that led there: all, or the innermost ones and the user's."""
+        calls = self.calls
+        if len(calls) > MOST_CALLS_SHOWN:
+            calls = (*calls[: MOST_CALLS_SHOWN - 1], calls[-1])
+        self.reports.add(code, message, span, (*labels, *calls), help)
+
+    def unknown(
+        self,
+        code: str,
+        message: str,
+        name: ast.Name | ast.Path,
+        known: Collection[str],
+        help: str | None = None,
+    ) -> None:
+        """Report that `name` is not among the `known`, with the nearest of them; `help` is for when none is near."""
+        if name.text in self.doubtful:
+            return
+        near = self.reports.nearest(name.text, known)
+        advice = f"did you mean `{near}`?" if near else help or listing(known)
+        self.error(code, message, name.span, help=advice)
+
+    def declare(self, what: str, name: ast.Name, places: dict[str, Span]) -> bool:
+        """Note where `name` is declared; False, and an error, when it was before."""
+        if name.text not in places:
+            places[name.text] = name.span
+            return True
+        label = Label(places[name.text], "first declared here")
+        self.error("E102", f"{what} `{name.text}` is declared twice", name.span, [label])
+        return False
+
+    def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:
+        found = self.find_dim(name)
+        if found is None and not self._has_failed(name):
+            help = FLAG_HELP if name.text == TRAINING else None
+            self.unknown(code, f"unknown dimension `{name.text}`", name, self._known_dims(), help)
+        return found
+
+    def _known_dims(self) -> list[str]:
+        return [*self.dims, *self.dims_of_modules(), *self.local_dims]
+
+    def find_dim(self, name: ast.DimName) -> Dim | None:
+        """A dimension of this file or of a function in it, `common.batch` of a module, or `ffn.inner` of any function."""
+        if isinstance(name, ast.Name):
+            return self.dims.get(name.text)
+        return self.dims_of_modules().get(name.text) or self.local_dims.get(name.text)
+
+    def place(self, name: ast.DimName) -> Span:
+        """Where a dimension is declared that exists."""
+        module = self.modules.get(name.parts[0]) if isinstance(name, ast.Path) else None
+        if isinstance(name, ast.Path) and module is not None and name.parts[1] in module.places:
+            return module.places[name.parts[1]]
+        return self.places[name.text]
+
+    def dims_of_modules(self) -> dict[str, Dim | None]:
+        """The dimensions that imported files declare, as they are called here."""
+        return {
+            f"{module}.{name}": dim
+            for module, scope in self.modules.items()
+            for name, dim in (scope.dims.items() if scope else ())
+        }
+
+    def _has_failed(self, name: ast.DimName) -> bool:
+        """Whether the declaration of a dimension, or the module that would have it, has been reported."""
+        if isinstance(name, ast.Name) or name.parts[0] not in self.modules:
+            return name.text in self.dims
+        module = self.modules[name.parts[0]]
+        return module is None or name.parts[1] in module.dims or name.parts[1] in module.doubtful
+
+    def dim_list(self, names: Iterable[ast.DimName | ast.Ellipsis], span: Span) -> tuple[Dim, ...] | None:
+        """The dimensions of one tensor, each once."""
+        names = tuple(names)
+        dims: list[Dim | None] = []
+        for name in names:
+            dims += self._rest(name) if isinstance(name, ast.Ellipsis) else (self.dim(name),)
+        found = tuple(dim for dim in dims if dim is not None)
+        if self._repeats(names) or len(found) < len(dims) or self._overlaps(found, span):
+            return None
+        return found if self.few_enough(found, span) else None
+
+    def _rest(self, ellipsis: ast.Ellipsis) -> tuple[Dim | None, ...]:
+        """What `...` stands for."""
+        if self.rest is not None:
+            return self.rest
+        message = "`...` stands for further dimensions of a function's arguments, and there are none here"
+        self.error("E204", message, ellipsis.span)
+        return (None,)
+
+    def _overlaps(self, dims: Collection[Dim], span: Span) -> bool:
+        """Whether different names stand for one dimension, as those of a function may."""
+        twice = [dim for dim, count in Counter(dims).items() if count > 1]
+        if twice:
+            message = f"dimension `{twice[0].name}` stands twice in one tensor, by different names"
+            help = "let one argument have a dimension of another name: see `rename`"
+            self.error("E210", message, span, help=help)
+        return bool(twice)
+
+    def few_enough(self, dims: Collection[Dim], span: Span) -> bool:
+        if len(dims) > MAX_DIMS:
+            self.error("E212", f"{len(dims)} dimensions, and at most {MAX_DIMS} are possible", span)
+        return len(dims) <= MAX_DIMS
+
+    def _repeats(self, names: Collection[ast.DimName | ast.Ellipsis]) -> bool:
+        places: dict[str, list[Span]] = {}
+        for name in names:
+            places.setdefault("..." if isinstance(name, ast.Ellipsis) else name.text, []).append(name.span)
+        repeated = {text: spans for text, spans in places.items() if len(spans) > 1}
+        for text, (first, second, *_) in repeated.items():
+            label = Label(first, "it is already here")
+            help = "a tensor has each dimension once; give one a name of its own with `dim` and `rename`"
+            self.error("E210", f"dimension `{text}` stands twice in one tensor", second, [label], help)
+        return bool(repeated)
+
+    def dtype(self, name: ast.Name) -> str | None:
+        if name.text == ANY and self.any is not None:
+            return self.any
+        if name.text in ITEM_BYTES:
+            return name.text
+        message = f"unknown dtype `{name.text}`"
+        if name.text in other_libraries.DTYPES:
+            self.error("E211", message, name.span, help=other_libraries.DTYPES[name.text])
+        else:
+            self.unknown("E211", message, name, ITEM_BYTES)
+        return None
+
+    def type(self, type: ast.Type) -> TensorType | None:
+        """`[batch, io]` is `f32[batch, io]`."""
+        dtype = self.dtype(type.dtype) if type.dtype else "f32"
+        dims = self.dim_list(type.dims, type.span)
+        return None if dtype is None or dims is None else TensorType(dtype, dims)
+
+
+def listing(names: Collection[str], most: int = 8) -> str | None:
+    """`one of: a, b, c`, where there are few enough to be read."""
+    return f"one of: {', '.join(sorted(names))}" if 0 < len(names) <= most else None
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,207 @@
+"""Find statements whose results nothing uses.
+
+A graph has a node for each statement of a body, and edges to the statements whose values it reads. Statements that `return`
+does not reach are dead. Dead statements are checked for errors, and leave no equations, parameters, random numbers or names
+behind. A loop adds a node for each variable that it carries. The node reads the variable before the loop and at the end of the
+body, so one walk finds the exact graph. Parameters stay even if nothing reads them: a file that declares a parameter wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.ast import children
+from mtfc.frontend.syntax.bound_names import bound_inside
+
+CODE = "W603"
+SILENT = "_"
+"""The prefix of names that are unused on purpose."""
+
+MOST_LABELS = 3
+
+
+@attrs.define(eq=False)
+class _Node:
+    """A statement, or a variable that a loop carries; `reads` are the nodes whose values it needs."""
+
+    names: tuple[ast.Name, ...] = ()
+    statement: ast.Statement | None = None
+    reads: list[_Node] = attrs.field(factory=list)
+
+
+Environment = dict[str, _Node]
+"""The node of each name at one place."""
+
+
+@attrs.frozen
+class Unused:
+    """The dead statements of a body by place, and the warnings about them.
+
+    `groups` are unused names, each with the statements that only its value needs.
+    """
+
+    dead: frozenset[Span] = frozenset()
+    groups: tuple[tuple[_Node, tuple[_Node, ...]], ...] = ()
+
+    def warnings(self) -> Iterator[Diagnostic]:
+        for node, others in self.groups:
+            if _wanted(node):
+                yield _warning(node, others)
+
+
+NOTHING = Unused()
+
+
+def unused(decl: ast.ModelDecl | ast.FnDecl) -> Unused:
+    """Find the dead statements of a model or a function; a body without `return` has none."""
+    walk = _Walk()
+    given = decl.inputs if isinstance(decl, ast.ModelDecl) else decl.args
+    walk.body({each.name.text: _Node() for each in given}, decl.body)
+    if not walk.returns:
+        return NOTHING
+    live = _reached(walk.roots, set())
+    left = [node for node in walk.nodes if node not in live]
+    dead = (
+        node.statement.span for node in left if node.statement and not isinstance(node.statement, ast.Param)
+    )
+    return Unused(frozenset(dead), tuple(_groups(left, live)))
+
+
+class _Walk:
+    """A walk over a body. `roots` are the nodes that are needed, `nodes` those of statements in the order of the source."""
+
+    def __init__(self) -> None:
+        self.nodes: list[_Node] = []
+        self.roots: list[_Node] = []
+        self.returns = False
+
+    def body(self, values: Environment, statements: Iterable[ast.Statement]) -> None:
+        for statement in statements:
+            self.statement(statement, values, ())
+            if isinstance(statement, ast.Return):
+                self.returns = True
+                return
+
+    def statement(self, node: ast.Statement, values: Environment, loop: tuple[_Node, ...]) -> None:
+        """Add a statement, in the bodies of loops with the node of the innermost one."""
+        if isinstance(node, ast.Repeat | ast.Scan):
+            self._loop(node, values, loop)
+        elif isinstance(node, ast.Assign):
+            made = self._binding(node, node.targets, values, loop)
+            values.update((name.text, made) for name in node.targets)
+        elif isinstance(node, ast.Param):
+            self._param(node, values, loop)
+        else:  # these stay in any case: `return`, `dim`, and statements with errors
+            root = _Node(reads=[*_read(node, values), *loop])
+            self.roots.append(root)
+            values.update(dict.fromkeys(node.targets if isinstance(node, ast.Broken) else (), root))
+
+    def _binding(
+        self, node: ast.Statement, names: tuple[ast.Name, ...], values: Environment, loop: tuple[_Node, ...]
+    ) -> _Node:
+        made = _Node(names, node, [*_read(node, values), *loop])
+        self.nodes.append(made)
+        return made
+
+    def _param(self, node: ast.Param, values: Environment, loop: tuple[_Node, ...]) -> None:
+        """Keep the loop of a parameter, and the values that its initial value reads, even if nothing reads the parameter."""
+        self.roots.append(_Node(reads=[*_read(node, values), *loop]))
+        values[node.name.text] = self._binding(node, (node.name,), values, loop)
+
+    def _yield(self, node: ast.Yield, values: Environment, handed_out: Environment, loop: _Node) -> None:
+        made = self._binding(node, (node.name,), values, (loop,))
+        if node.name.text in handed_out:  # a name yielded twice is an error, which needs both statements
+            made.reads.append(handed_out[node.name.text])
+        handed_out[node.name.text] = made
+
+    def _loop(self, node: ast.Repeat | ast.Scan, values: Environment, around: tuple[_Node, ...]) -> None:
+        sources = (each for slice in node.slices for each in _read(slice, values))
+        loop = _Node((), node, [*sources, *around])
+        self.nodes.append(loop)
+        slices = {each.name.text: loop for each in node.slices}
+        bound = {name.text for name in bound_inside(node.body)} - slices.keys()
+        carried = {name: _Node(reads=[values[name], loop]) for name in bound if name in values}
+        inside: Environment = {**values, **carried, **slices}
+        handed_out: Environment = {}
+        for statement in node.body:
+            if isinstance(statement, ast.Yield):
+                self._yield(statement, inside, handed_out, loop)
+            else:
+                self.statement(statement, inside, (loop,))
+        for name, each in carried.items():
+            each.reads.append(inside[name])
+            values[name] = _Node(reads=[each, inside[name]])
+        values.update(handed_out)
+
+
+def _read(node: ast.Node, values: Mapping[str, _Node]) -> Iterator[_Node]:
+    """Yield the nodes of the names in a statement's expressions; for a text that did not parse, of all its words."""
+    names = sorted(node.names) if isinstance(node, ast.Broken) else _names(node)
+    yield from (values[name] for name in names if name in values)
+
+
+def _names(node: ast.Node) -> Iterator[str]:
+    """Yield the names in expressions that may be values, and not dimensions, functions or arguments."""
+    if isinstance(node, ast.Name):
+        yield node.text
+        return
+    skipped: tuple[object, ...] = ()
+    if isinstance(node, ast.Call):
+        skipped = (node.function, node.scope, *node.bindings)
+    elif isinstance(node, ast.Arrow):
+        skipped = (node.target,)
+    elif isinstance(node, ast.Keyword | ast.Param | ast.State | ast.Yield | ast.DimDecl | ast.LoopSlice):
+        skipped = (node.name,)
+    elif isinstance(node, ast.Assign):
+        skipped = node.targets
+    for child in children(node):
+        if not isinstance(child, ast.DimList | ast.Type) and not any(child is each for each in skipped):
+            yield from _names(child)
+
+
+def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
+    """Return the nodes that the roots need, directly or not, without the known nodes."""
+    found: set[_Node] = set()
+    waiting = [each for root in roots for each in root.reads]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node not in known:
+            found.add(node)
+            waiting += node.reads
+    return found
+
+
+def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[_Node, ...]]]:
+    """Yield the unused names, each with the nodes that only it needs. The last comes first, as reading follows binding."""
+    seen = set(live)
+    named = [node for node in left if node.names]
+    for node in reversed(named):
+        if node not in seen:
+            below = _reached([node], seen) - {node}
+            seen |= {node, *below}
+            yield node, tuple(each for each in named if each in below)
+
+
+def _warning(node: _Node, others: tuple[_Node, ...]) -> Diagnostic:
+    wanted = _wanted(node)
+    names = " and ".join(f"`{name.text}`" for name in wanted)
+    verb = "is" if len(wanted) == 1 else "are"
+    place = wanted[0].span
+    labels = [Label(each.names[0].span, "used for this alone") for each in others[:MOST_LABELS]]
+    return Diagnostic(CODE, f"{names} {verb} never used", place, tuple(labels), _help(node))
+
+
+def _wanted(node: _Node) -> list[ast.Name]:
+    """Return the names that are not unused on purpose."""
+    return [name for name in node.names if not name.text.startswith(SILENT)]
+
+
+def _help(node: _Node) -> str:
+    name = _wanted(node)[0].text
+    if isinstance(node.statement, ast.Param):
+        return f"remove the line: until then `{name}` is a parameter, which is stored and saved"
+    return f"remove the line, or return `{name}`; a name that begins with `_` is unused on purpose"

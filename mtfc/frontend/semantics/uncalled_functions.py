@@ -1,0 +1,90 @@
+"""Functions that no model calls, and optimizers: their names are checked, as all that can be known of them without arguments.
+
+A call is what gives a function its types, so a function that is called is checked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.semantics.calls.function_calls import find
+from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
+from mtfc.frontend.semantics.names.unknown_names import unknown_function
+from mtfc.frontend.syntax import ast, other_libraries
+from mtfc.frontend.syntax.ast import children, walk
+from mtfc.frontend.syntax.bound_names import variables
+
+
+def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:
+    """Report the names in a function's body that nothing declares."""
+    inside = scope.inside(())
+    own = (*decl.generics, *(node.name for node in walk(decl) if isinstance(node, ast.DimDecl)))
+    inside.dims |= {name.text: None for name in own}
+    values = {*variables((each.name for each in decl.args), decl.body), TRAINING}
+    for node in _expressions(decl):
+        _check(node, inside, values)
+
+
+def as_function(decl: ast.OptimizerDecl) -> ast.FnDecl:
+    """A function that knows the names that an optimizer knows, with the same body."""
+    dims = decl.pattern.dims if decl.pattern else ()
+    given = (*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient, ast.Name(decl.span, STEP))
+    arguments = tuple(ast.FnArg(name.span, name, None, None) for name in given)
+    generics = tuple(dim for dim in dims if isinstance(dim, ast.Name))
+    return ast.FnDecl(decl.span, decl.name, generics, arguments, (), decl.body)
+
+
+def _expressions(node: ast.Node) -> Iterator[ast.Node]:
+    """All expressions, types and lists of dimensions in the body of a function, from the outside in."""
+    for child in children(node):
+        if isinstance(child, ast.Name | ast.FnArg | ast.Broken):
+            continue
+        yield child
+        yield from _expressions(child)
+
+
+def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
+    if isinstance(node, ast.Call) and not _exists(node.function, scope):
+        unknown_function(scope, node.function, values, BUILTINS)
+    if isinstance(node, ast.Binary) and node.op == "@":
+        scope.error("E004", other_libraries.NO_PRODUCT, node.span, help=other_libraries.EINSUM)
+    if isinstance(node, ast.Type | ast.DimList):
+        for dim in node.dims:
+            if not isinstance(dim, ast.Ellipsis):
+                scope.dim(dim)
+    for name in _operands(node):
+        if name.text not in values and name.text not in scope.dims and name.text not in (*ITEM_BYTES, ANY):
+            scope.unknown("E101", f"unknown value `{name.text}`", name, values)
+
+
+def _exists(name: ast.Name | ast.Path, scope: Scope) -> bool:
+    """Whether there is a function or an initializer of this name."""
+    return find(scope, name) is not None or name.text in BUILTINS or name.text in DISTRIBUTIONS
+
+
+def _operands(node: ast.Node) -> list[ast.Name]:
+    """The plain names that stand directly in a node as expressions."""
+    found: tuple[object, ...] = ()
+    if isinstance(node, ast.Unary):
+        found = (node.operand,)
+    elif isinstance(node, ast.Binary):
+        found = (node.left, node.right)
+    elif isinstance(node, ast.Call):
+        found = node.arguments
+    elif isinstance(node, ast.Keyword | ast.Assign | ast.State | ast.Yield):
+        found = (node.value,)
+    elif isinstance(node, ast.Return):
+        found = node.values
+    elif isinstance(node, ast.Tuple):
+        found = node.items
+    elif isinstance(node, ast.Arrow | ast.LoopSlice):
+        found = (node.source,)
+    elif isinstance(node, ast.Param):
+        found = (node.init,)
+    elif isinstance(node, ast.DimDecl):
+        found = (node.size,)
+    return [each for each in found if isinstance(each, ast.Name)]

@@ -1,0 +1,61 @@
+"""What tests of tilings share: from source to network, and what a layout costs when it is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtfc.compiler.analysis.reshard_plans import wire_bytes
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.core import Equation, Function, Program
+from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.search.per_equation.best_layouts import timed_network
+from mtfc.compiler.search.per_equation.choice_network import Network
+from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
+from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.driver.loading.layout_targets import prepared
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
+from mtfc.frontend.hardware_targets import named
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str, **dims: int) -> Program:
+    text = (EXAMPLES / f"{name}.mtf").read_text()
+    choice = Choice(None, None, None, dims)
+    return choose(text, f"{name}.mtf", choice, skip_illegal=True, every_layout=True).program
+
+
+def machine(name: str) -> Hardware:
+    return named(name, {})
+
+
+def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> Network:
+    """Priced in seconds, or without hardware in bytes that all devices send."""
+    function, dims = prepared(program), set(program.dims)
+    if hardware is not None:
+        return timed_network(function, Topology.of(mesh, hardware), hardware.device, dims)
+    builder = NetworkBuilder(mesh, Conversions(mesh, bytes_sent(mesh)), dims, no_work)
+    return builder.network(function)
+
+
+def compiled(program: Program, mesh: Mesh, layout: Layout) -> Function:
+    """What a search has priced: one processor's step, or its forward pass where the file does not train."""
+    lowered = lower(program, mesh, layout)
+    return lowered.function("step" if lowered.has_function("step") else "forward")
+
+
+def bytes_of(body: tuple[Equation, ...], mesh: Mesh) -> float:
+    """What all devices send in a lowered function."""
+    total = 0.0
+    for eqn in body:
+        if eqn.regions:
+            total += dim_of(eqn).size * bytes_of(region_of(eqn).body, mesh)
+        elif eqn.op in KIND_OF:
+            parts = (wire_bytes(KIND_OF[eqn.op], axes_of(eqn), v.type, mesh) for v in eqn.operands)
+            total += sum(parts) * mesh.devices
+    return total

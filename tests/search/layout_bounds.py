@@ -1,0 +1,118 @@
+"""What tests of the search over global layouts share: machines where one thing is slow each, and what must hold of a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.layout_space import Rows, Space, layout_of, space_of
+from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware_targets import named
+from tests.documents import ROOT
+from tests.harness import load
+
+SLOW_LINKS = Hardware(
+    "slow_links",
+    Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e12), 1e-7),
+    (Link("net", "switch", (), Rate.constant(1e6), 1e-6),),
+)
+"""Where what a layout sends is all that matters."""
+
+FASTER = {
+    "all_to_all": Rate.constant(4e6),
+    "permute": Rate.constant(5e6),
+    "reduce_scatter": Rate.constant(2e6),
+}
+
+NODES = attrs.evolve(
+    SLOW_LINKS,
+    name="nodes",
+    links=(
+        Link("node", "ring", (4,), Rate.constant(1e7), 1e-6, collectives={"all_gather": Rate.constant(3e7)}),
+        Link("net", "switch", (), Rate.constant(1e6), 1e-5, shared=2, collectives=FASTER),
+    ),
+)
+"""Where the groups of a collective lie on links of two speeds, and some collectives are faster than others."""
+
+SLOW_CORES = Hardware(
+    "slow_cores",
+    Device(
+        {"f32": Rate.constant(1e6)},
+        1e12,
+        Rate.constant(1e6),
+        0.0,
+        {"exp": 1e5, "max": 1e4, "sum": 1e5, "unpool": 1e4, "einsum": 1e5, "convolution": 1e4},
+        overlap=0.5,
+    ),
+    (Link("net", "memory", (1024,), Rate.constant(1e12), 0.0),),
+)
+"""Where what a layout computes is."""
+
+SLOW_TPU = attrs.evolve(
+    SLOW_CORES,
+    name="slow_tpu",
+    device=attrs.evolve(
+        SLOW_CORES.device,
+        overhead=1e-3,
+        ops={"bernoulli": 1e4, "uniform": 1e4},
+        matrix=16,
+        scratchpad=Scratchpad(1e5, wait=1e-3, reads=1e7, factors=1e8, results=1e7),
+    ),
+)
+"""Where what a TPU fills up, holds and draws again is."""
+
+TORUS = named("tpu_v2", {})
+
+
+def example(name: str) -> Program:
+    return load((ROOT / "examples" / f"{name}.mtf").read_text("utf-8")).programs[0]
+
+
+def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
+    """Every legal row, or a random choice of that many on the way."""
+    rows, random = np.zeros((1, len(space.columns)), np.uint8), np.random.default_rng(0)
+    for column in range(len(space.columns)):
+        rows, _ = space.extended(rows, column, frozenset(range(column)), mesh)
+        if most is not None and len(rows) > most:
+            rows = rows[random.choice(len(rows), most, replace=False)]
+    return rows
+
+
+def check_bounds(
+    program: Program, mesh: Mesh, hardware: Hardware, storage: bool, most: int | None = 6
+) -> None:
+    space = space_of(program.function("forward"), storage=storage)
+    check_rows(program, mesh, hardware, space, layouts(space, mesh, most))
+
+
+def check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: Space, rows: Rows) -> None:
+    """Where all columns are decided, and where only some are."""
+    pricer, columns = Pricer.of(program, hardware), range(len(space.columns))
+    step = Step.of(pricer.undistributed(), hardware.device)
+    bound, beside = (Bound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
+    prices = [pricer.with_overlap(mesh, layout_of(space, row.tolist(), mesh)) for row in rows]
+    computing = [i for i in columns if i not in space.storing]
+    for decided in (columns, computing, columns[::2], columns[1::2], ()):
+        known = bound.known(_only(rows, decided), frozenset(decided))
+        is_open = bool(space.storing) and space.storing.isdisjoint(decided)
+        flops = bound.flops(known)
+        seconds, overlapping = (np.maximum(flops, each.seconds(known, is_open)) for each in (bound, beside))
+        bounds = (seconds, overlapping, bound.memory(known))
+        for row, price, least, at_once, memory in zip(rows, prices, *bounds, strict=True):
+            where = layout_of(space, row.tolist(), mesh), decided
+            assert least <= price.seconds * (1 + 1e-9), where
+            assert at_once <= price.overlapping * (1 + 1e-9), where
+            assert memory <= price.memory, where
+
+
+def _only(rows: Rows, decided: Iterable[int]) -> Rows:
+    found = np.zeros_like(rows)
+    found[:, list(decided)] = rows[:, list(decided)]
+    return found

@@ -1,0 +1,72 @@
+"""A layout for each equation: written into a file and read back, every equation runs in the layout that was chosen for it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.analysis.equation_names import placeable_names
+from mtfc.compiler.cost.roofline import work
+from mtfc.compiler.ir.core import Equation, Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.verifier import verify
+from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
+from mtfc.compiler.search.per_equation.best_layouts import tiling
+from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
+from mtfc.compiler.search.per_equation.equation_time import Roofline
+from mtfc.driver.loading.layout_targets import prepared
+from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.layouts.layout_text import layout_text
+from tests.documents import ROOT
+from tests.generators.programs import Generated, programs
+from tests.harness import call, chosen_layout, differentiated, exact_data, load, numpy_module, tolerance
+from tests.search.equation_networks import network_of
+
+
+def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
+    """The program when every equation has its layout."""
+    passes = default_pipeline()
+    stop = next(i for i, each in enumerate(passes) if each.name == "insert-reshards")
+    return run(attrs.evolve(program, mesh=mesh, layout=layout), passes[:stop])
+
+
+@settings(max_examples=20)
+@given(programs(), st.integers(0, 2**16))
+def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) -> None:
+    """Any strategy for each equation: the layout says so in a file, and the results stay as they are."""
+    (program,), mesh = load(generated.source).programs, generated.mesh
+    network, random = network_of(program, mesh), Random(seed)
+    choices = [random.randrange(len(node.options)) for node in network.nodes]
+    text = layout_text(tiling(network, choices, "tiled"), mesh)
+    module = load(f"{generated.source}\n{text}")
+    layout, (program,) = chosen_layout(module, "tiled").layout, module.programs
+
+    placed = assigned(program, mesh, layout)
+    name = "step" if program.training else "forward"
+    found = {name: thing for thing, name in placeable_names(placed.function(name)).items()}
+    names = placeable_names(network.function)
+    for node, choice in zip(network.nodes, choices, strict=True):
+        option = node.options[choice]
+        if isinstance(node.owner, Equation) and isinstance(option, Strategy):
+            assert found[names[node.owner]].layout == option.layout, names[node.owner]
+
+    of, name = ("step", "step") if program.training else ("gradients", "gradients")
+    original, lowered = differentiated(program, of), lower(program, mesh, layout, of)
+    verify(lowered, "lowered")
+    arrays = exact_data(original.function(name), seed=7)
+    expected = interpret(original.function(name), original, arrays)
+    tolerance(program).check(call(numpy_module(lowered), lowered.function(name), arrays), expected, name)
+
+
+def test_equations_on_one_tpu_take_what_the_roofline_says() -> None:
+    """What is added up is held in f32 there, once."""
+    mesh, device = Mesh("single", ()), named("tpu_v2", {}).device
+    step = prepared(load((ROOT / "examples" / "two_layer.mtf").read_text("utf-8")).programs[0])
+    roofline = Roofline(step, mesh, device)
+    for eqn, expected in zip(step.body, work(step, mesh, device), strict=True):
+        choices = Choices.of(eqn, strategies(eqn, mesh, (), ()), mesh)
+        assert roofline.seconds(eqn, choices).tolist() == [expected.seconds]

@@ -1,0 +1,409 @@
+"""The search over global layouts: its bound holds, and what it calls optimal is."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import attrs
+import numpy as np
+import pytest
+
+from mtfc.backends import hlo
+from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.cost.hardware import Device, Hardware, Rate
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.volumes import charges, total
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.search.found import Objective, Price, value_of
+from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.branching import Branching
+from mtfc.compiler.search.global_layouts.collective_bounds import COMBINED
+from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
+from mtfc.compiler.search.global_layouts.lookup_tables import Known
+from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware_targets import named
+from tests.documents import ROOT
+from tests.generators.programs import programs
+from tests.generators.scope import Options
+from tests.harness import HasSource, load
+from tests.properties.campaign import FEW_EXAMPLES, holds_for
+from tests.properties.test_jax import AS_WRITTEN
+from tests.search.layout_bounds import (
+    NODES,
+    SLOW_CORES,
+    SLOW_LINKS,
+    SLOW_TPU,
+    TORUS,
+    check_bounds,
+    check_rows,
+    example,
+    layouts,
+)
+
+SPATIAL = programs(Options(spatial=True, statements=5, layouts=1))
+EXAMPLES = 8
+
+
+@holds_for(programs(), FEW_EXAMPLES)
+def test_no_layout_costs_less_than_its_bound(program: HasSource) -> None:
+    module = load(program.source)
+    for hardware in (SLOW_LINKS, NODES, TORUS, SLOW_CORES, SLOW_TPU):
+        for storage in (False, True):
+            check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage)
+
+
+test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES)(
+    test_no_layout_costs_less_than_its_bound.check
+)
+
+
+@pytest.mark.parametrize(("matrix", "overhead"), [(None, 1e-3), (16, 0.0)])
+def test_what_is_sent_is_stored_and_read_again(matrix: int | None, overhead: float) -> None:
+    """On one TPU the product is only added to `x`, in its own kernel; bounds do not count component-wise kernels there."""
+    text = """\
+dim batch = 256
+dim io = 128
+dim hidden = 128
+mesh grid = [rows: 4]
+layout main on grid = { hidden: rows }
+model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
+  y = x + einsum(h, w -> [batch, io])
+  z = square(y)
+  return z
+}
+"""
+    module = load(text)
+    device = Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), overhead, matrix=matrix)
+    hardware = attrs.evolve(SLOW_CORES, device=device)
+    program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
+    pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
+    rows = np.array([[int(column.name == "hidden") for column in space.columns]], np.uint8)
+    known = bound.known(rows, frozenset(range(len(space.columns))))
+    price = pricer(mesh, layout).seconds
+    assert bound.seconds(known)[0] == pytest.approx(price, rel=1e-3)
+
+
+def test_a_sum_that_ends_over_one_axis_counts_over_another_too() -> None:
+    """`h` is completed over `rows`, which split `hidden`, and over `cols` later, with the smaller `y`."""
+    text = """\
+dim batch = 64
+dim io = 8
+dim hidden = 8
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: (rows, cols), hidden: rows }
+model m(x: [io], w: [batch, io], v: [batch, hidden]) {
+  h = einsum(x, w -> [batch])
+  y = einsum(h, v -> [hidden])
+  return y
+}
+"""
+    module = load(text)
+    program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
+    pricer, space = Pricer.of(program, SLOW_LINKS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), SLOW_LINKS.device), mesh, SLOW_LINKS)
+    row = np.array([[{"io": 3, "hidden": 1}.get(each.name, 0) for each in space.columns]], np.uint8)
+    price = pricer(mesh, layout).seconds
+    assert 0.95 * price < bound.seconds(Known(row, row))[0] <= price
+
+
+COPYING = attrs.evolve(
+    SLOW_CORES, device=Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), 1e-3)
+)
+"""Where only kernels and what they move take time."""
+
+
+def test_what_a_loop_copies_for_products_is_in_the_bound() -> None:
+    """What one copies of a layer's parameter; under a layout that stores it otherwise it is gathered, and not copied."""
+    text = """\
+dim depth = 3
+dim batch = 4
+dim io = 8
+dim sources = io
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: cols, params: { sources: rows } }
+model m(x: [batch, io]) {
+  h = x
+  repeat depth {
+    param w: [sources, io] = normal()
+    h = einsum(rename(h, io -> sources), w -> [batch, io])
+  }
+  return h
+}
+"""
+    module = load(text)
+    program, mesh = module.programs[0], module.layouts[0].mesh
+    space = space_of(program.function("forward"), storage=True)
+    rows = layouts(space, mesh)
+    check_rows(program, mesh, COPYING, space, rows)
+    pricer = Pricer.of(program, COPYING)
+    bound = Bound(space, Step.of(pricer.undistributed(), COPYING.device), mesh, COPYING)
+    whole = np.zeros_like(rows[:1])
+    price = pricer(mesh, layout_of(space, whole[0].tolist(), mesh))
+    assert bound.seconds(Known(whole, whole))[0] == pytest.approx(price.seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("hardware", [SLOW_LINKS, named("k80_cluster", {})])
+def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> None:
+    """Images that are split alike in all layers, or in some; and a sum that a reshape makes whole, and its use splits."""
+    program, mesh = example("lenet"), Mesh("grid", (("rows", 2), ("cols", 2)))
+    space = space_of(program.function("forward"))
+    chosen: list[dict[str, int]] = [
+        {"h1": 1, "h2": 1, "h3": 1, "w1": 2, "w2": 2, "w3": 2},
+        {"height": 1, "h1": 1, "h2": 1, "h3": 1, "batch": 2},
+        {"w1": 1, "w2": 1, "w3": 1, "c2": 2, "samples": 2},
+        {"w1": 3, "w2": 1, "h3": 2},
+        {"c2": 3, "units1": 3},
+    ]
+    rows = np.array([[row.get(column.name, 0) for column in space.columns] for row in chosen], np.uint8)
+    check_rows(program, mesh, hardware, space, rows)
+
+
+def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None:
+    """By images, as everyone does it: halos and what moves between layers cost more than they save."""
+    program, hardware = example("lenet"), named("k80_cluster", {})
+    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    step, shapes = pricer.undistributed(), list(meshes(4, 1))
+    found = search(step, forward, shapes, hardware, pricer, monotonic() + 60)
+    assert found.is_optimal
+    assert found.layout.rules.get("batch") == ("x",)
+
+
+def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
+    assert CombineCollectives().max_bytes == COMBINED
+
+
+def test_a_bound_of_no_layouts() -> None:
+    """Where no layout of a mesh is new, or fits."""
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
+    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    nothing = layouts(space, mesh)[:0]
+    assert bound.seconds(bound.known(nothing, frozenset())).shape == (0,)
+
+
+def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
+    program = example("digits")
+    pricer, known = Pricer.of(program, TORUS), [(Mesh("line", (("all", 8),)), Layout("none"))]
+    step, forward = pricer.undistributed(), program.function("forward")
+    found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic(), known=known)
+    assert not found.is_optimal
+    assert found.lower_bound <= found.objective == pricer(*known[0]).seconds
+
+
+def test_without_time_nothing_is_split() -> None:
+    """Where nothing is known: a layout all the same, and no complaint about memory."""
+    program = example("digits")
+    pricer = Pricer.of(program, TORUS)
+    step, forward = pricer.undistributed(), program.function("forward")
+    found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic())
+    assert found.evaluated == 1 and not found.is_optimal
+    assert found.objective == pricer(Mesh("line", (("all", 8),)), Layout("none")).seconds
+
+
+@pytest.mark.parametrize("compiled", range(1, 12))
+def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
+    """Wherever it is interrupted, no layout is below its bound."""
+    program, shapes = example("two_layer"), list(meshes(8, 2))
+    pricer, known = Pricer.of(program, SLOW_LINKS), [(shapes[0], Layout("none"))]
+    step, forward, prices = pricer.undistributed(), program.function("forward"), list[float]()
+
+    def interrupted(mesh: Mesh, layout: Layout) -> Price:
+        if len(prices) == compiled:
+            raise KeyboardInterrupt
+        price = pricer(mesh, layout)
+        prices.append(price.seconds)
+        return price
+
+    best = search(step, forward, shapes, SLOW_LINKS, pricer, monotonic() + 60, known=known)
+    found = search(step, forward, shapes, SLOW_LINKS, interrupted, monotonic() + 60, known=known)
+    assert found.is_interrupted == (best.evaluated > compiled)
+    assert found.objective == min(prices)
+    assert found.lower_bound <= best.objective
+
+
+def test_what_is_fixed_stays_so_where_no_layout_is_known() -> None:
+    """However good layouts without it are."""
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, fixed = Pricer.of(program, TORUS), Rules((("batch", ("rows",)),))
+    step, forward = pricer.undistributed(), program.function("forward")
+    free = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60)
+    found = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60, fixed=fixed)
+    assert free.layout.rules.get("batch") != ("rows",) == found.layout.rules.get("batch")
+    assert found.is_optimal and free.objective < found.objective
+
+
+def test_an_interrupt_before_anything_is_known() -> None:
+    program, shapes = example("two_layer"), list(meshes(8, 1))
+    pricer = Pricer.of(program, SLOW_LINKS)
+
+    def interrupted(mesh: Mesh, layout: Layout) -> Price:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            pricer.undistributed(),
+            program.function("forward"),
+            shapes,
+            SLOW_LINKS,
+            interrupted,
+            monotonic() + 9,
+        )
+
+
+def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
+    """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
+    program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
+    hardware = named("k80_cluster", {})
+    pricer = Pricer.of(program, hardware)
+    rules = [(("batch", ("x", "y")),), (("batch", ("x", "y")), ("features", ("x",))), (("batch", ("x",)),)]
+    every = [Layout(f"l{i}", Rules(each)) for i, each in enumerate(rules)]
+    prices = [pricer(mesh, layout) for layout in every]
+    assert prices == [Pricer.of(program, hardware)(mesh, layout) for layout in every]
+    assert len(pricer.alike) == len(set(prices)) == 2
+
+
+def test_a_bound_has_as_much_as_time_allows() -> None:
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
+    for seconds in (bound.seconds, bound.sure_seconds):
+        assert (seconds(known, until=monotonic() - 1) == 0).all()
+        assert (seconds(known, until=monotonic() + 60) == seconds(known)).all()
+
+
+@pytest.mark.parametrize("objective", ["time", "overlap", "memory"])
+@pytest.mark.parametrize(
+    ("name", "hardware"), [("two_layer", SLOW_LINKS), ("two_layer", TORUS), ("digits", TORUS)]
+)
+def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objective: Objective) -> None:
+    """All shapes of 8 devices, all legal layouts, each compiled and priced."""
+    program = example(name)
+    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    shapes = list(meshes(8, 2))
+    step, pricing, until = pricer.undistributed(), pricer.pricing(objective), monotonic() + 60
+    found = search(step, forward, shapes, hardware, pricing, until, objective)
+    space = space_of(forward)
+    every = [
+        value_of(pricing(mesh, layout_of(space, row.tolist(), mesh)), objective)
+        for mesh in shapes
+        for row in layouts(space, mesh)
+    ]
+    assert found.is_optimal
+    assert found.objective == min(every)
+    assert found.evaluated < len(every)
+
+
+@pytest.mark.parametrize("name", ["transformer_lm", "moe_lm", "alexnet"])
+def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
+    """Where experts are sent to, and windows slide, too."""
+    program, shapes = example(name), list(meshes(8, 2))
+    pricer, forward = Pricer.of(program, TORUS), program.function("forward")
+    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + 60, "memory")
+    assert found.is_optimal
+
+
+def test_a_dive_ends_in_a_layout_that_fits() -> None:
+    """Of a mixture of experts, of which a device holds a small part; what is not split is nearly twice as large as its memory."""
+    program, mesh = example("moe_lm"), Mesh("grid", (("x", 8), ("y", 8), ("z", 8)))
+    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
+    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    on = Branching.on(bound, False, "time")
+    rows = on.dive(monotonic() + 60).rows
+    assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
+
+
+def test_where_nothing_can_be_split_a_layout_has_no_neighbours() -> None:
+    program, mesh = (
+        load("model m(x: []) { param w: [] = ones(); y = x * w; return y }").programs[0],
+        Mesh("one", ()),
+    )
+    pricer = Pricer.of(program, SLOW_LINKS)
+    step = Step.of(pricer.undistributed(), SLOW_LINKS.device)
+    space = space_of(program.function("forward"), storage=True)
+    on = Branching.on(Bound(space, step, mesh, SLOW_LINKS), False, "time")
+    row = on.row(Rules())
+    assert on.neighbours(row).tolist() == [row.tolist()]
+
+
+def test_whole_layouts_wait_for_their_full_bounds() -> None:
+    """What is sure under a few of them is found out only when these are the next: until then others may rule them out."""
+    text = """\
+dim batch = 8
+dim io = 8
+dim hidden = 8
+mesh line = [rows: 2]
+layout main on line = { batch: rows }
+model m(x: [batch, io], y: [batch, hidden]) {
+  z = einsum(shift(x, io, by = 1), shift(y, hidden, by = 1) -> [io, hidden])
+  return z
+}
+"""
+    module = load(text)
+    program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + 60
+    step = Step.of(Pricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
+    on = Branching.on(Bound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time")
+    block = on.start()
+    while block.depth < len(on.order):
+        block = on.children(block, np.inf, until)
+    blocks = list(on.parts(block))
+    assert len(step.found) == 1 < len(blocks)
+    full = on.full(blocks[0], np.inf, until)
+    assert len(step.found) == 2
+    assert full.is_full and full.bounds.min() >= blocks[0].bounds.min()
+
+
+def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
+    """4.9 B parameters on 512 cores: section 9 of the Mesh-TensorFlow paper chose it by hand, and nothing takes less."""
+    module = load((ROOT / "examples" / "transformer_lm.mtf").read_text("utf-8"))
+    papers = next(layout for layout in module.layouts if layout.name == "hybrid")
+    program, shapes = module.programs[0], list(meshes(512, 3))
+    pricer = Pricer.of(program, TORUS)
+    step, forward, known = pricer.undistributed(), program.function("forward"), [(papers.mesh, papers.layout)]
+    found = search(step, forward, shapes, TORUS, pricer, monotonic() + 60, known=known)
+    assert found.is_optimal
+    assert (found.mesh, found.layout.rules) == (papers.mesh, papers.layout.rules)
+    assert found.evaluated < 10
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_the_optimum_over_storage_too(objective: Objective) -> None:
+    program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
+    pricer, forward = Pricer.of(program, SLOW_LINKS), program.function("forward")
+    step, until = pricer.undistributed(), monotonic() + 60
+    found = search(step, forward, [mesh], SLOW_LINKS, pricer, until, objective, storage=True)
+    space = space_of(forward, storage=True)
+    every = [
+        value_of(pricer(mesh, layout_of(space, row.tolist(), mesh)), objective)
+        for row in layouts(space, mesh)
+    ]
+    assert found.is_optimal
+    assert found.objective == min(every)
+
+
+def test_shapes_of_a_mesh() -> None:
+    shapes = [tuple(size for _, size in mesh.axes) for mesh in meshes(12, 3)]
+    assert shapes[:5] == [(12,), (2, 6), (3, 4), (4, 3), (6, 2)]
+    assert sorted(shapes[5:]) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
+
+
+@pytest.mark.parametrize(("name", "hardware"), [("two_layer", SLOW_LINKS), ("digits", SLOW_LINKS)])
+def test_xla_sends_what_was_priced(name: str, hardware: Hardware) -> None:
+    """Memory that all parameters do not fit in makes the search split them."""
+    program = example(name)
+    whole = Pricer.of(program, hardware)(Mesh("one", ()), Layout("none")).memory
+    small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=whole / 4))
+    pricer = Pricer.of(program, small)
+    forward = program.function("forward")
+    found = search(pricer.undistributed(), forward, list(meshes(8, 2)), small, pricer, monotonic() + 60)
+    assert found.is_optimal
+    placed = lower(program, found.mesh, found.layout)
+    compiled = jax_runtime.lowered(placed, "step").compile(compiler_options=AS_WRITTEN)
+    sent = sum(kind["bytes_per_device"] for kind in hlo.collectives(compiled.as_text()).values())
+    priced = charges(pricer.lowered(found.mesh, found.layout), Numbers(found.mesh))
+    assert sent == total(priced).sent.bytes > 0

@@ -1,0 +1,117 @@
+"""What the search over global layouts calls optimal, beside every layout on every mesh, each compiled and priced."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.search.found import Objective, value_of
+from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware_targets import named
+from tests.harness import load
+from tests.search.layout_bounds import SLOW_LINKS, layouts
+
+PERCEPTRON = """
+dim batch = 16
+dim io = 8
+dim hidden = 32
+model mlp(x: f32[batch, io], target: f32[batch, io]) {
+  param w: f32[io, hidden] = normal(stddev = 0.1)
+  param v: f32[hidden, io] = normal(stddev = 0.1)
+  loss = mean(square(einsum(relu(einsum(x, w -> [batch, hidden])), v -> [batch, io]) - target))
+  return loss
+}
+train mlp { minimize loss; optimizer = momentum(learning_rate = 0.1) }
+"""
+
+CONVOLUTION = """
+dim batch = 4
+dim length = 16
+dim channels = 2
+dim filters = 4
+dim kernel = 3
+dim pooled = length // 2
+dim pool = 2
+dim classes = 4
+model cnn(x: f32[batch, length, channels], target: f32[batch, classes]) {
+  param filter: f32[kernel, channels, filters] = normal(stddev = 0.1)
+  param v: f32[pooled, filters, classes] = normal(stddev = 0.1)
+  windows = window(x, length -> [length, kernel], padding = (1, 1))
+  h = relu(einsum(windows, filter -> [batch, length, filters]))
+  p = max(window(h, length -> [pooled, pool], stride = 2), over = [pool])
+  loss = mean(square(einsum(p, v -> [batch, classes]) - target))
+  return loss
+}
+train cnn { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+ATTENTION = """
+import nn
+dim batch = 4
+dim length = 8
+dim memory = length
+dim width = 8
+dim heads = 4
+dim key = 2
+model attention(x: f32[batch, length, width]) {
+  param wq: f32[width, heads, key] = normal(stddev = 0.1)
+  param wk: f32[width, heads, key] = normal(stddev = 0.1)
+  param wo: f32[heads, key, width] = normal(stddev = 0.1)
+  q = einsum(x, wq -> [batch, length, heads, key])
+  k = einsum(rename(x, length -> memory), wk -> [batch, memory, heads, key])
+  w = nn.softmax[d = memory](einsum(q, k -> [batch, heads, length, memory]))
+  y = einsum(einsum(w, k -> [batch, length, heads, key]), wo -> [batch, length, width])
+  loss = mean(square(y - x))
+  return loss
+}
+train attention { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+EMBEDDING = """
+import losses
+dim batch = 8
+dim vocab = 16
+dim model_dim = 4
+dim features = 8
+dim samples = batch
+model embedding(ids: i32[batch], labels: i32[samples]) {
+  param table: f32[vocab, model_dim] = normal(stddev = 0.1)
+  param w: f32[model_dim, features] = normal(stddev = 0.1)
+  h = rename(gather(table, ids, vocab), batch -> samples)
+  y = einsum(einsum(h, w -> [samples, features]), table, w -> [samples, vocab])
+  loss = losses.softmax_cross_entropy(y, labels)
+  return loss
+}
+train embedding { minimize loss; optimizer = adam(learning_rate = 0.1) }
+"""
+
+K80 = named("k80_cluster", {})
+
+CASES = (
+    (PERCEPTRON, 8, SLOW_LINKS),
+    (PERCEPTRON, 8, K80),
+    (CONVOLUTION, 4, K80),
+    (ATTENTION, 4, SLOW_LINKS),
+    (ATTENTION, 4, K80),
+    (EMBEDDING, 4, SLOW_LINKS),
+)
+
+
+@pytest.mark.parametrize(("source", "devices", "hardware"), CASES)
+def test_nothing_is_better_than_what_is_proven_optimal(source: str, devices: int, hardware: Hardware) -> None:
+    program = load(source).programs[0]
+    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    shapes, space = list(meshes(devices, 3)), space_of(forward)
+    prices = [
+        pricer(mesh, layout_of(space, row.tolist(), mesh)) for mesh in shapes for row in layouts(space, mesh)
+    ]
+    objectives: tuple[Objective, ...] = ("time", "memory")
+    for objective in objectives:
+        until = monotonic() + 60
+        found = search(pricer.undistributed(), forward, shapes, hardware, pricer, until, objective)
+        assert found.is_optimal
+        assert found.objective == min(value_of(price, objective) for price in prices)

@@ -1,0 +1,377 @@
+"""Programs whose bound was once above what some layout of them costs, each with why."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from mtfc.compiler.cost.hardware import Hardware, Link, Rate
+from tests.harness import load
+from tests.search.layout_bounds import SLOW_LINKS, TORUS, check_bounds
+
+
+def _check(text: str, hardware: Hardware, storage: bool, most: int | None = None) -> None:
+    """`most`: how many layouts, all where it is None."""
+    module = load(text)
+    check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage, most)
+
+
+def test_a_parameter_that_is_broadcast_is_not_stored_as_what_comes_of_it() -> None:
+    text = """\
+dim io = 1
+dim hidden = 4
+dim length = 8
+mesh grid = [cols: 2, deep: 4]
+layout main on grid = { length: cols, params: { length: (cols, deep) } }
+model m(x: [hidden]) {
+  param w: [io] = ones()
+  param unused: [length, hidden] = ones()
+  y = sum(floor(broadcast(w -> [hidden, length, io])) + 0.0 * x, over = length)
+  return y
+}
+"""
+    _check(text, TORUS, storage=True)
+
+
+def test_a_sum_that_is_needed_as_a_later_use_is_split_is_scattered() -> None:
+    """`maximum` runs as the rename of its result does: each shard needs its part of the sum alone."""
+    text = """\
+dim batch = 4
+dim io = 4
+mesh grid = [rows: 4]
+layout main on grid = { io: rows }
+model m(x: i32[batch, io]) {
+  y = rename(maximum(einsum(x, x -> [batch]), 32), batch -> io)
+  return y
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_a_gradient_may_be_split_otherwise_than_what_its_buffer_held_before() -> None:
+    """What the gradient's loop carries is whole; the gradient takes over its buffer, and is split as the parameter is stored."""
+    text = """\
+dim io = 8
+dim times = 3
+mesh grid = [cols: 2]
+layout main on grid = { params: { io: cols } }
+model m(x: [io]) {
+  param w: [io] = normal()
+  a = w
+  b = w
+  scan step = range(times) along times {
+    a = 0.5 * b
+    b = maximum(floor(b - a), -4.0)
+  }
+  loss = min(b) + sum(a)
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = adam(learning_rate = 0.1)
+}
+"""
+    _check(text, SLOW_LINKS, storage=True)
+
+
+def test_what_is_made_of_a_product_of_several_may_take_its_buffer() -> None:
+    """Taken two at a time, the product has its dimensions in the order of the difference."""
+    text = """\
+dim batch = 3
+dim io = 6
+mesh grid = [rows: 3]
+layout main on grid = { io: rows }
+model m(y: [batch, io]) {
+  param w: [batch, io] = normal()
+  h = w - einsum(w, sum(y), w, -w -> [io, batch])
+  z = sum(h, over = batch)
+  return z
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_sums_that_take_no_time_have_a_bound() -> None:
+    """Where a route costs nothing at one stop and does not come to another."""
+    text = """\
+dim batch = 5
+dim io = 4
+dim hidden = 1
+dim length = 3
+dim d0 = 2
+dim d1 = 2
+dim d2 = 1
+dim d3 = 1
+dim d4 = 2
+mesh grid = [rows: 2, cols: 2, deep: 2]
+layout main on grid = {
+  io: rows
+  d4: rows
+  params: { d0: cols }
+  optimizer: { d4: rows, d1: deep }
+}
+
+model m(x: f64[length, batch, hidden], y: f64[], z: f64[length, batch], u: i32[hidden, length]) {
+  param w: f64[batch, length] = normal(stddev = 0.5)
+  param b: f64[] = zeros()
+  param filter0: f64[io, d0] = normal(stddev = 0.5)
+  param filter1: f64[length] = normal(stddev = 0.5)
+  param filter2: f64[d4] = normal(stddev = 0.5)
+  h0 = mean(window(w, batch -> [hidden, d0], stride = 3, dilation = 2, value = 2.0), over = [length])
+  h1 = window(w, batch -> [io, d0])
+  seen = window(h0, hidden -> [d1, io], stride = 3, dilation = 1, padding = (3, 3), value = 0.5)
+  wide = window(0.125 * einsum(filter0, seen -> [d1]), d1 -> [hidden, length], stride = 2, padding = (1, 0))
+  h2 = einsum(wide, filter1 -> [hidden])
+  h3 = 0.0625 * h2
+  repeat d2 checkpoint {
+    param w0: f64[d1, io] = normal(stddev = 0.5)
+    h4 = concat(h3, filter1, hidden -> io, length -> io)
+    h5 = h4 * w0
+    h3 = 0.25 * (h3 - sum(h0 -> [hidden]))
+  }
+  h6 = einsum(window(0.125 * h2, hidden -> [d3, d4], stride = 3, dilation = 1, padding = (2, 0)), filter2 -> [d3])
+  return y, h6
+}
+"""
+    _check(text, SLOW_LINKS, storage=False, most=6)
+
+
+def test_what_pads_may_read_a_part_of_what_is_whole() -> None:
+    """`pad` follows the rename of its result, so each shard reads its part of `h`, which the minimum reads whole."""
+    text = """\
+dim batch = 2
+dim io = 1
+dim wide = 2
+mesh grid = [cols: 2]
+layout main on grid = { batch: cols }
+model m(x: [batch, io]) {
+  h = relu(x)
+  y = rename(sign(pad(h, io -> wide, value = 1.0)), wide -> batch, batch -> wide)
+  least = min(h)
+  return least, y
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_what_is_gathered_for_windows_may_be_all_that_is_held() -> None:
+    """Eight columns in 5 windows are never taken apart, so they are whole once they are gathered."""
+    text = """\
+dim io = 8
+dim kernel = 3
+dim two = 2
+dim windows = 5
+dim pair = 2
+mesh grid = [rows: 8]
+layout main on grid = { io: rows }
+model m(x: [io]) {
+  param w: [io, kernel] = ones()
+  param v: [pair] = ones()
+  h = window(slice(w, kernel -> two), io -> [windows, pair], stride = 2, dilation = 2, padding = (0, 3))
+  y = einsum(h, v -> [windows, two])
+  return y
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_a_parameter_that_leaves_a_loop_as_it_is_stored() -> None:
+    text = """\
+dim batch = 2
+dim io = 2
+dim hidden = 2
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { params: { hidden: rows } }
+model m(x: f32[batch, io]) {
+  repeat batch {
+    param w: f32[io, hidden] = ones()
+    yield ws = w
+  }
+  return ws
+}
+"""
+    _check(text, TORUS, storage=True)
+
+
+def test_a_parameter_that_an_update_follows_is_not_gathered() -> None:
+    """Backward, `p` is read by a product that only its update uses: that is computed where `p` is stored."""
+    text = """\
+dim batch = 2
+dim io = 4
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { params: { batch: rows } }
+model m(x: f64[batch, io]) {
+  param p: f64[batch, io] = ones()
+  h0 = p * p
+  h1 = 0.5 * h0
+  scan s0 = p, s1 = p along io {
+    h1 = 0.5 * broadcast(sum(x -> [batch]) -> [batch, io])
+    yield s4 = mean(shift(s1, batch, by = -2, wrap = true), over = [batch])
+  }
+  loss = mean(square(mean(s4))) + mean(s4)
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+    _check(text, SLOW_LINKS, storage=True)
+
+
+def test_a_gradient_that_no_storage_scatters_is_not_gathered() -> None:
+    """`v` has one element: the sum over `split` is completed once, and nothing of it is gathered, whatever the storage is."""
+    text = """\
+dim io = 2
+dim hidden = 4
+dim split = 2
+dim one = 1
+dim two = 2
+mesh grid = [rows: 2]
+layout main on grid = { split: rows }
+model m(x: f64[io, hidden]) {
+  param w: f64[io, split] = normal(stddev = 0.5)
+  param v: f64[one] = normal(stddev = 0.5)
+  h0 = einsum(window(x, hidden -> [one, split], stride = 3), w -> [one])
+  h1 = einsum(window(0.25 * pad(h0, one -> two, before = 1), two -> [io, one]), v -> [io])
+  h2 = 0.25 + v
+  loss = 0.125 * sum(0.25 * (sum(h1 -> []) + h2 * h2))
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.25)
+  clip = 4.0
+}
+"""
+    _check(text, SLOW_LINKS, storage=True)
+
+
+def test_no_halos_along_a_dimension_that_loops_run_along() -> None:
+    """It stays whole, however its windows are split."""
+    text = """\
+dim batch = 2
+dim time = 4
+dim windows = 4
+dim kernel = 2
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { windows: rows }
+model m(x: f64[time, batch]) {
+  scan x_t = x along time {
+    yield y = 0.5 * x_t
+  }
+  loss = mean(square(max(window(y, time -> [windows, kernel], padding = (0, 1)), over = [kernel])))
+  return loss
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_products_that_are_equal_once_they_are_taken_in_an_order_are_held_once() -> None:
+    """Of both, `y z` is taken first; then they are the same."""
+    text = """\
+dim batch = 64
+dim io = 4
+dim mid = 4
+dim hidden = 8
+mesh grid = [rows: 2]
+layout main on grid = { io: rows }
+model m(x: [batch, io], y: [io, mid], z: [mid, hidden]) {
+  a = einsum(x, y, z -> [batch, hidden])
+  b = einsum(x, z, y -> [batch, hidden])
+  p = einsum(a, z -> [batch, mid])
+  q = einsum(b, z -> [batch, mid])
+  r = einsum(p, a -> [mid, hidden]) + einsum(q, b -> [mid, hidden])
+  return r
+}
+"""
+    _check(text, TORUS, storage=False)
+
+
+def test_a_sum_that_a_loop_stacks_is_scattered_where_what_makes_it_needs_it_whole() -> None:
+    """The reshape has `batch` whole, the stack does not: each shard needs its part of the sum alone."""
+    text = """\
+dim batch = 3
+dim hidden = 6
+dim d0 = 2
+dim d2 = 2
+mesh line = [cols: 3]
+layout main on line = { batch: cols }
+model m(y: f64[d0, hidden, batch]) {
+  repeat d0 with s = y {
+    h = einsum(s -> [hidden])
+    yield kept = reshape(h -> [d2, batch])
+  }
+  total = sum(kept, over = [d0, d2, batch])
+  return total
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_a_sum_that_is_completed_over_one_axis_may_go_on_over_another() -> None:
+    """Where `d0` and `io` are both split over `rows`, the sum of `x` is scattered over these before it is added up along `d1`;
+    over `cols` it is completed with the loss.
+    """
+    text = """\
+dim batch = 6
+dim io = 4
+dim d0 = 2
+dim d1 = 3
+mesh grid = [rows: 2, cols: 2]
+layout main on grid = { io: (rows, cols), d0: rows }
+model m(x: f64[batch, io]) {
+  param p: f64[io, batch] = ones()
+  b = window(mean(x -> [batch]), batch -> [d0, d1], stride = 3)
+  loss = sum(sum(b, over = [d1]) -> []) + 0.5 * sum(p)
+  return loss
+}
+"""
+    _check(text, SLOW_LINKS, storage=False)
+
+
+def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
+    """Parameters arrive as they are stored, too: neither sums nor parameters need memory for whole arrays during the step."""
+    text = """
+    dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
+    mesh grid = [one: 2, other: 2]
+    layout main = { batch: one }
+    model m(x: [batch, d]) {
+      repeat layers {
+        param w: [d, hidden] = normal(stddev = 0.5)
+        param v: [hidden, d] = normal(stddev = 0.5)
+        x = x + einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, d])
+      }
+      loss = mean(square(x))
+      return loss
+    }
+    train m { minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = 3 }
+    """
+    _check(text, SLOW_LINKS, storage=True)
+
+
+LATENT = attrs.evolve(SLOW_LINKS, name="latent", links=(Link("net", "switch", (), Rate.constant(1e12), 1.0),))
+"""A machine on which only the number of collectives matters."""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_parameters_that_are_gathered_together_wait_once(accumulate: int) -> None:
+    text = f"""
+    dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
+    mesh line = [all: 4]
+    layout main = {{ batch: all }}
+    model m(x: [batch, d]) {{
+      repeat layers {{
+        param scale: [d] = ones()
+        param w: [d, hidden] = normal(stddev = 0.5)
+        param b: [hidden] = zeros()
+        param v: [hidden, d] = normal(stddev = 0.5)
+        param c: [d] = zeros()
+        x = x + c + einsum(tanh(b + einsum(x * scale, w -> [batch, hidden])), v -> [batch, d])
+      }}
+      loss = mean(square(x))
+      return loss
+    }}
+    train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = {accumulate} }}
+    """
+    _check(text, LATENT, storage=True)
