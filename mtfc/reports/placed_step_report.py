@@ -11,8 +11,6 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.search.placement.attribution import Blame
 from mtfc.compiler.search.placement.placed_step import PlacedStep, events, tracks

@@ -16,8 +16,8 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.layout_targets import placeable
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import Choice
-from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend import layout_options
+from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (
     chosen_layouts,
     fitting,
@@ -25,8 +25,8 @@ from mtfc.frontend.layout_options import (
     parse_mesh,
     placement_named,
 )
-from mtfc.frontend.layouts.legality import check_layout
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.layouts.legality import check_layout
 from mtfc.frontend.semantics.names.modules import Neighbour
 from mtfc.frontend.syntax.parser import parse
 

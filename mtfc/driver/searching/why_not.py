@@ -17,11 +17,11 @@ from mtfc.driver.loading.layout_targets import placeable
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.layouts.program_index import Tensor
 from mtfc.frontend.layout_options import parse_layout
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.legality import check_layouts
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.layouts.program_index import Tensor
 from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.search_report import LayoutSearchResult
 from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
