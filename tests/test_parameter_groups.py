@@ -18,8 +18,8 @@ from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.placement_search import soap_space
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.compiler.search.placement.placement_search import placement_space
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
 from tests.harness import (
@@ -32,7 +32,7 @@ from tests.harness import (
     lowered,
     numpy_module,
 )
-from tests.search.soap_programs import DENSE
+from tests.search.placement_programs import DENSE
 
 STEPS = 4
 MICRO = 2
@@ -269,10 +269,10 @@ def test_a_placement_sends_no_gradients_of_frozen_parameters() -> None:
     """Two devices that hold copies of a parameter send its gradient once each, and keep it and the state."""
     hardware = target_of("p100_cluster", {}, Sources())
 
-    def data_parallel(entry: str) -> Evaluated:
+    def data_parallel(entry: str) -> EvaluatedStrategy:
         text = f"import losses\n{DENSE.replace('train dense {', f'train dense {{ {entry}')}"
         (program,) = load(text).programs
-        return soap_space(run(program, simplification()), hardware, 2).data_parallel()
+        return placement_space(run(program, simplification()), hardware, 2).data_parallel()
 
     whole = data_parallel("")
     for name, size in (("w", 4 * 12 * 16), ("v", 4 * 16 * 4)):

@@ -97,7 +97,7 @@ def _simulate_placement(
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
     from mtfc.compiler.search.placement.placed_step import placed_step
-    from mtfc.compiler.search.placement.placement_search import soap_space
+    from mtfc.compiler.search.placement.placement_search import placement_space
     from mtfc.driver.searching.compilation_time import timing_compilation
     from mtfc.frontend.layouts.placements import strategy
     from mtfc.reports.placed_step_report import SimulatedPlacement
@@ -106,7 +106,7 @@ def _simulate_placement(
     roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))
     simplified = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
-    space, _ = timing_compilation(lambda: soap_space(simplified, roomy, placement.devices, most))
+    space, _ = timing_compilation(lambda: placement_space(simplified, roomy, placement.devices, most))
     found = space.evaluator.full(strategy(placement, space.graph, Diagnostics()))
     step = placed_step(space.evaluator.tasks, found)
     return SimulatedPlacement(program.name, placement.name, hardware, space, found, step)

@@ -22,16 +22,16 @@ def solve_file(file: str, seconds: float, progress: Progress) -> dict[str, objec
     """
     deadline = monotonic() + seconds - STARTED
     content = read_bytes(file)
-    from mtfc.compiler.search.solver.contest_format import Malformed, read
-    from mtfc.compiler.search.solver.reducible_network import Infeasible
-    from mtfc.compiler.search.solver.solve import NotFound, solve
-    from mtfc.compiler.search.solver.warm_up import compile_loops
+    from mtfc.compiler.search.solver.assignment_problem import Infeasible, NotFound
+    from mtfc.compiler.search.solver.contest_format import MalformedInstance, read
+    from mtfc.compiler.search.solver.solve import solve
+    from mtfc.compiler.search.solver.solver_search import compile_loops
 
     deadline += timing_compilation(compile_loops, "--time-limit")[1]
     started = monotonic()
     try:
         solution = solve(read(content), deadline, progress)
-    except Malformed as error:
+    except MalformedInstance as error:
         raise FailedRequest(f"{known_as(file)}: {error}") from None
     except Infeasible as error:
         raise FailedRequest(f"{known_as(file)} has no solution: {error}") from None

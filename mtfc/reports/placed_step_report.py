@@ -12,10 +12,9 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.search.placement.attribution import Blame
-from mtfc.compiler.search.placement.placed_step import PlacedStep, events, tracks
-from mtfc.compiler.search.placement.placement_search import SoapSpace
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+from mtfc.compiler.search.placement.placed_step import Attribution, PlacedStep, events, tracks
+from mtfc.compiler.search.placement.placement_search import PlacementSpace
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_report import replaced, seconds_text, trace
 from mtfc.reports.table import aligned, devices_text
@@ -30,8 +29,8 @@ class SimulatedPlacement:
     model: str
     name: str
     hardware: Hardware
-    space: SoapSpace
-    found: Evaluated
+    space: PlacementSpace
+    found: EvaluatedStrategy
     step: PlacedStep
 
     @property
@@ -92,13 +91,13 @@ def _record(each: SimulatedPlacement) -> dict[str, Any]:
             for i, (seconds, held) in enumerate(zip(step.computing, step.held, strict=True))
         ],
         "lines": [
-            {"file": file, "line": line, **_figures(sum(inside.values(), start=Blame()))}
+            {"file": file, "line": line, **_figures(sum(inside.values(), start=Attribution()))}
             for (file, line), inside in nested(step.lines.items(), source_file([each.function])).items()
         ],
     }
 
 
-def _figures(blame: Blame) -> dict[str, float]:
+def _figures(blame: Attribution) -> dict[str, float]:
     return {
         "compute_seconds": blame.compute,
         "exposed_communication_seconds": blame.exposed,
@@ -153,7 +152,7 @@ def _by_line(each: SimulatedPlacement, sources: Mapping[str, str]) -> list[str]:
     return fitted([heads, *line_rows(each.step.lines.items(), own, sources, cells)])
 
 
-def _cells(blame: Blame, step: float) -> Iterator[str]:
+def _cells(blame: Attribution, step: float) -> Iterator[str]:
     yield from (seconds_text(each) if each else "" for each in (blame.compute, blame.exposed))
     yield f"{blame.time / step if step else 0.0:.1%}"
     yield from (bytes_text(each) if each else "" for each in (blame.sent, blame.memory))

@@ -23,7 +23,7 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpace
+    from mtfc.compiler.search.placement.placement_search import PlacementResult, PlacementSpace
 
 MOST_SHOWN = 30
 """Most equations that a report shows; a file gets all of them."""
@@ -270,8 +270,8 @@ class PlacementSearchResult:
 
     model: str
     name: str
-    space: SoapSpace
-    found: SoapResult
+    space: PlacementSpace
+    found: PlacementResult
     seconds: float
 
     def text(self) -> str:

@@ -23,11 +23,11 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.compiler.search.placement.attribution import Blame
     from mtfc.compiler.search.placement.operators.operator_graph import Operator
     from mtfc.compiler.search.placement.operators.strategy import Configuration
-    from mtfc.compiler.search.placement.placement_search import SoapResult
-    from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
+    from mtfc.compiler.search.placement.placed_step import Attribution
+    from mtfc.compiler.search.placement.placement_search import PlacementResult
+    from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 
 # Layouts
 
@@ -130,24 +130,24 @@ class PlacementDifference:
 
     rules: str
     best: PlacementSearchResult
-    found: SoapResult
+    found: PlacementResult
 
     @property
-    def both(self) -> tuple[SoapResult, SoapResult]:
+    def both(self) -> tuple[PlacementResult, PlacementResult]:
         return self.best.found, self.found
 
-    def lines(self) -> dict[Line, list[Blame]]:
+    def lines(self) -> dict[Line, list[Attribution]]:
         """Return the figures under both placements by line of the file. An operator counts for the line of its last equation."""
-        from mtfc.compiler.search.placement.attribution import Blame, blames
+        from mtfc.compiler.search.placement.placed_step import Attribution, attributions
 
         graph, tasks = self.best.space.graph, self.best.space.evaluator.tasks
         file = source_file([graph.function])
         at = [_line(operator, file) for operator in graph.operators]
-        found: dict[Line, list[Blame]] = {}
+        found: dict[Line, list[Attribution]] = {}
         for which, result in enumerate(self.both):
-            for operator, blame in blames(tasks, result.best).items():
+            for operator, blame in attributions(tasks, result.best).items():
                 line = found.setdefault(
-                    line_of(None) if operator is None else at[operator], [Blame(), Blame()]
+                    line_of(None) if operator is None else at[operator], [Attribution(), Attribution()]
                 )
                 line[which] += blame
         return dict(sorted(found.items()))
@@ -178,7 +178,7 @@ class PlacementDifference:
 
 
 def _line(operator: Operator, file: str | None) -> Line:
-    from mtfc.compiler.search.placement.attribution import span_of
+    from mtfc.compiler.search.placement.placed_step import span_of
 
     span = span_of(operator)
     return line_of(span.inside(file) if span else None)
@@ -195,7 +195,7 @@ def _placement_report(each: PlacementDifference, texts: Mapping[str, str]) -> st
     return "\n".join([*lines, *_rows(each, texts), "", f"  {LEGEND}"]) + "\n"
 
 
-def _memory(found: Evaluated) -> int:
+def _memory(found: EvaluatedStrategy) -> int:
     return int(found.held.max())
 
 
@@ -229,13 +229,13 @@ def _rows(each: PlacementDifference, sources: Mapping[str, str]) -> list[str]:
         if one != other or line in changed:
             rows.append([place_text(line, own), source_text(line, texts), *_changes(one, other)])
             rows += [["", f"  {text}", "", "", ""] for text in _placements(changed.get(line, ()))]
-    from mtfc.compiler.search.placement.attribution import Blame
+    from mtfc.compiler.search.placement.placed_step import Attribution
 
-    one, other = (sum(blames, Blame()) for blames in zip(*lines.values(), strict=True))
+    one, other = (sum(blames, Attribution()) for blames in zip(*lines.values(), strict=True))
     return fitted([*rows, ["all", "", *_changes(one, other)]])
 
 
-def _changes(one: Blame, other: Blame) -> list[str]:
+def _changes(one: Attribution, other: Attribution) -> list[str]:
     pairs = ((text, getattr(one, name), getattr(other, name)) for name, text in TEXTS.items())
     return ["" if isclose(a, b) else signed(b - a, text) for text, a, b in pairs]
 

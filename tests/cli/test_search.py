@@ -13,14 +13,14 @@ import pytest
 
 from mtfc.cli import search as search_command
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
-from mtfc.compiler.search.placement.placement_search import SoapSpace, soap_space
-from mtfc.compiler.search.solver import warm_up
+from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
+from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import compilation_time, placements
 from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
-from tests.search.soap_programs import PROGRAMS
+from tests.search.placement_programs import PROGRAMS
 
 
 def test_json(mtfc: Mtfc) -> None:
@@ -472,12 +472,12 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
         with event.trigger_event("numba:compile"):
             time.sleep(1.5)
 
-    def compiled_space(*arguments: Any) -> SoapSpace:
+    def compiled_space(*arguments: Any) -> PlacementSpace:
         compiled()
-        return soap_space(*arguments)
+        return placement_space(*arguments)
 
-    monkeypatch.setattr(placements, "soap_space", compiled_space)
-    monkeypatch.setattr(warm_up, "compile_loops", compiled)
+    monkeypatch.setattr(placements, "placement_space", compiled_space)
+    monkeypatch.setattr(solver_search, "compile_loops", compiled)
     monkeypatch.setattr(compilation_time, "SHORT", 1.0)
     (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
     run = mtfc("search", "few.mtf", *PLACED, "--space", space, "--format", "json")

@@ -41,7 +41,7 @@ def test_what_is_wrong_is_said_before_the_search(
         raise AssertionError("the search has begun")
 
     monkeypatch.setattr(layouts, "_prepared", begins)
-    monkeypatch.setattr(placements, "soap_space", begins)
+    monkeypatch.setattr(placements, "placement_space", begins)
     run = mtfc(*ON_4, "--space", space, "--why-not", rules)
     assert message in run.err
     assert (run.status, run.out) == (status, "")

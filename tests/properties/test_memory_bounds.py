@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
-from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.frontend.hardware_targets import named
 from tests.generators.programs import programs
@@ -36,7 +36,7 @@ def check_memory(source: str, most: int | None = None) -> None:
     module, hardware = load(source), named("k80_cluster", {})
     program, mesh = module.programs[0], module.layouts[0].mesh
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=True)
-    bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)
     rows, columns = layouts(space, mesh, most), range(len(space.columns))
     chosen = [layout_of(space, row.tolist(), mesh) for row in rows]
     held = [pricer(mesh, layout).memory for layout in chosen]

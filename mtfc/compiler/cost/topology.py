@@ -34,8 +34,11 @@ from math import inf, prod
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware, Link
+from mtfc.compiler.cost.hardware import Hardware, Link, Rate
 from mtfc.compiler.ir.types import Axes, Mesh
+
+COMBINED = 4 * 2**20
+"""Bytes of an array from which on it travels in a collective of its own; smaller arrays may share one latency."""
 
 
 @attrs.frozen
@@ -164,6 +167,19 @@ class Topology:
         parts = (part for parts in self.stretches.values() for part in parts if part.lane.link is link)
         used = prod(part.size for part in parts)
         return size % link.wraps == 0 and used >= link.wraps ** len(link.sizes)
+
+    @classmethod
+    def at_peak(cls, mesh: Mesh, hardware: Hardware) -> Topology:
+        """The mesh on links that are always as fast as they can be: no collective takes less time than on these."""
+        links = (
+            attrs.evolve(link, bandwidth=Rate.constant(link.peak), collectives={}) for link in hardware.links
+        )
+        return cls.of(mesh, attrs.evolve(hardware, links=tuple(links)))
+
+    def latencies(self, kind: str, axes: Axes, hops: int | None = None) -> list[tuple[float, float]]:
+        """Return for each lane of a collective its latency and its seconds per byte, on links of one rate each."""
+        nothing, one = (self.seconds(kind, axes, size, hops) for size in (0.0, 1.0))
+        return [(nothing[lane], one[lane] - nothing[lane]) for lane in nothing]
 
     def seconds(self, kind: str, axes: Axes, local_bytes: float, hops: int | None = None) -> dict[str, float]:
         """What a collective takes on each lane that it works on; `local_bytes` is one processor's operand.

@@ -161,7 +161,7 @@ def search_global_layouts(task: SearchTask) -> SearchAnswer:
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:
     """Search for the best layouts of single equations. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    from mtfc.compiler.search.solver.warm_up import compile_loops
+    from mtfc.compiler.search.solver.solver_search import compile_loops
 
     asked = _asked(task)
     compiled = timing_compilation(compile_loops, "--budget")[1]

@@ -13,15 +13,15 @@ from mtfc.backends.common import allocator
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.mcmc import Budget
+from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.placement_search import (
-    SoapResult,
-    SoapSpace,
+    PlacementResult,
+    PlacementSpace,
     forced_search,
     operators_of,
+    placement_search,
+    placement_space,
     proven,
-    soap_search,
-    soap_space,
 )
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import known_as
@@ -96,10 +96,10 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     if options.why_not is not None:
         task.sources.texts["<--why-not>"] = options.why_not
         asked(options.why_not, devices, operators_of(program), selection.scope)
-    space, compiled = timing_compilation(lambda: soap_space(program, task.hardware, devices), "--budget")
+    space, compiled = timing_compilation(lambda: placement_space(program, task.hardware, devices), "--budget")
     declared = [each for each in selection.placements if _fits(each, devices)]
     given = {each.name: strategy(each, space.graph, Diagnostics()) for each in declared}
-    find = partial(soap_search, space, progress=task.progress, given=given)
+    find = partial(placement_search, space, progress=task.progress, given=given)
     found = _searched(find, space, task.until + compiled, options.exhaustive, task.progress)
     name = free_name("found", {each.name for each in selection.placements})
     result = PlacementSearchResult(selection.program.name, name, space, found, monotonic() - started)
@@ -107,17 +107,17 @@ def search_placements(task: SearchTask) -> SearchAnswer:
 
 
 def _searched(
-    find: Callable[[Budget], SoapResult],
-    space: SoapSpace,
+    find: Callable[[SearchBudget], PlacementResult],
+    space: PlacementSpace,
     until: float,
     exhaustive: bool,
     progress: Progress = silent,
-) -> SoapResult:
+) -> PlacementResult:
     """Return the best strategy of a space, with a proof if the search is exhaustive or strategies are few."""
     few = int(space.strategies) if space.strategies <= FEW else None
     exhaustive |= few is not None
     seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
-    result = find(Budget(seconds, proposals=few, descent=few))
+    result = find(SearchBudget(seconds, proposals=few, descent=few))
     if exhaustive and not result.is_interrupted and not result.is_optimal:
         result = proven(space, result, until - monotonic(), progress)
     return result

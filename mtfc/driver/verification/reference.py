@@ -147,12 +147,12 @@ def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) 
     from mtfc.backends.numpy.placement_runner import execute
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import simplification
-    from mtfc.compiler.search.placement.operators.cotangent_flow import flow
+    from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
     from mtfc.compiler.search.placement.placement_search import operators_of
     from mtfc.frontend.layouts.placements import strategy
 
     graph = operators_of(run_passes(program, simplification()))
-    found = execute(flow(graph), strategy(placement, graph, Diagnostics()), arrays)
+    found = execute(cotangent_flow(graph), strategy(placement, graph, Diagnostics()), arrays)
     return dict(found.outputs), dict(found.gradients)
 
 

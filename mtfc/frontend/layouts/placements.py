@@ -14,8 +14,12 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span
 from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorGraph
-from mtfc.compiler.search.placement.operators.regions import Unsplittable
-from mtfc.compiler.search.placement.operators.strategy import Configuration, Parts, Strategy, ordered_degrees
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Unsplittable
+from mtfc.compiler.search.placement.operators.strategy import (
+    Configuration,
+    Strategy,
+    ordered_degrees,
+)
 from mtfc.frontend.semantics.names.constants import integer
 from mtfc.frontend.semantics.names.scope import Reports, Scope, count
 from mtfc.frontend.syntax import ast
@@ -187,7 +191,7 @@ def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> 
         scope.error("E319", message, placed.span, help=f"it can in: {possible}" if possible else None)
         return Configuration((), (0,))
     try:
-        parts = Parts(operator, degrees)
+        parts = OperatorParts(operator, degrees)
         assert parts.needs
     except Unsplittable as error:
         scope.error("E319", f"operator `{operator.name}`: {error}", placed.span)
@@ -196,7 +200,7 @@ def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> 
     return Configuration(degrees, tuple(placed.devices[i] for i in order))
 
 
-def _renumbered(parts: Parts, written: tuple[tuple[str, int], ...]) -> Iterator[int]:
+def _renumbered(parts: OperatorParts, written: tuple[tuple[str, int], ...]) -> Iterator[int]:
     """For each part its number where the dimensions stand in the order of the text."""
     for part in range(parts.count):
         place, number = parts.place(part), 0
