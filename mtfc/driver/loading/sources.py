@@ -53,7 +53,7 @@ class Sources:
     def with_library(self, files: Iterable[str]) -> dict[str, str]:
         """Return all texts, and the texts of those of the given files that belong to the library."""
 
-        return self.texts | standard_standard_library.texts(set(files))
+        return self.texts | standard_library.texts(set(files))
 
     def around(self, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
         """Return all texts, with the texts of library files that the diagnostics point into."""
