@@ -52,6 +52,7 @@ class Sources:
 
     def with_library(self, files: Iterable[str]) -> dict[str, str]:
         """Return all texts, and the texts of those of the given files that belong to the library."""
+        from mtfc.frontend.semantics.names import standard_library
 
         return self.texts | standard_library.texts(set(files))
 
