@@ -37,19 +37,19 @@ STEP = 5
 
 def with_unused_values() -> AbstractContextManager[object]:
     """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
-    return patch("mtfc.frontend.semantics.names.scope.unused", lambda decl: NOTHING)
+    return patch("mtfc.frontend.semantics.names.scope.find_unused", lambda decl: NOTHING)
 
 
 def diagnose(source: str) -> list[Diagnostic]:
     """Return all diagnostics of `mtfc check` for a program in which everything is used."""
     with with_unused_values():
-        return list(check(source, FILE, placeable=placeable))
+        return list(check(source, FILE, layout_targets=placeable))
 
 
 def load(source: str) -> Module:
     """The elaborated file. Raises `CompileError` where it, or one of its layouts, has an error."""
     with with_unused_values():
-        check(source, FILE, placeable=placeable).raise_if_errors()
+        check(source, FILE, layout_targets=placeable).raise_if_errors()
         return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 

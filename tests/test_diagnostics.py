@@ -25,7 +25,7 @@ def diagnosed(source: str) -> str:
     """What the user is told about the file `case.mtf` and those beside it."""
     main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
     files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
-    found = check(main, "case.mtf", neighbour=files.get, placeable=placeable, predictor=predictor)
+    found = check(main, "case.mtf", neighbour=files.get, layout_targets=placeable, predictor=predictor)
     library_texts = standard_library.texts(
         f"{standard_library.SHOWN}{name}.mtf" for name in standard_library.modules()
     )

@@ -99,7 +99,7 @@ def _simulate_placement(
     from mtfc.compiler.search.placement.placed_step import placed_step
     from mtfc.compiler.search.placement.placement_search import placement_space
     from mtfc.driver.searching.compilation_time import timing_compilation
-    from mtfc.frontend.layouts.placements import strategy
+    from mtfc.frontend.layouts.placements import strategy_of
     from mtfc.reports.placed_step_report import SimulatedPlacement
 
     _check_devices(placement, hardware, target)
@@ -107,7 +107,7 @@ def _simulate_placement(
     simplified = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
     space, _ = timing_compilation(lambda: placement_space(simplified, roomy, placement.devices, most))
-    found = space.evaluator.full(strategy(placement, space.graph, Diagnostics()))
+    found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
     step = placed_step(space.evaluator.tasks, found)
     return SimulatedPlacement(program.name, placement.name, hardware, space, found, step)
 
@@ -125,7 +125,7 @@ def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str
 
 def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Hardware]:
     """Return the machines that a target can name: those of the file, if any, and those of the library."""
-    from mtfc.frontend.hardware_targets import library, named
+    from mtfc.frontend.hardware_targets import find_hardware, library_machines
 
     declared = {} if file is None else select(file, choice, sources, or_placement=True).hardware
-    return {name: named(name, declared) for name in dict.fromkeys((*declared, *library()))}
+    return {name: find_hardware(name, declared) for name in dict.fromkeys((*declared, *library_machines()))}

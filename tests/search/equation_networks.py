@@ -19,7 +19,7 @@ from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.options import Choice
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,7 +31,7 @@ def example(name: str, **dims: int) -> Program:
 
 
 def machine(name: str) -> Hardware:
-    return named(name, {})
+    return find_hardware(name, {})
 
 
 def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> Network:

@@ -20,8 +20,8 @@ from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (
     chosen_layouts,
-    fitting,
     is_one_device,
+    layouts_fitting,
     parse_mesh,
     placement_named,
 )
@@ -115,7 +115,7 @@ def choose(
         return Selection(program, (), module.hardware, (placement,), module.scope)
     is_one = is_one_device(choice.mesh, module)
     if skip_illegal and choice.layout is None and choice.mesh is not None and not is_one:
-        declared = fitting(parse_mesh(choice.mesh, module), module, program.name)
+        declared = layouts_fitting(parse_mesh(choice.mesh, module), module, program.name)
     else:
         declared = chosen_layouts(module, choice.layout, choice.mesh, program.name)
     declared = declared if every_layout else declared[:1]

@@ -17,13 +17,13 @@ def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -
 
     Raises `CompileError`, and `UsageError` if a file cannot be read.
     """
-    from mtfc.frontend.hardware_targets import in_file, is_path, named
+    from mtfc.frontend.hardware_targets import find_hardware, hardware_in_file, is_path
 
     sources.texts["<--target>"] = target
     if not is_path(target):
-        return named(target, declared)
+        return find_hardware(target, declared)
     file = sources.read(target)
-    return in_file(sources.texts[file], file)
+    return hardware_in_file(sources.texts[file], file)
 
 
 def file_of(target: str | None) -> str | None:

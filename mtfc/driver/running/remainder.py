@@ -19,7 +19,7 @@ from mtfc.driver.data.inputs import inputs_of
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import Choice
-from mtfc.frontend.semantics.names.modules import all_of
+from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
@@ -57,7 +57,7 @@ class Resizing:
     @cached_property
     def _plain(self) -> frozenset[str]:
         """The dimensions whose size is a number in the file."""
-        decls = all_of(parse(self.sources.texts[self._file], self._file, Diagnostics()), ast.DimDecl)
+        decls = declarations_of(parse(self.sources.texts[self._file], self._file, Diagnostics()), ast.DimDecl)
         return frozenset(decl.name.text for decl in decls if isinstance(decl.size, ast.Int))
 
     def program(self, dim: Dim) -> Program:

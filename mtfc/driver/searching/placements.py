@@ -28,7 +28,7 @@ from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.written import resized
-from mtfc.frontend.layouts.placements import DeclaredPlacement, asked, entry_text, strategy
+from mtfc.frontend.layouts.placements import DeclaredPlacement, asked_configurations, entry_text, strategy_of
 from mtfc.reports.search_report import PlacementSearchResult
 from mtfc.reports.table import free_name
 from mtfc.reports.why_not_report import PlacementDifference
@@ -76,7 +76,7 @@ class PlacementAnswer:
             return None
         best = self.result
         graph = best.space.graph
-        rules = asked(options.why_not, best.space.devices, graph, self.task.selection.scope)
+        rules = asked_configurations(options.why_not, best.space.devices, graph, self.task.selection.scope)
         within, known = best.space.holding(rules), (best.found.best, *best.found.baselines.values())
         find = partial(forced_search, within, known, progress=silent)
         found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
@@ -95,10 +95,10 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     program = run(selection.program, simplification())
     if options.why_not is not None:
         task.sources.texts["<--why-not>"] = options.why_not
-        asked(options.why_not, devices, operators_of(program), selection.scope)
+        asked_configurations(options.why_not, devices, operators_of(program), selection.scope)
     space, compiled = timing_compilation(lambda: placement_space(program, task.hardware, devices), "--budget")
     declared = [each for each in selection.placements if _fits(each, devices)]
-    given = {each.name: strategy(each, space.graph, Diagnostics()) for each in declared}
+    given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
     find = partial(placement_search, space, progress=task.progress, given=given)
     found = _searched(find, space, task.until + compiled, options.exhaustive, task.progress)
     name = free_name("found", {each.name for each in selection.placements})

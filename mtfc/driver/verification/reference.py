@@ -149,10 +149,10 @@ def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) 
     from mtfc.compiler.passes.pipelines import simplification
     from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
     from mtfc.compiler.search.placement.placement_search import operators_of
-    from mtfc.frontend.layouts.placements import strategy
+    from mtfc.frontend.layouts.placements import strategy_of
 
     graph = operators_of(run_passes(program, simplification()))
-    found = execute(cotangent_flow(graph), strategy(placement, graph, Diagnostics()), arrays)
+    found = execute(cotangent_flow(graph), strategy_of(placement, graph, Diagnostics()), arrays)
     return dict(found.outputs), dict(found.gradients)
 
 
