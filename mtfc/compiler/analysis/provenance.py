@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
-from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
+from mtfc.compiler.ir.loops import ROLES, charged_equation, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, gathered_dims, kind_of
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
@@ -90,7 +90,7 @@ def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> It
         elif has_trait(eqn, "sends"):
             for value, result in zip(eqn.operands, eqn.results, strict=True):
                 made_by = tracer.makers.get(value)
-                owner = maker(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
+                owner = charged_equation(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
                 yield Sending(
                     kind_of(eqn),
                     axes_of(eqn),

@@ -32,7 +32,7 @@ from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of, whole
 from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
-from mtfc.compiler.ir.loops import maker, pairs, region_of
+from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
@@ -144,7 +144,7 @@ def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator
     for eqn in walk(function.body):
         for region in eqn.regions:
             lines |= {each.value: eqn.span for each in region.arguments}
-        lines |= {value: maker(eqn, value).span for value in eqn.results if value in wanted}
+        lines |= {value: charged_equation(eqn, value).span for value in eqn.results if value in wanted}
     yield from ((lines[value], bytes_of(value.type, scale)) for value in values)
 
 
@@ -160,7 +160,9 @@ def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amo
             yield argument.span, bytes_of(argument.value.type, scale)
     for eqn in function.body:
         if eqn.stage == "forward" and eqn.operands:
-            yield from ((maker(eqn, v).span, bytes_of(v.type, scale)) for v in eqn.results if v in needed)
+            yield from (
+                (charged_equation(eqn, v).span, bytes_of(v.type, scale)) for v in eqn.results if v in needed
+            )
 
 
 # Lower bounds

@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import SHIFT_SHARDS
 from mtfc.compiler.ir.rewrite import names_of
@@ -65,5 +65,5 @@ def lowered(function: Function, mesh: Mesh) -> Function:
         elif has_trait(eqn, "shift"):
             body.append(_between_processors(eqn))
         else:
-            body.append(within(eqn, lambda region: lowered(region, mesh)))
+            body.append(map_regions(eqn, lambda region: lowered(region, mesh)))
     return attrs.evolve(function, body=tuple(body))
