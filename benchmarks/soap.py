@@ -27,14 +27,19 @@ from benchmarks.figures import Figure
 from mtfc.backends.common.allocator import keep_memory
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.baseline_strategies import random_strategy
 from mtfc.compiler.search.placement.exhaustive import best_strategy
-from mtfc.compiler.search.placement.mcmc import Budget, Search
-from mtfc.compiler.search.placement.operators.strategy import Configuration
-from mtfc.compiler.search.placement.placement_search import SoapResult, SoapSpace, soap_search, soap_space
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
-from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.compiler.search.placement.mcmc import McmcSearch, SearchBudget
+from mtfc.compiler.search.placement.operators.strategy import Configuration, random_strategy
+from mtfc.compiler.search.placement.placement_search import (
+    PlacementResult,
+    PlacementSpace,
+    placement_search,
+    placement_space,
+)
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
+from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0
@@ -100,11 +105,11 @@ def prepared(network: str, dims: dict[str, int] | None = None) -> Program:
 
 
 def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterator[Figure]:
-    make = partial(soap_space, program, named(f"{cluster}_cluster", {}), row.gpus)
-    where, budget = f"{network}, {row.gpus} {cluster}", Budget(row.budget, row.proposals)
+    make = partial(placement_space, program, find_hardware(f"{cluster}_cluster", {}), row.gpus)
+    where, budget = f"{network}, {row.gpus} {cluster}", SearchBudget(row.budget, row.proposals)
     make()  # compiles
     space, operators = _timed(make)
-    result, seconds = _timed(partial(soap_search, space, budget))
+    result, seconds = _timed(partial(placement_search, space, budget))
     before = f"before it operators in {operators:.2f} s"
     yield Figure(f"{where}: search, {_text(result)}; {before} (Table 4 / 20)", seconds, "s", row.target)
     data, expert, best = *result.baselines.values(), result.best
@@ -113,7 +118,7 @@ def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterato
     sent = max(best.sent, 1) / 1e9
     yield Figure(f"{where}: bytes of data parallel over found, {sent:.2f} GB", data.sent / 1e9 / sent, "x")
     if row.target < ENOUGH:
-        longer = soap_search(space, Budget(ENOUGH, row.proposals))
+        longer = placement_search(space, SearchBudget(ENOUGH, row.proposals))
         what = f"{where}: found over that of {ENOUGH:.0f} s, {_text(longer)}"
         yield Figure(what, best.seconds / longer.best.seconds, "x")
     what, paper = f"{where}: delta over full simulation (paper {1 / row.ratio:.2f})", 1 / row.ratio
@@ -122,12 +127,12 @@ def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterato
     yield Figure(what, searches_by_delta_over_full(space, STARTS[row.gpus]), "", paper)
 
 
-def _text(result: SoapResult) -> str:
+def _text(result: PlacementResult) -> str:
     is_local = ", local optimum" * result.locally_optimal
     return f"{1e3 * result.best.seconds:.1f} ms, {result.evaluated} strategies{is_local}"
 
 
-def delta_over_full(space: SoapSpace) -> float:
+def delta_over_full(space: PlacementSpace) -> float:
     """Seconds of delta over those of full simulation: the median over random changes of one operator, one after the other, of the
     least that some walks through them take.
     """
@@ -141,9 +146,9 @@ def delta_over_full(space: SoapSpace) -> float:
     return median(ratios)
 
 
-def _walk(space: SoapSpace) -> list[tuple[Evaluated, float]]:
+def _walk(space: PlacementSpace) -> list[tuple[EvaluatedStrategy, float]]:
     """Random changes from data parallelism on, what comes out and in which time, where the one before is kept in it."""
-    random, found = Random(0), list[tuple[Evaluated, float]]()
+    random, found = Random(0), list[tuple[EvaluatedStrategy, float]]()
     current = space.data_parallel()
     space.evaluator.delta(current, {0: space.choices[0].draw(random)})  # its timeline is known from now on
     for _ in range(CHANGES):
@@ -155,17 +160,19 @@ def _walk(space: SoapSpace) -> list[tuple[Evaluated, float]]:
     return found
 
 
-class ByFull(Evaluator):
+class ByFull(StrategyEvaluator):
     """Simulates each strategy from nothing."""
 
-    def delta(self, old: Evaluated, changes: Mapping[int, Configuration], limit: float = inf) -> Evaluated:
+    def delta(
+        self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
+    ) -> EvaluatedStrategy:
         strategy = list(old.strategy)
         for operator, configuration in changes.items():
             strategy[operator] = configuration
         return self.full(tuple(strategy), limit)
 
 
-class OneByOne(Search):
+class OneByOne(McmcSearch):
     """Proposes as FlexFlow does."""
 
     def propose(self) -> dict[int, Configuration]:
@@ -173,19 +180,19 @@ class OneByOne(Search):
         return {operator: self.choices[operator].draw(self.random)}
 
 
-def searches_by_delta_over_full(space: SoapSpace, starts: int) -> float:
+def searches_by_delta_over_full(space: PlacementSpace, starts: int) -> float:
     """The same of whole searches, as in Table 4: chains of proposals from random strategies, until they do not get better. Each
     kind has the least of some runs in turn.
     """
-    _searches(space, Evaluator, starts)
-    kinds = (Evaluator, ByFull)
+    _searches(space, StrategyEvaluator, starts)
+    kinds = (StrategyEvaluator, ByFull)
     runs = [[_searches(space, kind, starts) for kind in kinds] for _ in range(2)]
     assert all(found == runs[0][0][0] for run in runs for found, _ in run)
     delta, full = (min(run[i][1] for run in runs) for i in range(len(kinds)))
     return delta / full
 
 
-def _searches(space: SoapSpace, kind: type[Evaluator], starts: int) -> tuple[list[float], float]:
+def _searches(space: PlacementSpace, kind: type[StrategyEvaluator], starts: int) -> tuple[list[float], float]:
     """What the searches find, and their seconds."""
     evaluator = kind(space.evaluator.tasks)
     found, total = list[float](), 0.0
@@ -206,8 +213,8 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 def _optimum(network: str, dims: dict[str, int], cluster: str) -> Iterator[Figure]:
     """Section 8.4: on 4 devices; what the search finds over the best there is."""
-    space = soap_space(prepared(network, dims), named(f"{cluster}_cluster", {}), 4)
-    found = soap_search(space, Budget(30.0, 1000)).best
+    space = placement_space(prepared(network, dims), find_hardware(f"{cluster}_cluster", {}), 4)
+    found = placement_search(space, SearchBudget(30.0, 1000)).best
     begin = time.perf_counter()
     proven = best_strategy(space.evaluator, space.choices, found, begin + OPTIMUM)
     seconds = time.perf_counter() - begin

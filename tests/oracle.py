@@ -29,7 +29,7 @@ DTYPES = {
     "bool": jnp.bool_,
 }
 
-COMPONENTWISE: dict[str, Callable[..., Array]] = {
+ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "neg": jnp.negative,
     "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),
     "exp": jnp.exp,
@@ -146,9 +146,9 @@ def _several(eqn: Equation, x: Array) -> tuple[Array, ...]:
 
 def _result(eqn: Equation, operands: list[Array]) -> Array:
     """One equation's result, checked against the shape and dtype that its type promises."""
-    if eqn.op in COMPONENTWISE:
+    if eqn.op in ELEMENTWISE:
         aligned = [_aligned(x, v, eqn.result) for x, v in zip(operands, eqn.operands, strict=True)]
-        result = COMPONENTWISE[eqn.op](*aligned)
+        result = ELEMENTWISE[eqn.op](*aligned)
     elif eqn.op in REDUCTIONS:
         result = REDUCTIONS[eqn.op](
             operands[0], axis=tuple(_axis(eqn, dim.name) for dim in eqn.attrs["over"])

@@ -15,13 +15,13 @@ from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.updates import updated
+from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.placement_search import soap_space
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
-from mtfc.driver.sources import Sources
-from mtfc.driver.target import target_of
+from mtfc.compiler.search.placement.placement_search import placement_space
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import target_of
 from tests.harness import (
     Arrays,
     communication,
@@ -32,7 +32,7 @@ from tests.harness import (
     lowered,
     numpy_module,
 )
-from tests.search.soap_programs import DENSE
+from tests.search.placement_programs import DENSE
 
 STEPS = 4
 MICRO = 2
@@ -232,7 +232,7 @@ def test_an_update_of_what_is_no_parameter_is_refused() -> None:
     (program,) = load(FROZEN).programs
     text = print_program(program)
     for wrong in ("update nothing, ", f"update {DOWN}, "):
-        with pytest.raises(VerifyError, match="one update or none"):
+        with pytest.raises(VerifyError, match="at most one update"):
             verify(read_program(text.replace("update ", wrong, 1)), "global")
 
 
@@ -269,10 +269,10 @@ def test_a_placement_sends_no_gradients_of_frozen_parameters() -> None:
     """Two devices that hold copies of a parameter send its gradient once each, and keep it and the state."""
     hardware = target_of("p100_cluster", {}, Sources())
 
-    def data_parallel(entry: str) -> Evaluated:
+    def data_parallel(entry: str) -> EvaluatedStrategy:
         text = f"import losses\n{DENSE.replace('train dense {', f'train dense {{ {entry}')}"
         (program,) = load(text).programs
-        return soap_space(run(program, simplification()), hardware, 2).data_parallel()
+        return placement_space(run(program, simplification()), hardware, 2).data_parallel()
 
     whole = data_parallel("")
     for name, size in (("w", 4 * 12 * 16), ("v", 4 * 16 * 4)):

@@ -20,7 +20,7 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.sharding_rules import type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 

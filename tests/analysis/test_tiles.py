@@ -12,11 +12,11 @@ from hypothesis import given
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.memory import memory_on
-from mtfc.compiler.cost.tpu.tiling import filled, is_product, is_sum, least_bytes, stored_bytes
+from mtfc.compiler.cost.tpu.tiling import filled, is_dot, is_sum, least_bytes, stored_bytes
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load, lowered
 
 PLAIN = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
@@ -70,7 +70,7 @@ def einsum(sizes: dict[str, int], text: str) -> Equation:
 
 def test_products_are_filled_up_to_the_matrix_unit() -> None:
     product = einsum({"m": 100, "n": 96, "k": 300}, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
-    assert is_product(product)
+    assert is_dot(product)
     assert not is_sum(product)
     assert filled(product, ONE_DEVICE, PLAIN) == 1
     through = 96 * 128 * 384  # the 96 are a multiple of 8, the 100 are not
@@ -171,7 +171,7 @@ def test_convolutions_of_few_images_hold_the_filter(images: int, cycles: int) ->
 def test_what_has_no_rows_and_columns_is_a_sum() -> None:
     added = einsum({"m": 100, "k": 300}, "a: [m, k], b: [m, k] | einsum(a, b -> [m])")
     assert is_sum(added)
-    assert not is_product(added)
+    assert not is_dot(added)
     assert filled(added, ONE_DEVICE, TPU) == 1
 
 

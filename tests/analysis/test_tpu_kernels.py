@@ -9,12 +9,12 @@ from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate, Scratchpad
 from mtfc.compiler.cost.roofline import Work, work
 from mtfc.compiler.cost.step_time import step_time
-from mtfc.compiler.cost.tpu.tiling import is_product, stored_bytes
+from mtfc.compiler.cost.tpu.tiling import is_dot, stored_bytes
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load
 
 N = 1024
@@ -402,7 +402,7 @@ def test_a_loop_keeps_a_part_where_not_all_of_it_fits_or_results_go_to_memory() 
         moved = [sum(each.bytes for each in work(region_of(backwards), ONE_DEVICE, d)) for d in (TPU, near)]
         assert moved[0] - moved[1] == kept
     waiting = attrs.evolve(TPU, overhead=1e-3, scratchpad=Scratchpad(1e9, wait=5.0))
-    products = [eqn for eqn in region_of(backwards).body if is_product(eqn)]
+    products = [eqn for eqn in region_of(backwards).body if is_dot(eqn)]
     memory = Memory(region_of(backwards), ONE_DEVICE, waiting)
     assert products and all(memory.waiting(eqn, waiting) == 5.0 for eqn in products)
 

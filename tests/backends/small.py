@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 
 SIZES = {"a": 6, "b": 12, "c": 3, "d": 6, "m": 4, "five": 5, "one": 1, "long": 18, "short": 3}

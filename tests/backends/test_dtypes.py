@@ -17,7 +17,7 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS, collectives, creation, random
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from tests import oracle
@@ -213,7 +213,7 @@ def test_results_are_those_of_wide_numbers(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["i32", "u32", "bool"])
 def test_integers_are_what_jax_says(dtype: str) -> None:
-    known = oracle.COMPONENTWISE.keys() | oracle.REDUCTIONS.keys() | oracle.STRUCTURE.keys() | {"top_k"}
+    known = oracle.ELEMENTWISE.keys() | oracle.REDUCTIONS.keys() | oracle.STRUCTURE.keys() | {"top_k"}
     build = {name: build for name, (dtypes, build) in TEMPLATES.items() if dtype in dtypes}
     told = {name: each for name, each in build.items() if all(eqn.op in known for eqn in _body(dtype, each))}
     program, arrays = program_of(dtype, told), inputs(dtype)

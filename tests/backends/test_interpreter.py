@@ -21,7 +21,7 @@ from tests.backends import models
 from tests.backends.cases import CASES
 from tests.backends.small import DIMS, MESHES, Case, Move, data, moves
 
-KNOWN_TO_ORACLE = oracle.COMPONENTWISE.keys() | oracle.REDUCTIONS.keys() | oracle.STRUCTURE.keys()
+KNOWN_TO_ORACLE = oracle.ELEMENTWISE.keys() | oracle.REDUCTIONS.keys() | oracle.STRUCTURE.keys()
 
 
 def told_by_oracle(case: Case) -> bool:

@@ -12,12 +12,12 @@ from mtfc.backends.interpreter import interpret
 from mtfc.backends.numpy.placement_runner import Executed, execute
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.pipelines import run
-from mtfc.compiler.search.placement.baseline_strategies import random_strategy
-from mtfc.compiler.search.placement.graph.strategy_tasks import Tasks
-from mtfc.compiler.search.placement.placement_search import soap_space
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated
-from mtfc.frontend.hardware_targets import named
-from tests.search.soap_programs import PROGRAMS, arguments, prepared
+from mtfc.compiler.search.placement.operators.strategy import random_strategy
+from mtfc.compiler.search.placement.placement_search import placement_space
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
+from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.frontend.hardware_targets import find_hardware
+from tests.search.placement_programs import PROGRAMS, arguments, prepared
 
 
 def reference(name: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def agree(found: Executed, wanted: dict[str, Any]) -> None:
         np.testing.assert_allclose(array, wanted[f"d_{name}"], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def _before_the_update(found: Evaluated, tasks: Tasks) -> int:
+def _before_the_update(found: EvaluatedStrategy, tasks: StrategyTasks) -> int:
     """What is sent of values and gradients; their norm is the update's, which is not executed."""
     norms = [i for i, name in enumerate(tasks.names) if name.kind == "norm"]
     return found.sent - int(found.base.graph.sent[norms].sum())
@@ -41,7 +41,7 @@ def _before_the_update(found: Evaluated, tasks: Tasks) -> int:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_random_strategies_compute_the_program_and_send_what_the_task_graph_says(name: str) -> None:
-    space = soap_space(prepared(name), named("k80_cluster", {}), 4)
+    space = placement_space(prepared(name), find_hardware("k80_cluster", {}), 4)
     wanted = reference(name)
     parameters = (
         {parameter.name for parameter in prepared(name).parameters} if prepared(name).training else set()

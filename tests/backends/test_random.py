@@ -25,7 +25,7 @@ from mtfc.backends.jax.runtime import load
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Value
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from tests.backends.small import type_of

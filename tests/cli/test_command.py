@@ -13,7 +13,7 @@ import pytest
 
 from mtfc.cli import command
 from mtfc.cli.command import SUBCOMMANDS
-from mtfc.driver import selection
+from mtfc.driver.loading import selection
 from tests.cli.conftest import Mtfc
 
 ROOT = Path(__file__).parents[2]
@@ -215,13 +215,13 @@ def test_an_interrupt_ends_quietly(folder: Path) -> None:
 INTERRUPTED_IN = """
 import os, signal, sys
 from mtfc.cli import main
-from mtfc.compiler.search.placement.placement_search import SoapSpace
+from mtfc.compiler.search.placement.placement_search import PlacementSpace
 signal.signal(signal.SIGINT, signal.default_int_handler)
-simulated = getattr(SoapSpace, sys.argv[1])
+simulated = getattr(PlacementSpace, sys.argv[1])
 def interrupted(space):
     os.kill(os.getpid(), signal.SIGINT)
     return simulated(space)
-setattr(SoapSpace, sys.argv[1], interrupted)
+setattr(PlacementSpace, sys.argv[1], interrupted)
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.compiler.search.solver import warm_up
-from mtfc.driver.searching import compilation_time as compiling
+from mtfc.compiler.search.solver import solver_search
+from mtfc.driver.searching import compilation_time
 from tests.cli.conftest import Mtfc
 from tests.search.test_contest_format import EXAMPLE
 
@@ -40,8 +40,8 @@ def test_compiling_loops_takes_nothing_of_the_time(
         with event.trigger_event("numba:compile"):
             time.sleep(1.5)
 
-    monkeypatch.setattr(warm_up, "compile_loops", compiled)
-    monkeypatch.setattr(compiling, "SHORT", 1.0)
+    monkeypatch.setattr(solver_search, "compile_loops", compiled)
+    monkeypatch.setattr(compilation_time, "SHORT", 1.0)
     (folder / "example.json").write_text(json.dumps(EXAMPLE))
     outcome = mtfc("solve", "example.json", "--time-limit", "2")
     assert outcome.json["lower_bound"] == 445

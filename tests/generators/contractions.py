@@ -9,7 +9,7 @@ import attrs
 from hypothesis import strategies as st
 
 from mtfc.compiler.ir.types import Dim
-from tests.generators.componentwise import condition
+from tests.generators.elementwise import condition
 from tests.generators.operands import (
     argument,
     joint_grain,

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from tests.generators import componentwise, contractions, functions, indexing, structure, windows
+from tests.generators import contractions, elementwise, functions, indexing, structure, windows
 from tests.generators.scope import MAX_ELEMENTS, Draw, Scope
 from tests.generators.terms import Term, tame
 
@@ -17,12 +17,12 @@ Table = tuple[tuple[int, Feature], ...]
 
 # In each family ops that jump are apart: they come last, so that without them the rest stays.
 SMOOTH: Table = (
-    (3, componentwise.linear),
-    (3, componentwise.smooth),
-    (5, componentwise.arithmetic),
-    (2, componentwise.square),
-    (1, componentwise.quotient),
-    (1, componentwise.power),
+    (3, elementwise.linear),
+    (3, elementwise.smooth),
+    (5, elementwise.arithmetic),
+    (2, elementwise.square),
+    (1, elementwise.quotient),
+    (1, elementwise.power),
     (10, contractions.einsum),
     (2, contractions.outer_product_summed_away),
     (5, contractions.sums_combined),
@@ -47,15 +47,15 @@ SMOOTH: Table = (
     (2, indexing.cumsum),
     (1, indexing.drawn),
     (4, functions.call),
-    (1, componentwise.conversion),
-    (1, componentwise.by_training),
+    (1, elementwise.conversion),
+    (1, elementwise.by_training),
 )
 KINKED: Table = (
-    (6, componentwise.kinked),
-    (5, componentwise.extremum),
-    (2, componentwise.comparison),
-    (2, componentwise.logical),
-    (4, componentwise.choice),
+    (6, elementwise.kinked),
+    (5, elementwise.extremum),
+    (2, elementwise.comparison),
+    (2, elementwise.logical),
+    (4, elementwise.choice),
     (4, contractions.extreme),
     (2, contractions.quantifier),
     (2, contractions.argmax),
@@ -66,26 +66,26 @@ KINKED: Table = (
 # Little but sums and what they meet: programs in which many sums are pending at once.
 SUMS: Table = (
     (8, contractions.sums_combined),
-    (5, componentwise.arithmetic),
+    (5, elementwise.arithmetic),
     (4, contractions.total),
     (4, contractions.einsum),
-    (3, componentwise.linear),
+    (3, elementwise.linear),
     (3, structure.reduced_and_renamed),
-    (1, componentwise.quotient),
-    (1, componentwise.smooth),
+    (1, elementwise.quotient),
+    (1, elementwise.smooth),
     (1, structure.pad),
     (1, structure.concat),
     (1, structure.broadcast),
     (2, functions.call),
 )
 SUMS_KINKED: Table = (
-    (2, componentwise.kinked),
-    (2, componentwise.extremum),
-    (2, componentwise.choice),
+    (2, elementwise.kinked),
+    (2, elementwise.extremum),
+    (2, elementwise.choice),
 )
 
 SPATIAL: Table = (
-    (3, componentwise.arithmetic),
+    (3, elementwise.arithmetic),
     (3, contractions.total),
     (2, structure.shift),
     (3, windows.window),
@@ -99,21 +99,21 @@ SPATIAL: Table = (
 
 # What may be applied to tensors with dims that have no names, those of `...`.
 REST: Table = (
-    (3, componentwise.linear),
-    (3, componentwise.smooth),
-    (5, componentwise.arithmetic),
-    (2, componentwise.square),
-    (1, componentwise.quotient),
-    (1, componentwise.power),
+    (3, elementwise.linear),
+    (3, elementwise.smooth),
+    (5, elementwise.arithmetic),
+    (2, elementwise.square),
+    (1, elementwise.quotient),
+    (1, elementwise.power),
     (6, contractions.einsum),
     (4, contractions.total),
     (2, structure.broadcast),
     (2, structure.transpose),
 )
 REST_KINKED: Table = (
-    (6, componentwise.kinked),
-    (5, componentwise.extremum),
-    (4, componentwise.choice),
+    (6, elementwise.kinked),
+    (5, elementwise.extremum),
+    (4, elementwise.choice),
     (4, contractions.extreme),
 )
 

@@ -94,7 +94,7 @@ def literal(draw: Any, like: Term) -> Term:
 
 
 def partner(draw: Any, scope: Scope, x: Term, wanted: Wanted) -> Term:
-    """A second operand for a component-wise op: its dims include those of `x` or are among them."""
+    """A second operand for a elementwise op: its dims include those of `x` or are among them."""
     kind = draw(st.sampled_from(("fitting", "fitting", "reduced", "literal")))
     if kind == "literal":
         found = scalar(draw, scope, x)
@@ -126,7 +126,7 @@ def reduced_to(draw: Any, scope: Scope, y: Term, dims: tuple[Dim, ...]) -> Term:
 
 
 def joint_dims(*terms: Term) -> tuple[Dim, ...]:
-    """The dims of a component-wise result."""
+    """The dims of a elementwise result."""
     return max((term.dims for term in terms), key=len)
 
 

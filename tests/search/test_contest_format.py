@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from mtfc.compiler.search.solver.assignment_problem import Problem
-from mtfc.compiler.search.solver.contest_format import Malformed, read, write
-from tests.search.problems import problems
+from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem
+from mtfc.compiler.search.solver.contest_format import MalformedInstance, read, write
+from tests.search.solver_problems import problems
 
 EXAMPLE: dict[str, Any] = {
     "problem": {
@@ -45,7 +45,7 @@ def test_compressed_files_are_read() -> None:
 
 
 @given(problems())
-def test_what_is_written_is_read_again(problem: Problem) -> None:
+def test_what_is_written_is_read_again(problem: AssignmentProblem) -> None:
     text = write(problem)
     assert write(read(text.encode())) == text
 
@@ -79,24 +79,24 @@ def test_malformed_files(path: list[str | int], value: Any, message: str) -> Non
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedInstance) as caught:
         read(json.dumps(record).encode())
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"{", b"\xff\xff", b"\x1f\x8b\x00", b"[" * 100_000])
 def test_what_is_no_instance(content: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedInstance):
         read(content)
 
 
 def test_a_node_without_strategies() -> None:
     record: Any = copy.deepcopy(EXAMPLE)
     record["problem"]["nodes"]["costs"][0] = record["problem"]["nodes"]["usages"][0] = []
-    with pytest.raises(Malformed, match=r"at least one strategy in nodes.costs\[0\]"):
+    with pytest.raises(MalformedInstance, match=r"at least one strategy in nodes.costs\[0\]"):
         read(json.dumps(record).encode())
 
 
 def test_a_number_of_thousands_of_digits_is_refused_in_own_words() -> None:
-    with pytest.raises(Malformed, match="one has thousands of digits"):
+    with pytest.raises(MalformedInstance, match="one has thousands of digits"):
         read(b'{"problem": ' + b"1" * 5000 + b"}")

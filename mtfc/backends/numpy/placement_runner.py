@@ -14,23 +14,15 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
+from mtfc.backends.numpy.placement_transfers import holders, regions_held, replicated_pieces, transfers
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.componentwise import numpy_dtype
-from mtfc.compiler.search.placement.operators.cotangent_flow import Flow
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, Step
-from mtfc.compiler.search.placement.operators.operator_parts import Box, Local
-from mtfc.compiler.search.placement.operators.strategy import (
-    Configuration,
-    Parts,
-    Strategy,
-    cells,
-    holders,
-    regions_held,
-    transfers,
-    users,
-)
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
+from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import Box, OperatorParts, PartFunction
+from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.placement.operators.unroll import Slices
 
 Array = Any
@@ -45,7 +37,7 @@ class Executed:
     sent: int
 
 
-def execute(flow: Flow, strategy: Strategy, arrays: Mapping[str, Array]) -> Executed:
+def execute(flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]) -> Executed:
     """Forward and backward pass of a graph under a strategy, and its gradients added up.
 
     `arrays` are the model's inputs and parameters by name, those that loops slice as wholes; gradients likewise.
@@ -83,7 +75,7 @@ class _Move:
 class _Run:
     """Stores of the devices: what each part has made, the cotangents of that, and parameters' gradients by region."""
 
-    def __init__(self, flow: Flow, strategy: Strategy, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]) -> None:
         self.flow, self.graph = flow, flow.graph
         self.arrays: dict[str, Array] = {}
         for argument in flow.graph.function.arguments:
@@ -92,21 +84,21 @@ class _Run:
             array = of_slice(np.asarray(arrays[whole]), at)
             self.arrays[value.name] = array.astype(numpy_dtype(np, value.type.dtype))
         operators = zip(self.graph.operators, strategy, strict=True)
-        self.placed: dict[Operator, tuple[Parts, Configuration]] = {
-            operator: (Parts(operator, each.degrees), each) for operator, each in operators
+        self.placed: dict[Operator, tuple[OperatorParts, Configuration]] = {
+            operator: (OperatorParts(operator, each.degrees), each) for operator, each in operators
         }
         self.made: dict[tuple[Value, int], Array] = {}
         self.cotangents: dict[tuple[Value, int], Array] = {}
-        self.locals: dict[tuple[Step, int], tuple[Local, dict[Value, Array]]] = {}
+        self.locals: dict[tuple[OperatorStep, int], tuple[PartFunction, dict[Value, Array]]] = {}
         self.added: dict[tuple[Value, int], Array] = {}
         self.sent = 0
 
-    def of(self, step: Step) -> tuple[Parts, Sequence[int]]:
+    def of(self, step: OperatorStep) -> tuple[OperatorParts, Sequence[int]]:
         """The parts of a step's operator, and their devices."""
         parts, configuration = self.placed[self.graph.operator_of[step]]
         return parts, configuration.devices
 
-    def forward(self, step: Step) -> None:
+    def forward(self, step: OperatorStep) -> None:
         parts, _ = self.of(step)
         inputs = {value: self._gathered(value, step) for value in step.inputs}
         for part in range(parts.count):
@@ -121,7 +113,7 @@ class _Run:
         for value in step.pending:
             self._sum(value, step, self.made)
 
-    def _gathered(self, value: Value, step: Step) -> list[Array]:
+    def _gathered(self, value: Value, step: OperatorStep) -> list[Array]:
         """What each part of a step needs of a value, on its device."""
         parts, devices = self.of(step)
         maker, givers = self.of(self.graph.makers[value])
@@ -134,7 +126,7 @@ class _Run:
             found[move.target][_slices(value, move.region, wanted[move.target])] = piece
         return found
 
-    def _moves(self, value: Value, step: Step) -> Iterator[_Move]:
+    def _moves(self, value: Value, step: OperatorStep) -> Iterator[_Move]:
         parts, devices = self.of(step)
         made_by = self.graph.makers[value]
         maker, givers = self.of(made_by)
@@ -151,7 +143,7 @@ class _Run:
             self.sent += array.nbytes
         return array.copy()
 
-    def _sum(self, value: Value, step: Step, store: dict[tuple[Value, int], Array]) -> None:
+    def _sum(self, value: Value, step: OperatorStep, store: dict[tuple[Value, int], Array]) -> None:
         """Add up what the holders of each part of a value have: on each device, then to the first and back to all."""
         parts, devices = self.of(step)
         for group in parts.groups(value):
@@ -166,7 +158,7 @@ class _Run:
             everywhere = {device: self._moved(result, first, device) for device in total}
             store |= {(value, part): everywhere[devices[part]] for part in group.tolist()}
 
-    def backward(self, step: Step) -> None:
+    def backward(self, step: OperatorStep) -> None:
         parts, _ = self.of(step)
         for value in step.outputs:
             if value in self.flow.seeds:
@@ -186,7 +178,7 @@ class _Run:
             if value in self.flow.gradients[step]:
                 self._kept(value, step, found)
 
-    def _fill(self, value: Value, step: Step) -> None:
+    def _fill(self, value: Value, step: OperatorStep) -> None:
         """Cotangents that nobody has added to are 0; that of the loss is 1, on one of its holders."""
         parts, _ = self.of(step)
         for part in range(parts.count):
@@ -195,7 +187,7 @@ class _Run:
             for group in parts.groups(value):
                 self.cotangents[value, int(group[0])] += 1
 
-    def _returned(self, value: Value, step: Step, found: Sequence[Mapping[Value, Array]]) -> None:
+    def _returned(self, value: Value, step: OperatorStep, found: Sequence[Mapping[Value, Array]]) -> None:
         """Add the parts' gradients of an input to the cotangents that its makers have."""
         parts, devices = self.of(step)
         made_by = self.graph.makers[value]
@@ -209,7 +201,7 @@ class _Run:
             own = maker.box(maker.needs[made_by].owned(value), move.source)
             total[_slices(value, move.region, own)] += piece
 
-    def _kept(self, value: Value, step: Step, found: Sequence[Mapping[Value, Array]]) -> None:
+    def _kept(self, value: Value, step: OperatorStep, found: Sequence[Mapping[Value, Array]]) -> None:
         """Add the parts' gradients of a parameter to those that their devices have."""
         parts, devices = self.of(step)
         for part, gradients in enumerate(found):
@@ -220,7 +212,7 @@ class _Run:
 
     def gradients(self) -> Iterator[tuple[Value, Array]]:
         """The gradient of each parameter, added up among the devices that hold the same part of it."""
-        for parameter, steps in users(self.graph).items():
+        for parameter, steps in self.graph.parameter_users.items():
             own = [step for step in steps if parameter in self.flow.gradients[step]]
             held = {
                 each
@@ -230,7 +222,7 @@ class _Run:
             if not held:
                 continue
             whole = np.zeros_like(self.arrays[parameter.name])
-            for cell in cells(parameter, held):
+            for cell in replicated_pieces(parameter, held):
                 for box in cell.boxes:
                     where = tuple(slice(*ends) for ends in box)
                     whole[where] = self._reduced(parameter, where, cell.mask)
@@ -259,7 +251,7 @@ class _Run:
         return found
 
 
-def _evaluate(local: Local, equations: Sequence[Equation], known: dict[Value, Array]) -> None:
+def _evaluate(local: PartFunction, equations: Sequence[Equation], known: dict[Value, Array]) -> None:
     """Add what equations of a part give. Numbers are drawn by an element's place in the whole tensor."""
     for eqn in equations:
         source, offsets = local.sources.get(eqn, (eqn, {}))

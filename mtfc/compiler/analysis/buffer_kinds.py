@@ -18,7 +18,7 @@ def is_view(eqn: Equation) -> bool:
     return storage(eqn) == "view"
 
 
-def is_component_wise(eqn: Equation) -> bool:
+def is_elementwise(eqn: Equation) -> bool:
     return storage(eqn) == "fused"
 
 

@@ -35,21 +35,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mtfc.compiler.analysis.buffer_kinds import folded, is_component_wise, readers_of, sources, storage
+from mtfc.compiler.analysis.buffer_kinds import folded, is_elementwise, readers_of, sources, storage
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.tpu.register_traffic import held, holds, rounding_bytes
 from mtfc.compiler.cost.tpu.space_to_batch import striped_bytes
 from mtfc.compiler.cost.tpu.tiling import (
     LANES,
     Windows,
-    is_product,
+    is_dot,
     is_sum,
     pixels_of,
     stored_bytes,
     wholes_of,
 )
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, is_loop
+from mtfc.compiler.ir.loops import carried, is_loop_body
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
@@ -96,7 +96,7 @@ class Memory:
         self.is_near = False
         if self.is_tpu:
             self._know_tpu(whole or function)
-        if device is not None and device.own and is_loop(function):
+        if device is not None and device.own and is_loop_body(function):
             if whole is None:
                 self._stay(function, device)
             else:
@@ -132,7 +132,7 @@ class Memory:
                 source = self.seen(value)[-1]
                 if storage(eqn) == "reduced" or is_sum(eqn):
                     self.holders.setdefault(source, eqn)
-                elif is_product(eqn) and source in inputs and self.is_window(value):
+                elif is_dot(eqn) and source in inputs and self.is_window(value):
                     self.images.setdefault(source, eqn)
 
     def _store_ends(self, function: Function) -> None:
@@ -149,7 +149,7 @@ class Memory:
         """Whether it is a product that is only added to something."""
         found, maker = list(self.users(value)), self.makers.get(value)
         is_alone = value not in self.given and bool(found) and all(has_trait(eqn, "add") for eqn in found)
-        return is_alone and maker is not None and is_product(maker)
+        return is_alone and maker is not None and is_dot(maker)
 
     def _end(self, value: Value) -> Value:
         """The last of what is computed component-wise of this value alone."""
@@ -163,7 +163,7 @@ class Memory:
 
     def _following(self, body: Iterable[Equation]) -> Iterator[tuple[Equation, Equation]]:
         """Equations, and the products whose kernels compute them: what folds those, and what is component-wise of that alone."""
-        for product in filter(is_product, body):
+        for product in filter(is_dot, body):
             folds = [*self.folds(product.result)]
             followers = self._followers(folds[-1].result if folds else product.result)
             yield from ((eqn, product) for eqn in (product, *folds, *followers))
@@ -178,7 +178,7 @@ class Memory:
     def _follower(self, value: Value) -> Equation | None:
         """What is component-wise of a value, if nothing else uses that, and it may be part of the same kernel."""
         found = list(self.users(value))
-        is_alone = value not in self.given and len(found) == 1 and is_component_wise(found[0])
+        is_alone = value not in self.given and len(found) == 1 and is_elementwise(found[0])
         is_part = is_alone and (self.crosses_stages or found[0].stage == self.makers[value].stage)
         return found[0] if is_part else None
 
@@ -187,7 +187,7 @@ class Memory:
         if device.own is None or any(eqn.regions for eqn in region.body):
             return
         invariant = (argument.value for argument in region.arguments if argument.role == "invariant")
-        weights = {value for value in invariant if all(map(is_product, self.users(value)))}
+        weights = {value for value in invariant if all(map(is_dot, self.users(value)))}
         totals = dict(self._totals(region))
         values = self.stored.union(argument.value for argument in region.arguments)
         others = values.difference(weights, totals, totals.values())
@@ -207,7 +207,7 @@ class Memory:
 
     def waiting(self, eqn: Equation, device: Device) -> float:
         """Seconds of overhead: of a kernel, or on a TPU of a product for what it reads and for what it writes."""
-        if device.matrix is None or not is_product(eqn):
+        if device.matrix is None or not is_dot(eqn):
             return device.overhead * (eqn in self.firsts)
         if self.is_near and device.own:
             return device.own.wait
@@ -296,7 +296,7 @@ class Memory:
 
     def copied(self, eqn: Equation, device: Device) -> Iterator[Value]:
         """What a product has copied."""
-        if device.matrix is not None or not is_product(eqn):
+        if device.matrix is not None or not is_dot(eqn):
             return
         for value in (*eqn.operands, eqn.result):
             is_slice = self.seen(value)[-1] in self.slices and not self.is_window(value)
@@ -325,11 +325,11 @@ class Memory:
     def is_joined(self, eqn: Equation, value: Value, device: Device) -> bool:
         """Whether an equation is part of the kernel that makes its operand, component-wise."""
         maker = self.makers.get(self.seen(value)[-1])
-        if device.matrix is None or maker is None or not is_component_wise(maker):
+        if device.matrix is None or maker is None or not is_elementwise(maker):
             return False
         if storage(eqn) == "reduced" and self.is_window(value):
             return False
-        return holds(eqn, device) or (is_component_wise(eqn) and eqn.stage == maker.stage)
+        return holds(eqn, device) or (is_elementwise(eqn) and eqn.stage == maker.stage)
 
     def read(self, value: Value, device: Device) -> int:
         """Bytes that come from memory where a value is read."""
@@ -361,7 +361,7 @@ def _able_to_stay(region: Function) -> Iterator[Value]:
 
 def _kept(region: Function) -> Iterator[Value]:
     """What a loop keeps of each iteration; nothing of what is no loop's."""
-    if is_loop(region):
+    if is_loop_body(region):
         yield from (output.value for output in region.outputs if output.updates is None)
 
 
@@ -376,9 +376,9 @@ def _firsts(body: Sequence[Equation], memory: Memory, device: Device) -> Iterato
 
     for eqn in body:
         for value in eqn.operands:
-            if is_component_wise(eqn) and memory.is_joined(eqn, value, device):
+            if is_elementwise(eqn) and memory.is_joined(eqn, value, device):
                 one, other = kernel(eqn), kernel(memory.makers[memory.seen(value)[-1]])
                 joined |= {one: other} if one is not other else {}
-    others = {eqn for eqn in body if memory.is_tpu and is_product(eqn)} | memory.elsewhere
+    others = {eqn for eqn in body if memory.is_tpu and is_dot(eqn)} | memory.elsewhere
     stored = {kernel(eqn): eqn for eqn in reversed(body) if eqn not in others and memory.is_stored(eqn)}
     yield from stored.values()

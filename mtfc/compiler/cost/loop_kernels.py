@@ -23,11 +23,11 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import is_component_wise, readers_of
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise, readers_of
 from mtfc.compiler.cost.fusion import Memory, users
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.tpu.register_traffic import HELD, clearing_bytes, copying_bytes, rounding_bytes
-from mtfc.compiler.cost.tpu.tiling import is_product
+from mtfc.compiler.cost.tpu.tiling import is_dot
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import has_trait
@@ -119,7 +119,7 @@ def _rounded(loop: Equation) -> Iterator[Value]:
     readers = readers_of(region_of(loop))
     for value, argument in pairs(loop):
         found = [*users(argument.value, readers)]
-        if argument.role == "sliced" and value.type.dtype == HELD and found and all(map(is_product, found)):
+        if argument.role == "sliced" and value.type.dtype == HELD and found and all(map(is_dot, found)):
             yield value
 
 
@@ -148,5 +148,5 @@ def _sources(value: Value, memory: Memory) -> list[Value]:
     """What a product reads that takes this value, or what is component-wise of something."""
     source = memory.seen(value)[-1]
     maker = memory.makers.get(source)
-    computed = maker.operands if maker is not None and is_component_wise(maker) else ()
+    computed = maker.operands if maker is not None and is_elementwise(maker) else ()
     return [source, *(memory.seen(each)[-1] for each in computed)]

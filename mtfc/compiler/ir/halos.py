@@ -1,27 +1,23 @@
-"""What the shards of a dimension send to their neighbours: the equations that `distribute` rules are made of.
+"""Halos: the elements that the shards of a dimension send to their neighbours, for the `distribute` rules of `ir/ops`.
 
-All of them work on tensors that have the dimension cut in two, [blocks, inner] (see `blocks.py`). The one op that communicates is
-`shift` along `blocks`: each processor hands its part to one other.
+Every function works on tensors whose split dimension is cut in two, [blocks, inner] (see `opdef.Split`). The only op that
+communicates is `shift` along `blocks`: each processor hands its part to one other processor.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Dim
-
-if TYPE_CHECKING:
-    from mtfc.compiler.passes.spatial.position_blocks import Blocks, Split
 
 Part = tuple[Value, Dim]
 """A tensor, and the dimension that it has in place of `inner`."""
 
 
-def piece(b: Blocks, part: Part, s: Split, start: int, size: int) -> Part:
-    """`size` elements of every block, from `start` on."""
+def slice_blocks(b: BlockRewriter, part: Part, s: Split, start: int, size: int) -> Part:
+    """Return `size` elements of every block, from `start` on."""
     x, source = part
     if size == source.size:
         return part
@@ -29,8 +25,10 @@ def piece(b: Blocks, part: Part, s: Split, start: int, size: int) -> Part:
     return b.build("slice", x, source=source, target=target, start=start, stride=1), target
 
 
-def moved(b: Blocks, part: Part, s: Split, by: int, wrap: bool = False, fill: float = 0) -> Part:
-    """What every block has, `by` blocks further on; where none is that far back, `fill`, unless it wraps around."""
+def shift_blocks(
+    b: BlockRewriter, part: Part, s: Split, by: int, wrap: bool = False, fill: float = 0
+) -> Part:
+    """Move every block's part `by` blocks on. Blocks that receive no part get `fill`, unless the shift wraps around."""
     (x, dim), count = part, s.blocks.size
     if by == 0 or (wrap and by % count == 0):
         return part
@@ -44,8 +42,8 @@ def moved(b: Blocks, part: Part, s: Split, by: int, wrap: bool = False, fill: fl
     return b.build("where", outside, b.build.like(fill, x), found), dim
 
 
-def joined(b: Blocks, s: Split, *parts: Part) -> Part:
-    """Parts of every block, one after the other."""
+def concat_parts(b: BlockRewriter, s: Split, *parts: Part) -> Part:
+    """Join parts of every block, in the order given."""
     if len(parts) == 1:
         return parts[0]
     sources = tuple(dim for _, dim in parts)
@@ -53,35 +51,38 @@ def joined(b: Blocks, s: Split, *parts: Part) -> Part:
     return b.build("concat", *(x for x, _ in parts), sources=sources, target=dim), dim
 
 
-def shifted(b: Blocks, x: Value, s: Split, by: int, wrap: bool) -> Part:
-    """Every element `by` places further on, across the blocks: of each, what leaves it goes one block further than the rest."""
+def shift_elements(b: BlockRewriter, x: Value, s: Split, by: int, wrap: bool) -> Part:
+    """Move every element `by` places on, across blocks: the elements that leave a block go one block further than the rest."""
     hops, rest = divmod(by, s.inner.size)
     first, block = s.inner.size - rest, (x, s.inner)
-    kept = moved(b, piece(b, block, s, 0, first), s, hops, wrap)
+    kept = shift_blocks(b, slice_blocks(b, block, s, 0, first), s, hops, wrap)
     if rest == 0:
         return kept
-    return joined(b, s, moved(b, piece(b, block, s, first, rest), s, hops + 1, wrap), kept)
+    return concat_parts(
+        b, s, shift_blocks(b, slice_blocks(b, block, s, first, rest), s, hops + 1, wrap), kept
+    )
 
 
-def extended(b: Blocks, x: Value, s: Split, left: int, right: int, fill: float) -> Part:
-    """Every block with `left` elements that precede and `right` that follow it: its halos. A negative `right` cuts off.
+def extend_blocks(b: BlockRewriter, x: Value, s: Split, left: int, right: int, fill: float) -> Part:
+    """Give every block its halos: the `left` elements that precede it, and the `right` elements that follow it.
 
-    A halo that is longer than a block comes from several; beyond the ends lies `fill`.
+    A negative `right` cuts elements off. A halo that is longer than a block comes from several blocks. Beyond the ends of the
+    dimension lies `fill`.
     """
     size, block = s.inner.size, (x, s.inner)
     parts = []
     for hop in range(-left // size, -(-right // size) + 1):
         low, high = max(0, -left - hop * size), min(size, right + (1 - hop) * size)
-        parts.append(moved(b, piece(b, block, s, low, high - low), s, -hop, fill=fill))
-    return joined(b, s, *parts)
+        parts.append(shift_blocks(b, slice_blocks(b, block, s, low, high - low), s, -hop, fill=fill))
+    return concat_parts(b, s, *parts)
 
 
 @attrs.frozen
-class Stretch:
-    """What each block of a result needs of the source: block j `size` elements, from `first` + `drift` * j on.
+class NeededRange:
+    """The elements of the source that each block of a result needs: block j needs `size`, from `first` + `drift` * j on.
 
-    They are counted from the first of the source's own block. Where source and result have as many elements as the op's stride
-    says, there is no drift: every block needs the same halos.
+    Positions count from the first element of the source's own block. The drift is 0 if the result has as many elements as the
+    op's stride says: then every block needs the same halos.
     """
 
     split: Split
@@ -91,7 +92,7 @@ class Stretch:
 
     @property
     def starts(self) -> tuple[int, int]:
-        """Of the first block and of the last."""
+        """The first positions that the first and the last block need."""
         return self.first, self.first + self.drift * (self.split.blocks.size - 1)
 
     @property
@@ -101,41 +102,42 @@ class Stretch:
 
     @property
     def right(self) -> int:
-        """Elements of the halo behind; negative where no block is needed to its end."""
+        """Elements of the halo behind; negative if no block is needed to its end."""
         return max(self.starts) + self.size - self.split.inner.size
 
 
-def stretch(
-    b: Blocks, eqn: Equation, source: Dim, target: Dim, first: int, stride: int = 1, extent: int = 1
-) -> Stretch | None:
-    """The stretch for an op of which element i needs `extent` elements of the source, from `first` + `stride` * i on.
+def needed_range(
+    b: BlockRewriter, eqn: Equation, source: Dim, target: Dim, first: int, stride: int = 1, extent: int = 1
+) -> NeededRange | None:
+    """Return the range for an op whose element i reads `extent` elements of the source, from `first` + `stride` * i on.
 
-    None unless both dimensions are split alike, and halos are no more than what a gather would send.
+    Return None if the two dimensions are not split alike, or the halos are larger than the data that a gather sends.
     """
     axes = b.axes(eqn, source)
     split = b.split(eqn, source) if axes == b.axes(eqn, target) else None
     if split is None:
         return None
     count = target.size // split.blocks.size
-    found = Stretch(split, first, stride * count - split.inner.size, stride * (count - 1) + extent)
+    found = NeededRange(split, first, stride * count - split.inner.size, stride * (count - 1) + extent)
     return found if found.left + max(0, found.right) <= source.size - split.inner.size else None
 
 
-def taken(b: Blocks, x: Value, s: Stretch, fill: float = 0) -> Part:
-    """Every block's stretch of `x`; beyond the ends lies `fill`."""
-    x, dim = extended(b, b.cut(x, s.split), s.split, s.left, s.right, fill)
-    start = s.left + s.first
-    if s.drift == 0:
-        return piece(b, (x, dim), s.split, start, s.size)
-    target = b.part(s.split.dim, s.size)
+def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:
+    """Return the range of `x` that each block needs; beyond the ends lies `fill`."""
+    s = needed.split
+    x, dim = extend_blocks(b, b.cut(x, s), s, needed.left, needed.right, fill)
+    start = needed.left + needed.first
+    if needed.drift == 0:
+        return slice_blocks(b, (x, dim), s, start, needed.size)
+    target = b.part(s.dim, needed.size)
     dims = tuple(target if each == dim else each for each in x.type.dims)
-    found = b.build("gather", x, _places(b, s, target, start), dim=dim)
+    found = b.build("gather", x, _positions(b, needed, target, start), dim=dim)
     return b.build.ordered(found, dims), target
 
 
-def _places(b: Blocks, s: Stretch, target: Dim, start: int) -> Value:
-    """Where the elements of each block's stretch lie in the extended block: start + drift * j + i."""
-    build, dims = b.build, (s.split.blocks, target)
-    drift = build("mul", build("range", dim=s.split.blocks), build.constant(s.drift, "i32"))
+def _positions(b: BlockRewriter, needed: NeededRange, target: Dim, start: int) -> Value:
+    """Return the positions of each block's range in the extended block: start + drift * j + i."""
+    build, dims = b.build, (needed.split.blocks, target)
+    drift = build("mul", build("range", dim=needed.split.blocks), build.constant(needed.drift, "i32"))
     first = build("add", build("broadcast", drift, dims=dims), build.constant(start, "i32"))
     return build("add", first, build("range", dim=target))

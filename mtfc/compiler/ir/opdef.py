@@ -1,29 +1,28 @@
 """`OpDef`: everything the compiler knows about one op, in one frozen record without defaults.
 
-No pass, backend or analysis asks for the name of an op; each reads one column, or asks for a trait. A forgotten column fails at import. The
-columns speak of *global* types; how a split or pending operand behaves follows from `layout_rule` and `linear`, which reduce
-an op to facts about its dimensions, so that one algorithm lays out all of them.
+No pass, backend or analysis asks for the name of an op: each reads a column, or asks for a trait. A forgotten column fails at
+import. The columns speak of *global* types. How an op treats split and pending operands follows from `layout_rule` and `linear`:
+they reduce an op to facts about its dimensions, so one algorithm lays out all ops.
+
+Gradient and `distribute` rules rewrite an op in terms of other ops. This file states what they need for that as two protocols,
+`OpBuilder` and `BlockRewriter`, because the classes behind them use the ops in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 
 from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
-if TYPE_CHECKING:
-    from mtfc.compiler.ir.builder import Builder
-    from mtfc.compiler.passes.spatial.position_blocks import Blocks
-
 Attrs = Mapping[str, Attr]
 
 
 class OpError(Exception):
-    """An op's type rule refuses its operands: what is wrong, and what to do about it."""
+    """An op's type rule refuses its operands: `message` says why, `help` what to do about it."""
 
     def __init__(self, message: str, help: str | None = None) -> None:
         super().__init__(message)
@@ -31,7 +30,7 @@ class OpError(Exception):
 
 
 class DimsError(OpError):
-    """The operands of a component-wise op cannot be broadcast against each other."""
+    """The operands of an elementwise op cannot be broadcast against each other."""
 
 
 class DTypeError(OpError):
@@ -40,10 +39,12 @@ class DTypeError(OpError):
 
 @attrs.frozen
 class Bridge:
-    """Two dimensions, of an operand and of the result, that an op needs whole unless both are split alike: then its `distribute`
-    rule has the shards do it together.
+    """A dimension of the operand and one of the result that shards can process together, where both are split alike.
 
-    share: at least which part of the elements the op looks at. is_local: whether no shard ever needs another's.
+    The op's `distribute` rule does that. Where the two are split otherwise, the op needs both whole.
+
+    share: a lower bound of the part of the operand's elements that the op reads. is_local: no shard ever needs elements of
+    another shard.
     """
 
     source: str
@@ -54,16 +55,16 @@ class Bridge:
 
 @attrs.frozen
 class LayoutRule:
-    """How an op's dimensions behave when they are split; the rest follows from their names.
+    """The roles of an op's dimensions when a layout splits them. Dimensions that no field names need nothing special.
 
     The iteration space of an equation has the dimensions of its result and those reduced away.
 
-    index: dimension of an operand -> dimension of the iteration space that runs along it, where the names differ; None where
-        every processor needs all of it (an op that mixes positions).
+    index: dimension of an operand -> dimension of the iteration space that runs along it, where the names differ. None means
+        that every processor needs the whole dimension, because the op mixes its positions.
     whole: dimensions of the result that cannot be computed in parts.
-    single: dimensions of the result that can be split only into single elements, one for each processor.
-    reduced: dimensions summed (or maximised ...) away: splitting one leaves a reduction pending over its axes.
-    bridge: of those that are needed whole, the two that are not where they are split alike.
+    single: dimensions of the result that can be split only into shards of one element, one for each processor.
+    reduced: dimensions reduced away, by `reduction`. Splitting one leaves a reduction pending over its axes.
+    bridge: the two dimensions that shards can process together, if any.
     """
 
     index: Mapping[str, str | None] = attrs.field(factory=dict)
@@ -74,37 +75,37 @@ class LayoutRule:
     bridge: Bridge | None = None
 
     def operand_axes(self, dim: str, layout: Mapping[str, Axes]) -> Axes:
-        """The axes that must split dimension `dim` of an operand for the equation to run under `layout`."""
+        """Return the axes that must split dimension `dim` of an operand for the equation to run under `layout`."""
         iteration = self.index.get(dim, dim)
         return () if iteration is None else layout.get(iteration, ())
 
     def allows(self, dim: Dim, axes: Axes, mesh: Mesh) -> bool:
-        """Whether dimension `dim` of the result can be split over `axes`, as far as the op is concerned."""
+        """Return True if the op can compute its result with dimension `dim` split over `axes`."""
         if not axes or (dim.name in self.single and dim.size == mesh.size(axes)):
             return True
         return dim.name not in self.whole | self.single
 
 
 BY_NAME = LayoutRule()
-"""The rule of ops whose dimensions all keep their names: component-wise ones, for example."""
+"""The rule of ops whose dimensions all keep their names, such as elementwise ops."""
 
 
 class Sizes(Protocol):
-    """How large things are on one processor: integers, or formulas in the file's own names."""
+    """Sizes on one processor: integers, or formulas in the names that the file declares."""
 
     def dim(self, dim: Dim, axes: Axes) -> Any:
-        """Size of a shard of `dim` split over `axes`."""
+        """Return the size of a shard of `dim` split over `axes`."""
 
     def elements(self, type: TensorType) -> Any:
-        """Elements of one processor's array."""
+        """Return the number of elements of one processor's array."""
 
 
 @attrs.frozen
 class Shard:
-    """What an op sees when it is evaluated on one processor.
+    """The processor on which an op is evaluated.
 
-    shape: the shape of this processor's part of the (first) result. offset: dimension of a result or operand -> first index
-    here. random: the functions that draw random numbers.
+    shape: the shape of this processor's part of the first result. offset: dimension of a result or operand -> index of the first
+    element here. random: the functions that draw random numbers.
     """
 
     np: Any
@@ -116,14 +117,16 @@ class Shard:
 
 @attrs.frozen
 class Code:
-    """What an op's text is made from, in either backend.
+    """The pieces that a backend gives to an op, to make its text from them.
 
-    args: the operands as expressions, each a name or a literal. aligned: the same, transposed and with axes inserted so that
-    they broadcast in the result's dimension order. sizes: this processor's shape of the result. shape: the same as text,
-    with what the backend puts in front of it, e.g. `(1, 1, 8, 256)`. axis: (operand number, dimension) -> the array axis,
-    counted from the end (negative). offset: (dimension of a result or operand, rank) -> expression for its first index
-    here, which broadcasts against arrays with so many dimensions; empty where that is 0. dtype: the result's element type,
-    e.g. `np.float32`.
+    args: the operands as expressions, each a name or a literal.
+    aligned: the same, transposed and with axes inserted so that they broadcast in the result's dimension order.
+    sizes: this processor's shape of the result.
+    shape: the same as text, with any axes that the backend puts in front, e.g. `(1, 1, 8, 256)`.
+    axis: (operand number, dimension) -> the array axis, counted from the end (negative).
+    offset: (dimension of a result or operand, rank) -> expression for the index of its first element here. The expression
+        broadcasts against arrays of that rank, and is empty where the index is 0.
+    dtype: the result's element type, e.g. `np.float32`.
     """
 
     eqn: Equation
@@ -136,18 +139,85 @@ class Code:
     dtype: str
 
 
+class OpBuilder(Protocol):
+    """Appends equations to a body: see `ir/builder.py`, which documents the methods."""
+
+    def __call__(self, op: str, *operands: Value, name: str = "", **attributes: Attr) -> Value: ...
+
+    def several(
+        self, op: str, *operands: Value, names: Sequence[str], **attributes: Attr
+    ) -> tuple[Value, ...]: ...
+
+    def constant(self, value: float | int | bool, dtype: str) -> Value: ...
+
+    def like(self, value: float | int | bool, other: Value) -> Value: ...
+
+    def cast(self, x: Value, dtype: str) -> Value: ...
+
+    def sum_to(self, x: Value, dims: Sequence[Dim]) -> Value: ...
+
+    def einsum(self, *operands: Value, dims: Sequence[Dim]) -> Value: ...
+
+    def ordered(self, x: Value, dims: Sequence[Dim]) -> Value: ...
+
+    def broadcast(self, x: Value, type: TensorType) -> Value: ...
+
+
+@attrs.frozen
+class Split:
+    """A dimension that the layout splits over `axes`, and the two dimensions [blocks, inner] that it is cut into.
+
+    `blocks` has one element for each shard, `inner` the elements of one shard.
+    """
+
+    dim: Dim
+    axes: Axes
+    blocks: Dim
+    inner: Dim
+
+
+class BlockRewriter(Protocol):
+    """Cuts split dimensions into [blocks, inner] and puts them together: see `passes/spatial/position_blocks.py`."""
+
+    @property
+    def build(self) -> OpBuilder: ...
+
+    @property
+    def axes(self) -> Callable[[Equation, Dim], Axes]: ...
+
+    @property
+    def defined(self) -> Callable[[Value], Equation | None]: ...
+
+    def split(self, eqn: Equation, dim: Dim) -> Split | None: ...
+
+    def part(self, dim: Dim, size: int) -> Dim: ...
+
+    def new_dim(self, name: str, size: int, axes: Axes) -> Dim: ...
+
+    def cut(self, x: Value, split: Split) -> Value: ...
+
+    def first(self, split: Split) -> Value: ...
+
+    def merged(self, x: Value, blocks: Dim, inner: Dim, into: Dim) -> Value: ...
+
+    def transposed(
+        self, linear: Callable[[BlockRewriter, Value], Value], type: TensorType, y: Value
+    ) -> Value: ...
+
+
 Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
-Gradient = Callable[["Builder", Equation, Sequence[Value]], tuple[Value | None, ...]]
-Distribute = Callable[["Blocks", Equation], tuple[Value, ...] | None]
+Gradient = Callable[[OpBuilder, Equation, Sequence[Value]], tuple[Value | None, ...]]
+Distribute = Callable[[BlockRewriter, Equation], tuple[Value, ...] | None]
+Linear = Callable[[Equation], tuple[tuple[int, ...], ...]]
 Text = str | Callable[[Code], str]
 Storage = Literal["view", "made", "fused", "reduced", "lookup", "kernel"]
-"""What a compiler such as XLA keeps in memory of an op's results, and reads of its operands.
+"""The memory that a compiler such as XLA uses for an op's results, and the operands that it reads.
 
-view: nothing, as elements of the operand are read in their place. made: nothing, as they come from nothing. fused: what others
-than fused and reduced ops use. The rest is stored. reduced: fused operands are computed where they are read. lookup: of the first
-operand no more is read than the result has. kernel: all operands are read.
+view: no memory; readers read elements of the operand instead. made: no memory; the elements come from nothing.
+fused: memory only if other ops than fused and reduced ones use the result. The rest have memory.
+reduced: fused operands are computed where they are read. lookup: reads of the first operand only as many elements as the result
+has. kernel: reads all operands.
 """
-
 
 Trait = Literal[
     "dot", "window", "fold", "add", "multiply", "sum", "is_argmax", "cast", "stop_gradient",
@@ -183,15 +253,15 @@ class OpDef:
 
     infer: type rule on global types; raises `OpError`.
     place: type rule on split types: (this record, equation, mesh) -> the results' types.
-    layout_rule: its dimensions' roles.
-    distribute: the same results by equations that work on each shard of a dimension that the op mixes the positions of, and on
-        what the shards have to tell each other; None where the op mixes none, or cannot do better than to gather the dimension.
+    layout_rule: the roles of its dimensions.
+    distribute: computes the same results shard by shard, where the layout splits a dimension whose positions the op mixes. None
+        if the op mixes no positions, or nothing beats gathering the dimension.
     linear: groups of operands; a pending sum in all operands of one group passes through to the result.
-    gradient: cotangents of the operands from those of the results, in terms of other ops; None where there is none.
+    gradient: cotangents of the operands from those of the results, in terms of other ops; None for an operand without one.
     flops: floating-point operations of one execution on one processor.
-    storage: what of it is in memory: see `Storage`.
+    storage: its use of memory: see `Storage`.
     traits: the facts about it that code outside of `ir/ops` asks for: see `Trait`.
-    evaluate: the meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
+    evaluate: its meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
     numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
     jax_differentiated: the JAX text where `jax.grad` goes through the op, if JAX's own derivative differs from `gradient`.
     doc: one sentence for the language reference.
@@ -202,7 +272,7 @@ class OpDef:
     place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
     layout_rule: Callable[[Equation], LayoutRule]
     distribute: Distribute | None
-    linear: Callable[[Equation], tuple[tuple[int, ...], ...]]
+    linear: Linear
     gradient: Gradient
     flops: Callable[[Equation, Sizes], Any]
     storage: Storage
@@ -217,7 +287,7 @@ class OpDef:
 NO_TRAITS: frozenset[Trait] = frozenset()
 
 
-def no_gradient(builder: Builder, eqn: Equation, cotangents: Sequence[Value]) -> tuple[None, ...]:
+def no_gradient(builder: OpBuilder, eqn: Equation, cotangents: Sequence[Value]) -> tuple[None, ...]:
     """Gradient rule of ops that are constant almost everywhere."""
     return (None,) * len(eqn.operands)
 
@@ -231,12 +301,12 @@ def linear_in_first(eqn: Equation) -> tuple[tuple[int, ...], ...]:
 
 
 def linear_in_each(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    """Multilinear: a product, for example."""
+    """Multilinear, as a multiplication is."""
     return tuple((i,) for i in range(len(eqn.operands)))
 
 
 def linear_in_all(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    """Linear in all operands jointly: a sum, for example."""
+    """Linear in all operands jointly, as an addition is."""
     return (tuple(range(len(eqn.operands))),)
 
 

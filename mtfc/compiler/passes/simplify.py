@@ -16,8 +16,8 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
-from mtfc.compiler.ir.ops import componentwise, has_trait, reductions
+from mtfc.compiler.ir.loops import map_regions
+from mtfc.compiler.ir.ops import elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
@@ -314,7 +314,7 @@ def _sum_of_nothing(c: Context, eqn: Equation) -> Value | None:
     return eqn.operands[0] if not eqn.attrs["over"] else None
 
 
-SEVERAL = tuple(op.name for op in (*componentwise.BINARY, componentwise.WHERE, componentwise.MASK))
+SEVERAL = tuple(op.name for op in (*elementwise.BINARY, elementwise.WHERE, elementwise.MASK))
 """Component-wise ops of several operands, which they broadcast by themselves."""
 
 RULES: dict[str, tuple[Rule, ...]] = {
@@ -343,7 +343,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "prod": (_sum_of_nothing,),
 }
 BY_NAME = (
-    *(op.name for family in (componentwise, reductions) for op in family.OPS),
+    *(op.name for family in (elementwise, reductions) for op in family.OPS),
     *("broadcast", "rename", "slice", "pad", "shift", "window", "fold"),
 )
 """Ops of which only the order of the result's dims depends on that of their operands', if anything does."""
@@ -380,7 +380,7 @@ def simplified(function: Function, named: set[str]) -> Function:
     work = list(reversed(function.body))
     done: list[Equation] = []
     while work:
-        eqn = within(new.equation(work.pop()), lambda region: simplified(region, named))
+        eqn = map_regions(new.equation(work.pop()), lambda region: simplified(region, named))
         build.span, build.stage = eqn.span, eqn.stage
         value = _rewrite(context, eqn, named)
         if value is None:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mtfc.compiler.analysis.buffer_kinds import is_component_wise, storage
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise, storage
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.tpu.space_to_batch import has_stripes
-from mtfc.compiler.cost.tpu.tiling import held_bytes, is_product, is_sum
+from mtfc.compiler.cost.tpu.tiling import held_bytes, is_dot, is_sum
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.types import ITEM_BYTES, TensorType
 
@@ -69,7 +69,7 @@ def is_widened(memory: Memory, eqn: Equation, device: Device) -> bool:
     is_able = device.matrix is not None and memory.is_stored(eqn)
     if not (is_able and all(is_short(value.type) for value in eqn.results)):
         return False
-    return not is_held(memory, eqn, device) if is_component_wise(eqn) else is_product(eqn)
+    return not is_held(memory, eqn, device) if is_elementwise(eqn) else is_dot(eqn)
 
 
 def is_held(memory: Memory, eqn: Equation, device: Device) -> bool:

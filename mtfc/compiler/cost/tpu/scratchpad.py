@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mtfc.compiler.analysis.buffer_kinds import is_component_wise, storage
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise, storage
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Scratchpad
 from mtfc.compiler.cost.memory import memory_on
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.tpu.tiling import is_product, is_sum
+from mtfc.compiler.cost.tpu.tiling import is_dot, is_sum
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import is_loop
+from mtfc.compiler.ir.loops import is_loop_body
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh
 
@@ -43,7 +43,7 @@ def kernels_of(function: Function, mesh: Mesh, device: Device, is_placed: bool =
     is_placed: whether it is known what is sent. If not, nothing is sure to be rounded.
     """
     own = device.own
-    has_loops = is_loop(function) or any(eqn.regions for eqn in function.body)
+    has_loops = is_loop_body(function) or any(eqn.regions for eqn in function.body)
     if own is None or has_loops or whole(memory_on(function, mesh, device).total) > own.bytes:
         return Memory(function, mesh, device)
     return Resident(function, mesh, device, own, is_placed)
@@ -70,7 +70,7 @@ class Resident(Memory):
         self.parts: dict[Equation, Equation] = {}
         super().__init__(function, mesh, device)
         self.kernels = self._computing(function.body)
-        products = filter(is_product, function.body)
+        products = filter(is_dot, function.body)
         self.computed: dict[Kernel, list[Equation]] = {each: [] for each in products}
         self.loading: dict[Value, Equation] = {}
         self.bytes_of: dict[Equation, tuple[int, int, int]] = {}
@@ -88,7 +88,7 @@ class Resident(Memory):
         if not self.is_placed:
             moved = super().moved(eqn, device)
             return self._moving(eqn, self.kernels[eqn] != {None}, device) * size / moved if moved else 0.0
-        if is_product(eqn):
+        if is_dot(eqn):
             return sum(self._moving(each, True, device) for each in self.computed[eqn])
         return self._moving(eqn, False, device) if None in self.kernels[eqn] else 0.0
 
@@ -114,7 +114,7 @@ class Resident(Memory):
         return source in self.makers or self.loading[source] is not eqn
 
     def waiting(self, eqn: Equation, device: Device) -> float:
-        if not is_product(eqn):
+        if not is_dot(eqn):
             return super().waiting(eqn, device)
         is_first = eqn is next(iter(self.computed))
         is_rounded = self.rounds and self._is_rounded(eqn)
@@ -125,7 +125,7 @@ class Resident(Memory):
         made = {value for eqn in self.computed[product] for value in eqn.results}
         for value in made.intersection(self.stored) - self.given:
             others = [user for user in self.users(value) if self.parts.get(user) is not product]
-            if others and all(map(is_product, others)):
+            if others and all(map(is_dot, others)):
                 return True
         return False
 
@@ -136,7 +136,7 @@ class Resident(Memory):
 
     def _computes(self, eqn: Equation) -> bool:
         reads_windows = any(map(self.is_window, eqn.operands))
-        return super()._computes(eqn) or (is_product(eqn) and not reads_windows)
+        return super()._computes(eqn) or (is_dot(eqn) and not reads_windows)
 
     def _store_ends(self, function: Function) -> None:
         self.broadcast = set(self._broadcast(function.body))
@@ -151,19 +151,19 @@ class Resident(Memory):
 
     def _broadcast(self, body: Iterable[Equation]) -> Iterator[Value]:
         for eqn in body:
-            if is_component_wise(eqn) and not has_trait(eqn, "stop_gradient") and eqn.result.type.dims:
-                users = filter(is_component_wise, self.users(eqn.result))
+            if is_elementwise(eqn) and not has_trait(eqn, "stop_gradient") and eqn.result.type.dims:
+                users = filter(is_elementwise, self.users(eqn.result))
                 if self._makers(eqn) and any(user.result.type.size > eqn.result.type.size for user in users):
                     yield eqn.result
 
     def _is_operand(self, value: Value) -> bool:
         """Whether a product uses it, and nothing else does."""
         found = list(self.users(value))
-        return value not in self.given and len(found) == 1 and is_product(found[0])
+        return value not in self.given and len(found) == 1 and is_dot(found[0])
 
     def _is_accumulated(self, value: Value) -> bool:
         maker = self.makers.get(value)
-        follows = maker is not None and is_product(maker) and self._follower(value) is not None
+        follows = maker is not None and is_dot(maker) and self._follower(value) is not None
         return follows or super()._is_accumulated(value)
 
     # What is one kernel
@@ -178,7 +178,7 @@ class Resident(Memory):
         for i, eqn in enumerate(body):
             makers = self._makers(eqn)
             ready[eqn] = i if makers else -1
-            if is_product(eqn):
+            if is_dot(eqn):
                 parts[eqn] = eqn
             elif makers and self._is_able(eqn):
                 last = max(ready[maker] for maker in makers)
@@ -205,7 +205,7 @@ class Resident(Memory):
 
     def _is_able(self, eqn: Equation) -> bool:
         """Whether the kernel of a product can compute it."""
-        is_able = is_component_wise(eqn) or _is_reduction(eqn)
+        is_able = is_elementwise(eqn) or _is_reduction(eqn)
         return is_able and not has_trait(eqn, "is_argmax") and not any(map(self.is_window, eqn.operands))
 
     def _is_part(self, eqn: Equation, product: Equation, latest: Sequence[Equation]) -> bool:
@@ -219,7 +219,7 @@ class Resident(Memory):
         found: dict[Equation, set[Kernel]] = {}
         for eqn in reversed(body):
             found[eqn] = {self.parts.get(eqn)}
-            if is_component_wise(eqn) and not self.is_stored(eqn):
+            if is_elementwise(eqn) and not self.is_stored(eqn):
                 found[eqn] = set[Kernel]().union(*(found[user] for user in self.users(eqn.result)))
         return found
 

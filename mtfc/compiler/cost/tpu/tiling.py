@@ -127,7 +127,7 @@ class Windows:
 def filled(eqn: Equation, mesh: Mesh, device: Device, windows: Windows | None = None) -> float:
     """How many times the FLOPs of an equation are what the device computes for it. windows: those that it reads or makes."""
     least = min(map(sum, ways(eqn, mesh, device)))
-    if windows is None or device.matrix is None or not is_product(eqn):
+    if windows is None or device.matrix is None or not is_dot(eqn):
         return least
     return max(least, _convolved(eqn, mesh, device.matrix, device.loading, windows))
 
@@ -154,7 +154,7 @@ def ways(eqn: Equation, mesh: Mesh, device: Device) -> list[tuple[float, float]]
     """Of a product, where its first factor is held, and where the other is: the rows that go through the unit, and the loading of
     it, as multiples of the FLOPs. Of others the FLOPs alone.
     """
-    if device.matrix is None or not is_product(eqn):
+    if device.matrix is None or not is_dot(eqn):
         return [(1.0, 0.0)]
     one, other, summed = (size_of(dims, eqn, mesh) for dims in _roles(eqn))
     computed = one * other * summed
@@ -169,7 +169,7 @@ def _taken(columns: int, rows: int, summed: int, side: int) -> tuple[int, int]:
     return through, loaded
 
 
-def is_product(eqn: Equation) -> bool:
+def is_dot(eqn: Equation) -> bool:
     """Whether matrix units compute it: two factors, of which one has dimensions of its own, and sums."""
     if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
         return False
@@ -179,7 +179,7 @@ def is_product(eqn: Equation) -> bool:
 
 def is_sum(eqn: Equation) -> bool:
     """Whether it multiplies element by element and adds up."""
-    return has_trait(eqn, "dot") and len(eqn.operands) == 2 and not is_product(eqn) and bool(_roles(eqn)[2])
+    return has_trait(eqn, "dot") and len(eqn.operands) == 2 and not is_dot(eqn) and bool(_roles(eqn)[2])
 
 
 def _roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:

@@ -1,4 +1,4 @@
-"""The registry of ops: a table from name to record, one file per family; and `has_trait`, the question that replaces tests of names."""
+"""The registry of ops: a table from name to record, one file per family. `has_trait` replaces tests of an op's name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Protocol
 from mtfc.compiler.ir.opdef import OpDef, Trait
 from mtfc.compiler.ir.ops import (
     collectives,
-    componentwise,
     contraction,
     creation,
+    elementwise,
     indexing,
     positions,
     random,
@@ -19,7 +19,7 @@ from mtfc.compiler.ir.ops import (
 )
 
 FAMILIES = (
-    componentwise,
+    elementwise,
     reductions,
     contraction,
     structure,

@@ -1,4 +1,7 @@
-"""`einsum`: broadcast all operands to the union of their dims, multiply, sum what the result lacks (paper, section 6)."""
+"""`einsum`: multiply all operands over the union of their dims, and sum over the dims that the result lacks.
+
+The Mesh-TensorFlow paper defines it so in section 6. An einsum of two operands is a dot.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,24 @@ from string import ascii_letters
 from typing import Any
 
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpDef, OpError, Shard, Sizes, linear_in_each
-from mtfc.compiler.ir.ops.componentwise import NUMBERS, check_dtypes, dims_text
+from mtfc.compiler.ir.opdef import (
+    Attrs,
+    Code,
+    LayoutRule,
+    OpBuilder,
+    OpDef,
+    OpError,
+    Shard,
+    Sizes,
+    linear_in_each,
+)
+from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
 
 def iteration_dims(eqn: Equation) -> tuple[Dim, ...]:
-    """All dimensions of the operands, each once."""
+    """Return all dimensions of the operands, each once."""
     return tuple(dict.fromkeys(dim for value in eqn.operands for dim in value.type.dims))
 
 
@@ -36,7 +49,7 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
 
 
 def subscripts(eqn: Equation) -> str:
-    """The einsum in letters, each dimension by the first free letter of its name: `bi,ih->bh`."""
+    """Return the einsum in letters, such as `bi,ih->bh`: each dimension has the first free letter of its name."""
     letters: dict[Dim, str] = {}
     for dim in iteration_dims(eqn):
         candidates = (c for c in dim.name + ascii_letters if c in ascii_letters)
@@ -46,26 +59,26 @@ def subscripts(eqn: Equation) -> str:
 
 
 def _evaluate(shard: Shard, *arrays: Any) -> Any:
-    """Sums of 16-bit numbers are kept in 32 bits."""
+    """Sum 16-bit numbers in 32 bits."""
     wide = [x.astype(shard.np.float32) if x.dtype.itemsize == 2 else x for x in arrays]
     return shard.np.einsum(subscripts(shard.eqn), *wide, optimize=True).astype(arrays[0].dtype)
 
 
-def _gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
-    """Each operand's cotangent is the einsum of the others with g; dims that only it has are broadcast."""
+def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    """Each operand's cotangent is the einsum of g and the other operands, broadcast along dims that no other operand has."""
 
     def of_operand(i: int) -> Value:
         others = (g[0], *e.operands[:i], *e.operands[i + 1 :])
         dims = e.operands[i].type.dims
         known = {dim for value in others for dim in value.type.dims}
         inner = b.einsum(*others, dims=[dim for dim in dims if dim in known])
-        return b.broadcast(inner, e.operands[i].type)  # type: ignore[no-any-return]
+        return b.broadcast(inner, e.operands[i].type)
 
     return tuple(of_operand(i) for i in range(len(e.operands)))
 
 
 def _flops(eqn: Equation, sizes: Sizes) -> Any:
-    """One multiplication less than operands, and one addition where something is summed, per iteration point."""
+    """Per point of the iteration space: one multiplication less than operands, and one addition if the einsum sums."""
     layout = eqn.layout or {}
     dims = iteration_dims(eqn)
     points = reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)

@@ -1,4 +1,4 @@
-"""Ops that make tensors from nothing but their attributes."""
+"""Ops that make tensors from their attributes alone; `one_hot` takes indices besides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
     rule_by_name,
 )
-from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
@@ -54,7 +54,7 @@ def creation(
 
 
 def literal(value: object) -> str:
-    """A number or truth value as Python text, in parentheses where a sign would bind wrongly."""
+    """Return a number or truth value as Python text, in parentheses if it has a sign."""
     text = {float("inf"): 'float("inf")', float("-inf"): 'float("-inf")'}.get(value, repr(value))  # type: ignore[call-overload]
     if value != value:
         text = 'float("nan")'
@@ -84,7 +84,7 @@ def _range(shard: Shard) -> Any:
 
 
 def _indices(code: Code, module: str, dim: str) -> str:
-    """The global indices that this processor holds of the result's last dimension, along that array axis."""
+    """Return code for the global indices of this processor's part of the result's last dimension."""
     offset = code.offset(dim, len(code.sizes))
     numbers = f"{module}.arange({code.sizes[-1]}, dtype={module}.int32)"
     return f"{offset} + {numbers}" if offset else numbers
@@ -95,7 +95,7 @@ def _range_text(module: str) -> Callable[[Code], str]:
 
 
 def _everywhere(code: Code, module: str) -> str:
-    """The indices of the result's only dimension, with all axes that the backend puts in front."""
+    """Return code for the indices of the result's only dimension, broadcast along the axes that the backend puts in front."""
     indices = _indices(code, module, code.eqn.result.type.names[0])
     alone = code.shape == str(code.sizes)
     return indices if alone else f"{module}.broadcast_to({indices}, {code.shape})"
@@ -117,10 +117,9 @@ def _one_hot(shard: Shard, ids: Any) -> Any:
 
 def _one_hot_text(module: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
-        is_one = len(code.sizes) == 1  # of which the index need not have the axes in front
-        indices = (
-            _everywhere(code, module) if is_one else _indices(code, module, code.eqn.result.type.names[-1])
-        )
+        dim = code.eqn.result.type.names[-1]
+        # the index of a scalar lacks the axes that the backend puts in front
+        indices = _everywhere(code, module) if len(code.sizes) == 1 else _indices(code, module, dim)
         return f"({code.aligned[0]} == {indices}).astype({code.dtype})"
 
     return text

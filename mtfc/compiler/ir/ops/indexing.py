@@ -1,22 +1,24 @@
-"""Ops whose operands say where to look: `gather`, its transpose `scatter_add`, and `top_k`, which finds out.
+"""Ops on indices into a dimension: `gather`, its transpose `scatter_add`, and `top_k`, which gives indices.
 
-An index outside of the dimension that it points into reads 0 and is added nowhere, as a row of `one_hot` is 0 there: `gather`
-is the einsum of a table with the one-hot rows of its indices, without making those rows. So a processor that holds a part
-of the dimension looks at the indices less the part's first one, finds those of other parts outside, and leaves a sum pending
-(Mesh-TensorFlow paper, section 6, for the einsum).
+`gather` is the einsum of a table with the one-hot rows of its indices, without making those rows. So an index outside of the
+dimension reads 0, and `scatter_add` drops its update, because the one-hot row is 0 there. A processor that holds a part of the
+dimension subtracts the part's first index from the indices. Indices into other parts then lie outside, and a sum over the
+processors stays pending, as for the einsum (Mesh-TensorFlow paper, section 6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
     Attrs,
+    BlockRewriter,
     Code,
     LayoutRule,
+    OpBuilder,
     OpDef,
     OpError,
     Shard,
@@ -25,13 +27,10 @@ from mtfc.compiler.ir.opdef import (
     no_flops,
     not_linear,
 )
-from mtfc.compiler.ir.ops.componentwise import INTEGERS, NUMBERS, align, check_dtypes, dims_text
+from mtfc.compiler.ir.ops.elementwise import INTEGERS, NUMBERS, align, check_dtypes, dims_text
 from mtfc.compiler.ir.ops.structure import need, replaced
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
-
-if TYPE_CHECKING:
-    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 def _dim(attributes: Attrs) -> Dim:
@@ -39,12 +38,12 @@ def _dim(attributes: Attrs) -> Dim:
 
 
 def _table(eqn: Equation) -> TensorType:
-    """The type of what the indices point into."""
+    """Return the type of the tensor that the indices point into."""
     return (eqn.operands[0] if eqn.op == "gather" else eqn.result).type
 
 
 def _gathered(table: Sequence[Dim], ids: TensorType, dim: Dim) -> tuple[Dim, ...]:
-    """The dims of `gather`'s result: those of the indices, then those that the table alone has."""
+    """Return the dims of the result of `gather`: those of the indices, then those that only the table has."""
     check_dtypes((ids,), INTEGERS)
     if dim in ids.dims:
         raise OpError(
@@ -55,7 +54,7 @@ def _gathered(table: Sequence[Dim], ids: TensorType, dim: Dim) -> tuple[Dim, ...
 
 
 def _indices_text(code: Code) -> str:
-    """Indices into the part held here, the axis that they point into, and the axes that table and indices share."""
+    """Write the indices into this processor's part, the axis that they point into, and the axes that table and indices share."""
     table, ids, dim = _table(code.eqn), code.eqn.operands[1].type, _dim(code.eqn.attrs).name
     offset = code.offset(dim, len(ids.dims))
     axis = {name: i - len(table.dims) for i, name in enumerate(table.names)}
@@ -67,7 +66,11 @@ def _indices_text(code: Code) -> str:
 def _places(
     shard: Shard, ids: Any, shape: Sequence[int], names: tuple[str, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Which indices point into the part held here, of the given shape, and for each element of `names` its place in the table."""
+    """Return a mask of the indices that point into this processor's part, of the given shape; and places in the part.
+
+    The places are index arrays, one for each dimension of the part, that broadcast against dims `names`. An index into another
+    part has place 0.
+    """
     np, dim = shard.np, _dim(shard.eqn.attrs).name
     sizes = dict(zip(_table(shard.eqn).names, shape, strict=True))
     local = align(ids.astype(np.int64) - shard.offset(dim), shard.eqn.operands[1].type.names, names)
@@ -86,12 +89,12 @@ def _gather_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
 
 
 def _gather_rule(eqn: Equation) -> LayoutRule:
-    """What one part of the table has, the others lack: a sum makes it whole, and a maximum where there is no sum."""
+    """Each element is in one part of the table, and 0 for the others: a sum completes it, or a maximum of truth values."""
     reduction = "max" if eqn.result.type.dtype == "bool" else "sum"
     return LayoutRule(reduced=(_dim(eqn.attrs),), reduction=reduction)
 
 
-def _gather_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
+def _gather_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
     table, ids = e.operands
     updates = b.ordered(g[0], e.result.type.dims)
     return b("scatter_add", updates, ids, dim=e.attrs["dim"], dims=table.type.dims), None
@@ -125,7 +128,7 @@ GATHER = OpDef(
 
 
 def _scatter_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    """The updates have the dims that `gather` from the result would give, in that order."""
+    """Check that the updates have the dims that `gather` from the result gives, in that order."""
     updates, ids = types
     dims: tuple[Dim, ...] = attributes["dims"]  # type: ignore[assignment]
     need(TensorType(updates.dtype, dims), _dim(attributes))
@@ -136,18 +139,18 @@ def _scatter_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tens
 
 
 def _scatter_rule(eqn: Equation) -> LayoutRule:
-    """Updates that go to one element are added up; the dimension that indices point into is the result's alone."""
+    """Updates to one element are added up. Only the result has the dimension that indices point into."""
     gone = (dim for dim in eqn.operands[1].type.dims if dim not in eqn.result.type.dims)
     return LayoutRule(reduced=tuple(gone))
 
 
-def _scatter_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
+def _scatter_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
     table = b.ordered(g[0], e.result.type.dims)
     return b("gather", table, e.operands[1], dim=e.attrs["dim"]), None
 
 
 def _scatter_add(shard: Shard, updates: Any, ids: Any) -> Any:
-    """Sums of 16-bit numbers are kept in 32 bits."""
+    """Sum 16-bit numbers in 32 bits."""
     np = shard.np
     hit, places = _places(shard, ids, shard.shape, shard.eqn.operands[0].type.names)
     sums = np.zeros(shard.shape, np.float32 if updates.dtype.itemsize == 2 else updates.dtype)
@@ -200,22 +203,22 @@ def _top_k_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={_dim(eqn.attrs).name: None}, whole=frozenset({_k(eqn.attrs).name}))
 
 
-def _top_k_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """The cotangent of each value goes to the element that it is."""
+def _top_k_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """The cotangent of each value goes to the element that it was taken from."""
     x, indices = e.operands[0].type, e.results[1]
     updates = b.ordered(g[0], indices.type.dims)
     return (b("scatter_add", updates, indices, dim=e.attrs["dim"], dims=x.dims),)
 
 
-def _distribute_top_k(b: Blocks, eqn: Equation) -> tuple[Value, Value] | None:
-    """The k best of the shards' k best; among equals those of the first shards come first, as their indices are the lowest."""
+def _distribute_top_k(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value] | None:
+    """Take the k best of the shards' k best. Among equals, elements of earlier shards come first: their indices are lower."""
     build, split, k = b.build, b.split(eqn, _dim(eqn.attrs)), _k(eqn.attrs)
     if split is None or k.size >= split.inner.size:
         return None
     best = b.part(split.dim, k.size)
     x, names = b.cut(eqn.operands[0], split), ("values", "indices")
     values, places = build.several("top_k", x, names=names, dim=split.inner, k=best)
-    candidates = b.dims.get(f"{split.dim.name}.best", split.blocks.size * k.size, split.axes)
+    candidates = b.new_dim(f"{split.dim.name}.best", split.blocks.size * k.size, split.axes)
     indices = b.merged(build("add", places, b.first(split)), split.blocks, best, candidates)
     values = b.merged(values, split.blocks, best, candidates)
     values, places = build.several("top_k", values, names=names, dim=candidates, k=k)
@@ -223,7 +226,7 @@ def _distribute_top_k(b: Blocks, eqn: Equation) -> tuple[Value, Value] | None:
 
 
 def _top_k(shard: Shard, x: Any) -> tuple[Any, Any]:
-    """By a stable sort from the largest to the smallest: of the reversed array, as there is none that descends."""
+    """Sort stably from the largest to the smallest: NumPy has only ascending sorts, so reverse the array before and after."""
     np, eqn = shard.np, shard.eqn
     axis = eqn.operands[0].type.names.index(_dim(eqn.attrs).name)
     order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)

@@ -1,20 +1,29 @@
-"""Ops that move elements along a dimension: slice, pad, shift, concat. Each needs that dimension whole on every processor."""
+"""Ops that move elements along a dimension: slice, pad, shift, concat. Each needs that dimension whole on every processor.
+
+The `distribute` rules of slice, pad and shift keep it split, and send halos instead (`ir/halos.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.halos import Stretch, shifted, stretch, taken
-from mtfc.compiler.ir.opdef import Attrs, Code, LayoutRule, OpError, Shard, linear_in_all
-from mtfc.compiler.ir.ops.componentwise import check_dtypes
+from mtfc.compiler.ir.halos import NeededRange, needed_range, shift_elements, take_range
+from mtfc.compiler.ir.opdef import (
+    Attrs,
+    BlockRewriter,
+    Code,
+    LayoutRule,
+    OpBuilder,
+    OpError,
+    Shard,
+    linear_in_all,
+)
 from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.elementwise import check_dtypes
 from mtfc.compiler.ir.ops.structure import linear_if_zero, need, replaced, structural
 from mtfc.compiler.ir.types import Dim, TensorType
-
-if TYPE_CHECKING:
-    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 def _dim(attributes: Attrs, key: str) -> Dim:
@@ -44,7 +53,7 @@ def _within(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={source.name: None}, whole=frozenset({target.name}))
 
 
-def _slice_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _slice_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     source, target = _dim(e.attrs, "source"), _dim(e.attrs, "target")
     padded = b(
         "pad",
@@ -74,32 +83,34 @@ def _slice_text(code: Code) -> str:
     return f"{code.args[0]}[..., {cut.start}:{cut.stop}{step}{', :' * (-axis - 1)}]"
 
 
-def _distribute_slice(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """Each block takes what it needs, from others too; where the stride takes blocks to blocks, that is its own."""
+def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Each block takes the elements that it needs, from other blocks too."""
     source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
-    found = stretch(b, eqn, source, target, _int(eqn.attrs, "start"), _int(eqn.attrs, "stride"))
-    return None if found is None else (_sliced(b, eqn.operands[0], found, target, _int(eqn.attrs, "stride")),)
+    needed = needed_range(b, eqn, source, target, _int(eqn.attrs, "start"), _int(eqn.attrs, "stride"))
+    if needed is None:
+        return None
+    return (_sliced(b, eqn.operands[0], needed, target, _int(eqn.attrs, "stride")),)
 
 
-def _sliced(b: Blocks, x: Value, found: Stretch, target: Dim, stride: int) -> Value:
-    x, part = taken(b, x, found)
+def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
+    x, part = take_range(b, x, needed)
     if stride > 1:
-        whole, part = part, b.part(target, target.size // found.split.blocks.size)
+        whole, part = part, b.part(target, target.size // needed.split.blocks.size)
         x = b.build("slice", x, source=whole, target=part, start=0, stride=stride)
-    return b.merged(x, found.split.blocks, part, target)
+    return b.merged(x, needed.split.blocks, part, target)
 
 
-def _distribute_pad(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """Without a stride, a slice of more than there is; with one, and zeros around, the transpose of a slice."""
+def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice."""
     source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
     before, stride = _int(eqn.attrs, "before"), _int(eqn.attrs, "stride")
     if stride == 1:
-        found = stretch(b, eqn, source, target, -before)
-        if found is None:
+        needed = needed_range(b, eqn, source, target, -before)
+        if needed is None:
             return None
-        x, part = taken(b, eqn.operands[0], found, eqn.attrs["value"])  # type: ignore[arg-type]
-        return (b.merged(x, found.split.blocks, part, target),)
-    back = stretch(b, eqn, target, source, before, stride)
+        x, part = take_range(b, eqn.operands[0], needed, eqn.attrs["value"])  # type: ignore[arg-type]
+        return (b.merged(x, needed.split.blocks, part, target),)
+    back = needed_range(b, eqn, target, source, before, stride)
     if back is None or eqn.attrs["value"] != 0:
         return None
     type, y = eqn.result.type, eqn.operands[0]
@@ -117,7 +128,7 @@ def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorTy
     return replaced(types[0], {source: target})
 
 
-def _pad_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _pad_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     source, target = _dim(e.attrs, "source"), _dim(e.attrs, "target")
     return (
         b("slice", g[0], source=target, target=source, start=e.attrs["before"], stride=e.attrs["stride"]),
@@ -136,7 +147,7 @@ def _pad(shard: Shard, x: Any) -> Any:
 
 
 def _padding(eqn: Equation) -> tuple[int, int, int]:
-    """How many constants a pad puts before, after and between the elements."""
+    """Return the numbers of constants that a pad puts before, after and between the elements."""
     source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
     before, stride = _int(eqn.attrs, "before"), _int(eqn.attrs, "stride")
     return before, target.size - before - stride * (source.size - 1) - 1, stride - 1
@@ -149,7 +160,7 @@ def _pad_text(code: Code) -> str:
 
 
 def _lax_pad(code: Code, dim: str, padding: tuple[int, int, int], value: object) -> str:
-    """`lax.pad` of one dimension by what comes before, after and between; negative numbers cut off."""
+    """`lax.pad` of one dimension by numbers before, after and between the elements; negative numbers cut off."""
     config = tuple(padding if name == dim else (0, 0, 0) for name in code.eqn.operands[0].type.names)
     return f"lax.pad({code.args[0]}, {code.dtype}({literal(value)}), {config})"
 
@@ -164,23 +175,23 @@ def _shift_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tensor
 
 
 def _shift_rule(eqn: Equation) -> LayoutRule:
-    """Where each processor has a single element, it hands it on."""
+    """A dimension may be split into single elements: each processor then sends its element to another processor."""
     return LayoutRule(single=frozenset({_dim(eqn.attrs, "dim").name}))
 
 
-def _distribute_shift(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """Each block hands on as many elements as leave it."""
+def _distribute_shift(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Each block sends the elements that leave it to the blocks where they arrive."""
     dim, by, wrap = _dim(eqn.attrs, "dim"), _int(eqn.attrs, "by"), bool(eqn.attrs["wrap"])
     split = b.split(eqn, dim)
     if split is None:
         return None
     half = dim.size // 2
-    by = (by + half) % dim.size - half if wrap else by  # the short way round
-    x, part = shifted(b, b.cut(eqn.operands[0], split), split, by, wrap)
+    by = (by + half) % dim.size - half if wrap else by  # go round the shorter way
+    x, part = shift_elements(b, b.cut(eqn.operands[0], split), split, by, wrap)
     return (b.merged(x, split.blocks, part, dim),)
 
 
-def _shift_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _shift_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("shift", g[0], dim=e.attrs["dim"], by=-_int(e.attrs, "by"), wrap=e.attrs["wrap"]),)
 
 
@@ -211,7 +222,7 @@ def _jax_shift(code: Code) -> str:
 
 
 def _concat_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    """The operands have the same other dims, in the same order."""
+    """Check that the operands have the same other dims, in the same order."""
     check_dtypes(types, frozenset({types[0].dtype}))
     sources: tuple[Dim, ...] = attributes["sources"]  # type: ignore[assignment]
     target = _dim(attributes, "target")
@@ -234,7 +245,7 @@ def _concat_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={dim.name: None for dim in sources}, whole=frozenset({target}))
 
 
-def _concat_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+def _concat_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
     parts, start = [], 0
     for dim in e.attrs["sources"]:  # type: ignore[union-attr]
         parts.append(b("slice", g[0], source=e.attrs["target"], target=dim, start=start, stride=1))

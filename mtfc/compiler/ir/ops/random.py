@@ -1,8 +1,9 @@
-"""Random tensors, and `step_number`, which makes every step draw others.
+"""Random tensors, and `step_number`, which makes every step draw other numbers.
 
-What is drawn for an element depends on the call's name (the attribute `stream`), the numbers given as operands (the step's, and
-the iterations' of the loops around the call) and the element's global index alone, so that every layout and either backend draw
-alike: see `common/random_numbers.py`. Draws are made in f32, and indices along a split dimension count from where the part begins.
+The number drawn for an element depends only on the call's name (the attribute `stream`), the operands (the number of the step,
+and the iterations of the loops around the call), and the element's global index. So every layout and both backends draw the same
+numbers: see `common/random_numbers.py`. Numbers are drawn in f32. A processor with a part of a split dimension draws from the
+index of the part's first element on.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
     rule_by_name,
 )
-from mtfc.compiler.ir.ops.componentwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 BELOW_ONE = {"bf16": 1 - 2.0**-8, "f16": 1 - 2.0**-11}
-"""The largest number below 1 in dtypes of 16 bits: a uniform number must not be rounded up to 1."""
+"""The largest number below 1 in the dtypes of 16 bits: a uniform number must not round up to 1."""
 
 
 def _dims(attributes: Attrs) -> tuple[Dim, ...]:
@@ -39,7 +40,7 @@ def _check_numbers(types: Sequence[TensorType]) -> None:
     if types:
         check_dtypes(types, frozenset({"i32"}))
     if any(type.dims for type in types):
-        raise OpError("what a draw depends on are scalars")
+        raise OpError("the operands of a random op are scalars")
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
@@ -59,7 +60,7 @@ def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Te
 
 
 def _drawing(code: Code, module: str, draw: str) -> str:
-    """The call: with this processor's shape, and where that differs the whole shape and each dimension's first index here."""
+    """Return the call that draws. For a part of a tensor it also has the whole shape and the part's first indices."""
     type = code.eqn.result.type
     key = ", ".join(["0", f'"{code.eqn.attrs["stream"]}"', *code.args])
     arguments = f"random_key({key}), {code.sizes}"

@@ -1,23 +1,26 @@
-"""Reductions: `over` names the dimensions reduced away (paper, section 6); and `cumsum`, which keeps what they pass through.
+"""Reductions, whose attribute `over` names the dimensions reduced away (Mesh-TensorFlow paper, section 6); and `cumsum`.
 
-A split dimension is reduced on each processor first; what is left is a reduction pending over its axes. `prod` and `cumsum` have
-no such collective: the shards' own products, or sums, are gathered. `argmax` takes two: for the largest element, and for the
-lowest of the places where it stands, and `is_argmax` likewise.
+Each processor reduces its shard of a split dimension; a reduction over the dimension's axes stays pending. No collective
+completes `prod` and `cumsum`: the shards' products, or sums, are gathered. `argmax` takes two reductions: the largest element,
+then the lowest index at which it stands. So does `is_argmax`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
     Attrs,
+    BlockRewriter,
     Code,
     Distribute,
     Gradient,
     LayoutRule,
+    Linear,
+    OpBuilder,
     OpDef,
     OpError,
     Shard,
@@ -28,12 +31,9 @@ from mtfc.compiler.ir.opdef import (
     no_gradient,
     not_linear,
 )
-from mtfc.compiler.ir.ops.componentwise import BOOL, NUMBERS, check_dtypes, dims_text
+from mtfc.compiler.ir.ops.elementwise import BOOL, NUMBERS, check_dtypes, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
-
-if TYPE_CHECKING:
-    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 def over(eqn: Equation) -> tuple[Dim, ...]:
@@ -41,7 +41,7 @@ def over(eqn: Equation) -> tuple[Dim, ...]:
 
 
 def remaining(type: TensorType, attributes: Attrs) -> tuple[Dim, ...]:
-    """The dims of `type` that the reduction keeps. Raises `OpError` for a dim that it lacks."""
+    """Return the dims of `type` that the reduction keeps. Raise `OpError` for a dim that `type` lacks."""
     gone: tuple[Dim, ...] = attributes["over"]  # type: ignore[assignment]
     for dim in gone:
         if dim not in type.dims:
@@ -72,7 +72,7 @@ def _positions(shard: Shard) -> tuple[int, ...]:
 
 
 ACCUMULATING = ("sum", "prod")
-"""Reductions that carry an intermediate result along: that of 16-bit numbers has 32 bits."""
+"""Reductions with an intermediate result, which has 32 bits for 16-bit numbers."""
 
 
 def _evaluate(function: str) -> Callable[..., Any]:
@@ -84,13 +84,13 @@ def _evaluate(function: str) -> Callable[..., Any]:
 
 
 def axes_text(code: Code) -> str:
-    """The reduced array axes as text: `-1` or `(-2, -1)`."""
+    """Return the reduced array axes as text: `-1` or `(-2, -1)`."""
     numbers = sorted(code.axis(0, dim.name) for dim in over(code.eqn))
     return str(numbers[0]) if len(numbers) == 1 else str(tuple(numbers))
 
 
 def _numpy_text(function: str) -> Callable[[Code], str]:
-    """NumPy sums integers of 32 bits in 64, and floats of 16 in 16, unless told otherwise."""
+    """Pass the dtype of sums: by default NumPy sums 32-bit integers in 64 bits, and 16-bit floats in 16."""
 
     def text(code: Code) -> str:
         call = f"np.{function}({code.args[0]}, axis={axes_text(code)}"
@@ -103,7 +103,7 @@ def _numpy_text(function: str) -> Callable[[Code], str]:
 
 
 def _jax_text(function: str) -> Callable[[Code], str]:
-    """JAX sums floats of 16 bits in 32; integers it sums in 64 where it knows of such at all."""
+    """Pass the dtype of integer sums: JAX sums integers in 64 bits where they are enabled. It sums 16-bit floats in 32 bits."""
 
     def text(code: Code) -> str:
         whole = function in ACCUMULATING and code.eqn.result.type.dtype not in FLOATS
@@ -119,7 +119,7 @@ def reduction(
     gradient: Gradient,
     doc: str,
     accepted: frozenset[str] = NUMBERS,
-    linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = not_linear,
+    linear: Linear = not_linear,
     distribute: Distribute | None = None,
     traits: Iterable[Trait] = (),
     jax_differentiated: Text | None = None,
@@ -143,18 +143,18 @@ def reduction(
     )
 
 
-def _sum_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _sum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b.broadcast(g[0], e.operands[0].type),)
 
 
-def _extremum_gradient(sought: Callable[[Any, Value], Value]) -> Gradient:
-    """The cotangent goes to the first of the elements that attain the extremum.
+def _extremum_gradient(sought: Callable[[OpBuilder, Value], Value]) -> Gradient:
+    """Give the cotangent to the first element that attains the extremum.
 
-    Which one that is says `is_argmax`, and no comparison with the extremum: XLA may compute the operand once for each of them and
-    round the two differently, so that no element would be found.
+    `is_argmax` finds that element. A comparison with the extremum may find none: XLA may compute the operand once for the
+    extremum and once for the comparison, and round the two differently.
     """
 
-    def gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    def gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
         return (b("mask", b("is_argmax", sought(b, e.operands[0]), over=over(e)), g[0]),)
 
     return gradient
@@ -170,8 +170,8 @@ def _jax_extremum(function: str) -> Callable[[Code], str]:
     return text
 
 
-def _prod_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """The product of the others: exact also where one element is 0, or several are."""
+def _prod_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """The derivative is the product of the other elements. It is exact also where elements are 0."""
     x, gone = e.operands[0], over(e)
     zero = b("eq", x, b.like(0, x))
     filled = b("where", zero, b.like(1, x), x)
@@ -182,8 +182,8 @@ def _prod_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("mask", alone, b("mul", g[0], b("div", product, filled))),)
 
 
-def _distribute_prod(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """The product of the shards' products."""
+def _distribute_prod(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Multiply the shards' products."""
     splits = [split for dim in over(eqn) if (split := b.split(eqn, dim))]
     if not splits:
         return None
@@ -204,8 +204,8 @@ def _argmax(shard: Shard, x: Any) -> Any:
     return shard.np.argmax(x, axis=_positions(shard)[0]).astype(shard.np.int32)
 
 
-def _distribute_argmax(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """The lowest of the places of the shards' largest elements, where those are the largest of all, or not a number."""
+def _distribute_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Take the lowest index of the shards' largest elements that are the largest of all, or not a number."""
     build, (dim,) = b.build, over(eqn)
     split = b.split(eqn, dim)
     if split is None:
@@ -260,8 +260,8 @@ def _is_argmax_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={dim.name: None for dim in over(eqn)}, whole=frozenset(d.name for d in over(eqn)))
 
 
-def _distribute_is_argmax(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """One dimension after the other; along a split one, the first of the shards with the largest element, and the first there."""
+def _distribute_is_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Mark one dimension after the other. Along a split one, mark the first place in the first shard with the largest element."""
     build, gone, x = b.build, over(eqn), eqn.operands[0]
     if not any(b.split(eqn, dim) for dim in gone):
         return None
@@ -303,7 +303,7 @@ IS_ARGMAX = OpDef(
     numpy=_is_argmax_text,
     jax=_is_argmax_text,
     jax_differentiated=None,
-    doc="Whether an element is the largest one over dimensions, the first among equals in the order in which `over` names them.",
+    doc="True at the largest element over dimensions: the first among equals, in the order in which `over` names dimensions.",
 )
 
 
@@ -324,14 +324,21 @@ def _cumsum_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={name: None}, whole=frozenset({name}))
 
 
-def _cumsum_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """An element is added to those behind it, and so takes the cotangents from there."""
-    attributes = {**e.attrs, "reverse": not e.attrs["reverse"]}
-    return (b("cumsum", g[0], **attributes),)
+def _cumsum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """An element adds to the sums behind it, so it takes their cotangents."""
+    return (
+        b(
+            "cumsum",
+            g[0],
+            dim=e.attrs["dim"],
+            exclusive=e.attrs["exclusive"],
+            reverse=not e.attrs["reverse"],
+        ),
+    )
 
 
-def _distribute_cumsum(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """Sums within each shard, and what the shards before it add up to; those of 16-bit numbers are kept in 32 bits."""
+def _distribute_cumsum(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Add the total of the shards before to the sums within each shard. Sum 16-bit numbers in 32 bits."""
     build, split = b.build, b.split(eqn, _dim(eqn.attrs))
     if split is None:
         return None
@@ -346,7 +353,7 @@ def _distribute_cumsum(b: Blocks, eqn: Equation) -> tuple[Value] | None:
 
 
 def _cumsum(shard: Shard, x: Any) -> Any:
-    """Sums of 16-bit numbers are kept in 32 bits."""
+    """Sum 16-bit numbers in 32 bits."""
     np, attributes = shard.np, shard.eqn.attrs
     axis = shard.eqn.operands[0].type.names.index(_dim(attributes).name)
     along = np.moveaxis(x, axis, 0)
@@ -406,8 +413,8 @@ OPS = (
     reduction(
         "prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS, distribute=_distribute_prod
     ),
-    reduction("any", _partial("max"), no_gradient, "Whether any element holds.", BOOL),
-    reduction("all", _partial("min"), no_gradient, "Whether all elements hold.", BOOL),
+    reduction("any", _partial("max"), no_gradient, "True if any element is true.", BOOL),
+    reduction("all", _partial("min"), no_gradient, "True if all elements are true.", BOOL),
     ARGMAX,
     IS_ARGMAX,
     CUMSUM,

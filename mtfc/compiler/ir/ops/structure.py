@@ -1,6 +1,6 @@
 """Ops that give data other dimensions: broadcast, transpose, rename, reshape.
 
-`rename` and `reshape` keep the data and change names, and so perhaps the layout (paper, section 6.1).
+`rename` and `reshape` keep the data and change the names of dimensions, which may change the layout (paper, section 6.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from mtfc.compiler.ir.opdef import (
     Code,
     Distribute,
     Gradient,
+    Infer,
     LayoutRule,
+    Linear,
+    OpBuilder,
     OpDef,
     OpError,
     Shard,
@@ -28,11 +31,9 @@ from mtfc.compiler.ir.opdef import (
     no_flops,
     rule_by_name,
 )
-from mtfc.compiler.ir.ops.componentwise import align, dims_text
+from mtfc.compiler.ir.ops.elementwise import align, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
-
-Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
 
 
 def structural(
@@ -44,7 +45,7 @@ def structural(
     numpy: Text,
     jax: Text,
     doc: str,
-    linear: Callable[[Equation], tuple[tuple[int, ...], ...]] = linear_in_first,
+    linear: Linear = linear_in_first,
     distribute: Distribute | None = None,
     storage: Storage = "view",
     traits: Iterable[Trait] = (),
@@ -69,7 +70,7 @@ def structural(
 
 
 def linear_if_zero(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    """Of ops that put constants beside the operand's elements."""
+    """Linearity of ops that put the constant `value` beside the operand's elements."""
     return ((0,),) if eqn.attrs["value"] == 0 else ()
 
 
@@ -83,7 +84,7 @@ def need(type: TensorType, dim: Dim) -> None:
 
 
 def replaced(type: TensorType, mapping: dict[Dim, Dim]) -> tuple[TensorType]:
-    """`type` with dimensions replaced; refuses one that would stand twice."""
+    """Replace dimensions of `type`. Raise `OpError` if the result has a dimension twice."""
     dims = tuple(mapping.get(dim, dim) for dim in type.dims)
     if len(set(dims)) != len(dims):
         raise OpError(f"the result would have a dimension twice: {dims_text(dims)}")
@@ -141,7 +142,7 @@ def _rename_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={old.name: new.name for old, new in renaming(eqn.attrs).items()})
 
 
-def _rename_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _rename_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("rename", g[0], mapping=tuple((new, old) for old, new in renaming(e.attrs).items())),)
 
 
@@ -156,28 +157,28 @@ def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tens
 
 
 @attrs.frozen
-class Group:
-    """Adjacent dimensions of the operand that hold the same elements as adjacent ones of the result."""
+class ReshapeGroup:
+    """Adjacent dimensions of the operand, and the adjacent dimensions of the result that hold the same elements."""
 
     sources: tuple[Dim, ...]
     targets: tuple[Dim, ...]
 
 
-def reshape_groups(sources: Sequence[Dim], targets: Sequence[Dim]) -> list[Group]:
-    """The finest grouping of a row-major reshape; dimensions of size 1 belong to no group."""
+def reshape_groups(sources: Sequence[Dim], targets: Sequence[Dim]) -> list[ReshapeGroup]:
+    """Return the finest grouping of a row-major reshape; dimensions of size 1 belong to no group."""
     left, right = [d for d in sources if d.size > 1], [d for d in targets if d.size > 1]
-    groups: list[Group] = []
+    groups: list[ReshapeGroup] = []
     while left:
         i = j = 1
         while (a := prod(d.size for d in left[:i])) != (b := prod(d.size for d in right[:j])):
             i, j = (i + 1, j) if a < b else (i, j + 1)
-        groups.append(Group(tuple(left[:i]), tuple(right[:j])))
+        groups.append(ReshapeGroup(tuple(left[:i]), tuple(right[:j])))
         left, right = left[i:], right[j:]
     return groups
 
 
 def _reshape_rule(eqn: Equation) -> LayoutRule:
-    """In each group the major dimensions may be split alike: equal stripes of one are equal stripes of the other."""
+    """In each group the most major dimensions may be split alike: equal shards of one are equal shards of the other."""
     groups = reshape_groups(eqn.operands[0].type.dims, eqn.result.type.dims)
     index: dict[str, str | None] = {dim.name: None for dim in eqn.operands[0].type.dims}
     index.update({group.sources[0].name: group.targets[0].name for group in groups})
@@ -185,7 +186,7 @@ def _reshape_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index=index, whole=frozenset(eqn.result.type.names) - split)
 
 
-def _reshape_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _reshape_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("reshape", b.ordered(g[0], e.result.type.dims), dims=e.operands[0].type.dims),)
 
 

@@ -1,32 +1,40 @@
-"""`window`: the sliding windows of one dimension, and `fold`, its transpose.
+"""`window`: the sliding windows of one dimension; and `fold`, its transpose.
 
-A convolution is an einsum over windows and a filter, a pooling a `max` over them; more than one dimension is windowed by one
-`window` after the other. Element k of window o is element o * stride + k * dilation - before of the source, or a constant where
-that lies outside. `fold` adds every element of the windows up where it came from: each is the other's gradient.
+A convolution is an einsum of windows and a filter; a pooling is a `max` over windows. Windows of several dimensions take one
+`window` for each. Element k of window o is element o * stride + k * dilation - before of the source, or a constant if that lies
+outside. `fold` adds up all elements of windows at the places where they come from. Each op is the other's gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.halos import Stretch, stretch, taken
-from mtfc.compiler.ir.opdef import Attrs, Bridge, Code, LayoutRule, OpDef, OpError, Shard, flops_per_operand
-from mtfc.compiler.ir.ops.componentwise import NUMBERS, check_dtypes
+from mtfc.compiler.ir.halos import NeededRange, needed_range, take_range
+from mtfc.compiler.ir.opdef import (
+    Attrs,
+    BlockRewriter,
+    Bridge,
+    Code,
+    LayoutRule,
+    OpBuilder,
+    OpDef,
+    OpError,
+    Shard,
+    flops_per_operand,
+)
 from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes
 from mtfc.compiler.ir.ops.structure import linear_if_zero, need, structural
 from mtfc.compiler.ir.types import Dim, TensorType
-
-if TYPE_CHECKING:
-    from mtfc.compiler.passes.spatial.position_blocks import Blocks
 
 
 @attrs.frozen(kw_only=True)
 class Geometry:
-    """How windows lie on the source: `out` windows of `kernel` elements each."""
+    """The placement of `out` windows of `kernel` elements each on the dimension `source`."""
 
     source: Dim
     out: Dim
@@ -38,18 +46,19 @@ class Geometry:
 
     @property
     def extent(self) -> int:
-        """Elements of the source from the first of a window to its last."""
+        """Elements of the source from a window's first element to its last."""
         return self.dilation * (self.kernel.size - 1) + 1
 
     @property
     def room(self) -> int:
-        """How many windows fit."""
+        """The number of windows that fit."""
         return (self.source.size + self.before + self.after - self.extent) // self.stride + 1
 
     @property
     def share(self) -> float:
-        """At least which part of the source lies in windows: all between their ends where there are no gaps, or else what one
-        element of each sees.
+        """A lower bound of the part of the source that lies in windows.
+
+        Without gaps, windows cover all elements between their ends. With gaps, this counts one element of each window.
         """
         end = self.stride * (self.out.size - 1) + self.extent - self.before
         if self.dilation == 1 and self.extent >= self.stride:
@@ -57,7 +66,7 @@ class Geometry:
         return max(map(self._seen, range(self.kernel.size))) / self.source.size
 
     def _seen(self, k: int) -> int:
-        """How many elements of the source are element k of a window."""
+        """Return the number of elements of the source that are element k of a window."""
         first = k * self.dilation - self.before
         return len(
             range(
@@ -69,7 +78,7 @@ class Geometry:
 
     @property
     def is_local(self) -> bool:
-        """Whether windows reach over no border of shards, however many there are."""
+        """True if no window reaches over a border of shards, for any number of shards."""
         is_even = self.before == 0 and self.stride * self.out.size == self.source.size
         return is_even and self.extent <= self.stride
 
@@ -80,7 +89,7 @@ def geometry(attributes: Attrs) -> Geometry:
 
 
 def window_attrs(g: Geometry, value: float | int | bool) -> dict[str, Any]:
-    """The attributes of a `window`."""
+    """Return the attributes of a `window`."""
     return {**attrs.asdict(g, recurse=False), "value": value}
 
 
@@ -110,7 +119,7 @@ def _with_dims(type: TensorType, dims: Sequence[Dim]) -> tuple[TensorType]:
 
 
 def _window_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    """The source gives way to its windows and the positions within them."""
+    """The dimensions `out` and `kernel` take the place of the source."""
     g = geometry(attributes)
     need(types[0], g.source)
     _check(g)
@@ -119,7 +128,7 @@ def _window_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
 
 
 def _fold_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    """The source takes the place of its windows."""
+    """The source takes the place of `out`, and `kernel` goes."""
     check_dtypes(types, NUMBERS)
     g = geometry(attributes)
     need(types[0], g.out)
@@ -141,12 +150,12 @@ def _fold_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule({g.out.name: None, g.kernel.name: None}, frozenset({g.source.name}), bridge=bridge)
 
 
-def _window_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """What was padded is constant."""
+def _window_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """Padding is constant, so `fold` drops its cotangents."""
     return (b("fold", g[0], **attrs.asdict(geometry(e.attrs), recurse=False)),)
 
 
-def _fold_gradient(b: Any, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+def _fold_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     return (b("window", g[0], **window_attrs(geometry(e.attrs), 0.0)),)
 
 
@@ -160,7 +169,7 @@ def _window(shard: Shard, x: Any) -> Any:
 
 
 def _fold(shard: Shard, x: Any) -> Any:
-    """Sums of 16-bit numbers are kept in 32 bits."""
+    """Sum 16-bit numbers in 32 bits."""
     np, g, names = shard.np, geometry(shard.eqn.attrs), shard.eqn.operands[0].type.names
     windows = np.moveaxis(x, (names.index(g.out.name), names.index(g.kernel.name)), (0, 1))
     wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
@@ -173,29 +182,29 @@ def _fold(shard: Shard, x: Any) -> Any:
 
 
 def _window_text(code: Code) -> str:
-    """A call of a function that either backend writes into the module."""
+    """Call `window`, a function of both preludes."""
     g, value = geometry(code.eqn.attrs), literal(code.eqn.attrs["value"])
     numbers = f"stride={g.stride}, padding=({g.before}, {g.after}), dilation={g.dilation}, value={value}"
     return f"window({code.args[0]}, {code.axis(0, g.source.name)}, {g.kernel.size}, {numbers})"
 
 
 def _fold_text(code: Code) -> str:
-    """The same."""
+    """Call `fold`, a function of both preludes."""
     g = geometry(code.eqn.attrs)
     numbers = f"stride={g.stride}, before={g.before}, dilation={g.dilation}"
     axes = f"{code.axis(0, g.out.name)}, {code.axis(0, g.kernel.name)}"
     return f"fold({code.args[0]}, {axes}, {g.source.size}, {numbers})"
 
 
-def _chain(b: Blocks, eqn: Equation) -> list[Equation]:
-    """The equation and, before it, those of the same op that it is applied to, as far as each is along dimensions of its own.
+def _chain(b: BlockRewriter, eqn: Equation) -> list[Equation]:
+    """Return the chain of equations of the same op that ends with `eqn`, each along dimensions of its own.
 
-    Halos pad before any windows are made. So what pads with windows, because its dimension is not split, ends the chain where
-    later ones pad with another value, around it.
+    All halos, which include padding, are made before any windows. A `window` whose dimension is not split pads later, when it
+    makes its windows. So the chain ends before such a `window` if the others pad with another value.
     """
     chain, own = [eqn], _made_of(eqn)
     while (inner := b.defined(chain[0].operands[0])) and inner.op == eqn.op:
-        value = None if _stretch(b, inner) else _padding(inner)
+        value = None if _needed(b, inner) else _padding(inner)
         if own & _makes(inner) or (value is not None and {*map(_padding, chain)} - {None, value}):
             break
         chain.insert(0, inner)
@@ -204,7 +213,7 @@ def _chain(b: Blocks, eqn: Equation) -> list[Equation]:
 
 
 def _padding(eqn: Equation) -> Any:
-    """The value that windows are padded with; None where they are not."""
+    """Return the value that pads the windows; None if nothing does."""
     g = geometry(eqn.attrs)
     return eqn.attrs["value"] if eqn.op == "window" and (g.before or g.after) else None
 
@@ -219,41 +228,42 @@ def _makes(eqn: Equation) -> set[Dim]:
     return {g.out, g.kernel} if eqn.op == "window" else {g.source}
 
 
-def _stretch(b: Blocks, eqn: Equation) -> Stretch | None:
+def _needed(b: BlockRewriter, eqn: Equation) -> NeededRange | None:
     g = geometry(eqn.attrs)
-    return stretch(b, eqn, g.source, g.out, -g.before, g.stride, g.extent)
+    return needed_range(b, eqn, g.source, g.out, -g.before, g.stride, g.extent)
 
 
-def _windows(b: Blocks, chain: Sequence[Equation], x: Value, fill: float | None = None) -> Value:
-    """All windows of `x`: first the halos along every dimension, so that no window is sent, then the windows of every block."""
-    found: list[tuple[Geometry, Any, Stretch | None]] = []
+def _windows(b: BlockRewriter, chain: Sequence[Equation], x: Value, fill: float | None = None) -> Value:
+    """Make all windows of `x`. Halos come first, along every dimension, so that elements are sent and not windows."""
+    found: list[tuple[Geometry, Any, NeededRange | None]] = []
     for eqn in chain:
         g = geometry(eqn.attrs)
         value: Any = eqn.attrs["value"] if fill is None else fill
-        s = _stretch(b, eqn)
-        if s is not None:
-            x, dim = taken(b, x, s, value)
-            out = b.part(g.out, g.out.size // s.split.blocks.size)
+        needed = _needed(b, eqn)
+        if needed is not None:
+            x, dim = take_range(b, x, needed, value)
+            out = b.part(g.out, g.out.size // needed.split.blocks.size)
             g = attrs.evolve(g, source=dim, out=out, before=0, after=0)
-        found.append((g, value, s))
-    for (g, value, s), eqn in zip(found, chain, strict=True):
+        found.append((g, value, needed))
+    for (g, value, needed), eqn in zip(found, chain, strict=True):
         x = b.build("window", x, **window_attrs(g, value))
-        x = b.merged(x, s.split.blocks, g.out, geometry(eqn.attrs).out) if s else x
+        if needed is not None:
+            x = b.merged(x, needed.split.blocks, g.out, geometry(eqn.attrs).out)
     return x
 
 
-def _distribute_window(b: Blocks, eqn: Equation) -> tuple[Value] | None:
+def _distribute_window(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     chain = _chain(b, eqn)
-    return (_windows(b, chain, chain[0].operands[0]),) if _stretch(b, eqn) else None
+    return (_windows(b, chain, chain[0].operands[0]),) if _needed(b, eqn) else None
 
 
-def _distribute_fold(b: Blocks, eqn: Equation) -> tuple[Value] | None:
-    """The transpose of windows: what is folded beyond a block's ends goes to its neighbours, and is added there."""
+def _distribute_fold(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """The transpose of windows: sums beyond a block's ends go to the neighbouring blocks, which add them."""
     chain = _chain(b, eqn)
-    if not any(_stretch(b, each) for each in chain):
+    if not any(_needed(b, each) for each in chain):
         return None
 
-    def windows(b: Blocks, x: Value) -> Value:
+    def windows(b: BlockRewriter, x: Value) -> Value:
         return _windows(b, chain[::-1], x, fill=0)
 
     return (b.transposed(windows, eqn.result.type, chain[0].operands[0]),)

@@ -19,8 +19,8 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.training_reports import wide
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
+from mtfc.compiler.passes.autodiff.update_equations import wide
 
 Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters: parameter -> gradient."""

@@ -22,7 +22,7 @@ import attrs
 
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Graph
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, within
+from mtfc.compiler.ir.loops import carried, dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, Axes, Mesh
@@ -51,7 +51,7 @@ def without_reshards(function: Function) -> Function:
         if has_trait(eqn, "reshard"):
             origin[eqn.result] = eqn.operands[0]
         else:
-            body.append(within(origin.equation(eqn), without_reshards))
+            body.append(map_regions(origin.equation(eqn), without_reshards))
     return origin.function(function, body)
 
 

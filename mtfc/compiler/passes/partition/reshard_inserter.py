@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import dim_of, maker, region_of, result_type
+from mtfc.compiler.ir.loops import charged_equation, dim_of, region_of, result_type
 from mtfc.compiler.ir.opdef import LayoutRule, no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
@@ -156,7 +156,7 @@ class Realization:
     def _reshard(self, origin: Made, wanted: TensorType, user: Equation | None) -> Equation:
         """A sum is completed on behalf of the line that left it pending; data is moved on behalf of the line that needs it."""
         pending = origin.value.type.pending != wanted.pending
-        made_by = origin.by and maker(origin.by, origin.value)
+        made_by = origin.by and charged_equation(origin.by, origin.value)
         blamed = made_by if pending or user is None else user
         value = Value(self.names.fresh(origin.value.name), wanted)
         eqn = Equation(

@@ -1,9 +1,8 @@
-"""partition-spatial: where the layout splits a dimension that an op mixes the positions of, have the shards do it together.
+"""partition-spatial: let shards compute together where the layout splits a dimension whose positions an op mixes.
 
-An op's `distribute` rule says how: in terms of other ops, on the dimension cut in two, [blocks, inner] (see `spatial/position_blocks.py`).
-What the shards tell each other is then as little as the rule can make it: the halos of a window, the total of a cumulative sum.
-Ops without such a rule, and those whose rule does not apply, keep the dimension whole; where the layout splits it, it will be
-gathered.
+An op's `distribute` rule says how, in terms of other ops on the dimension cut in two, [blocks, inner] (see `position_blocks.py`).
+The rule decides what the shards send each other: the halos of a window, or the total of a cumulative sum. An op without such a
+rule, and an op whose rule does not apply, keeps the dimension whole; if the layout splits the dimension, it will be gathered.
 
 Input:   %y: f32[n] = shift %x dim=n by=1 wrap=false                                     with layout { n: all }, all: 4, n = 8
 Output:  %r: f32[n.blocks, n.part] = reshape %x; %t: f32[n.blocks, n.part_2] = slice %r (the last element of each block);
@@ -20,13 +19,13 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
 from mtfc.compiler.passes.partition.layout_rules import Ruling
 from mtfc.compiler.passes.pass_base import Pass
-from mtfc.compiler.passes.spatial.position_blocks import Blocks, NewDims
+from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 
 
 @attrs.frozen
@@ -36,7 +35,7 @@ class PartitionSpatial(Pass):
     def run(self, program: Program) -> Program:
         if program.mesh is None or program.layout is None:
             return program
-        each = Distribution(program.mesh, Ruling(program.mesh, program.layout), NewDims(program.dims))
+        each = SpatialPartitioner(program.mesh, Ruling(program.mesh, program.layout), NewDims(program.dims))
         changed = program.map_functions(each.function)
         added = each.dims.added
         blocks = Rules(tuple((name, axes) for name, (_, axes) in added.items() if axes))
@@ -48,20 +47,20 @@ class PartitionSpatial(Pass):
 
 
 @attrs.frozen
-class Distribution:
-    """Distributes the equations of one program."""
+class SpatialPartitioner:
+    """Applies the `distribute` rules to the equations of one program."""
 
     mesh: Mesh
     ruling: Ruling
     dims: NewDims
 
     def function(self, function: Function) -> Function:
-        """A function, or a loop's region."""
+        """Rewrite a function, or the region of a loop."""
         names = names_of(function)
         defined = {value: eqn for eqn in function.body for value in eqn.results}
         body: list[Equation] = []
         for eqn in function.body:
-            body += self._equations(within(eqn, self.function), names, defined)
+            body += self._equations(map_regions(eqn, self.function), names, defined)
         return attrs.evolve(function, body=tuple(body))
 
     def _equations(self, eqn: Equation, names: Names, defined: Mapping[Value, Equation]) -> list[Equation]:
@@ -69,12 +68,15 @@ class Distribution:
         if rule is None:
             return [eqn]
         build = Builder(names, eqn.span, eqn.stage)
-        blocks = Blocks(build, self._axes, self.mesh.size, defined.get, self.dims)
+        blocks = PositionBlocks(build, self._axes, self.mesh.size, defined.get, self.dims)
         results = rule(blocks, eqn)
-        return [eqn] if results is None else _ending_in(eqn, build, results)
+        return [eqn] if results is None else _with_results(eqn, build, results)
 
     def _axes(self, eqn: Equation, dim: Dim) -> Axes:
-        """The axes that split `dim` in every operand and result, if it divides evenly and no other dimension there wants one."""
+        """Return the axes that split `dim` in an equation.
+
+        There are none if `dim` does not divide evenly, or if another dimension of a tensor there wants one of the axes.
+        """
         rules = self.ruling.defined(eqn)
         axes = rules.get(dim.name)
         types = [value.type for value in (*eqn.operands, *eqn.results) if dim in value.type.dims]
@@ -83,12 +85,12 @@ class Distribution:
 
 
 def _others(type: TensorType, dim: Dim, rules: Rules) -> list[str]:
-    """The axes that split the other dimensions of a tensor."""
+    """Return the axes that split the other dimensions of a tensor."""
     return [axis for other in type.dims if other != dim for axis in rules.get(other.name)]
 
 
-def _ending_in(eqn: Equation, build: Builder, results: tuple[Value, ...]) -> list[Equation]:
-    """What a rule has built, under the names of the results that it stands for, the first of which keeps its path."""
+def _with_results(eqn: Equation, build: Builder, results: tuple[Value, ...]) -> list[Equation]:
+    """Return the equations that a rule has built, and give their results the names of the results that they replace."""
     old = Substitution()
     for value, result in zip(eqn.results, results, strict=True):
         made = build.ordered(result, value.type.dims)

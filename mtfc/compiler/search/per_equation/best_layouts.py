@@ -27,8 +27,8 @@ from mtfc.compiler.search.per_equation.equation_strategies import Strategy
 from mtfc.compiler.search.per_equation.equation_time import Roofline
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.per_equation.solver_problem import to_problem, unit_of
-from mtfc.compiler.search.solver.assignment_problem import Choices, Problem
-from mtfc.compiler.search.solver.solve import NotFound, Progress, Solution, silent, solve
+from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, ChosenStrategies, NotFound
+from mtfc.compiler.search.solver.solve import Progress, Solution, silent, solve
 
 RELAXED = 0.6
 """The part of the time that may go without memory."""
@@ -124,7 +124,7 @@ def best_tiling(
     return Tiling(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
 
 
-def solve_with_memory(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
+def solve_with_memory(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
     """`solve`, first without the limit on memory: a bound for that is one with it, and often what is found fits."""
     started = monotonic()
     relaxed = attrs.evolve(problem, limit=None)
@@ -141,7 +141,7 @@ def solve_with_memory(problem: Problem, deadline: float, progress: Progress = si
     return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
 
 
-def tiling(network: Network, choices: Choices, name: str) -> Layout:
+def tiling(network: Network, choices: ChosenStrategies, name: str) -> Layout:
     """The layout that the choices mean."""
     names = placeable_names(network.function)
     rules = {
@@ -150,7 +150,9 @@ def tiling(network: Network, choices: Choices, name: str) -> Layout:
     return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
 
 
-def _placed(network: Network, choices: Choices) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
+def _placed(
+    network: Network, choices: ChosenStrategies
+) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         if not isinstance(node.owner, Value):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TypeVar
 
-from mtfc.compiler.search.solver.solve import NotFound
+from mtfc.compiler.search.solver.assignment_problem import NotFound
 
 Item = TypeVar("Item")
 

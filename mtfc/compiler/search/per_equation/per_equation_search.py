@@ -22,9 +22,7 @@ from mtfc.compiler.search.per_equation.best_layouts import Tiling, Weights, best
 from mtfc.compiler.search.per_equation.choice_network import Network
 from mtfc.compiler.search.per_equation.equation_time import least_seconds
 from mtfc.compiler.search.per_equation.solver_problem import to_problem, unit_of
-from mtfc.compiler.search.solver.assignment_problem import Problem
-from mtfc.compiler.search.solver.reducible_network import Infeasible
-from mtfc.compiler.search.solver.solve import NotFound
+from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Infeasible, NotFound
 
 AXES = 2
 """Axes of a mesh at most, where there is a choice: with three the network is ten times as large."""
@@ -238,7 +236,9 @@ def _promising(answer: _Answer, objective: Objective) -> Sequence[tuple[Tiling, 
     return sorted(answer.tilings, key=lambda each: each[0].cost)[:1]
 
 
-def exported(step: Function, splittable: Collection[str], mesh: Mesh, hardware: Hardware) -> Problem:
+def exported(
+    step: Function, splittable: Collection[str], mesh: Mesh, hardware: Hardware
+) -> AssignmentProblem:
     """What the solver is asked about one mesh."""
     network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
     return to_problem(network, unit_of(network), hardware.device.memory, step.name)

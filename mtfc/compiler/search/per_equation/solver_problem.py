@@ -8,7 +8,7 @@ import numpy as np
 
 from mtfc.compiler.search.per_equation.choice_network import Network
 from mtfc.compiler.search.per_equation.conversions import Numbers
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers, Problem, Ragged
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Integers, Ragged
 
 FINEST = 1e12
 """Integers to a second, or a byte, at most: picoseconds."""
@@ -24,10 +24,10 @@ def unit_of(network: Network) -> float:
     return min(FINEST, 10.0 ** floor(DIGITS - log10(largest))) if largest else 1.0
 
 
-def to_problem(network: Network, unit: float, memory: float | None, name: str) -> Problem:
+def to_problem(network: Network, unit: float, memory: float | None, name: str) -> AssignmentProblem:
     """The network with `unit` integers to one of its costs, and at most `memory` bytes held at any time, if that is not None."""
     nodes = network.nodes
-    return Problem(
+    return AssignmentProblem(
         costs=Ragged.of([_integers(node.costs, unit) for node in nodes]),
         usages=Ragged.of([node.held.astype(np.int64) for node in nodes]),
         intervals=np.array([(node.birth, node.death) for node in nodes], np.int64).reshape(-1, 2),

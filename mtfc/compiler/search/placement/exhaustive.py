@@ -17,23 +17,27 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.operators.strategy_space import Choices
-from mtfc.compiler.search.placement.parts.block_arrays import Array
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
-from mtfc.compiler.search.placement.strategy_bounds import Bounds
-from mtfc.compiler.search.placement.transfer_times import OutOfReach, Waits, waits
+from mtfc.compiler.search.placement.operators.strategy import OperatorConfigurations
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.compiler.search.placement.strategy_bounds import (
+    StrategyBounds,
+    TablesTooLarge,
+    TransferTimes,
+    transfer_times,
+)
+from mtfc.compiler.search.placement.task_graph_builder import Array
 
 ROUNDING = 1e-9
 """Sums in another order differ by less."""
 
 
 @attrs.frozen
-class Best:
+class ExhaustiveResult:
     """The best strategy, and what no strategy is below; how many there are, how many sets of them were looked at, how many were
     simulated, and whether `KeyboardInterrupt` ended the search.
     """
 
-    best: Evaluated
+    best: EvaluatedStrategy
     lower_bound: float
     strategies: int
     sets: int
@@ -46,20 +50,20 @@ class Best:
 
 
 def best_strategy(
-    evaluator: Evaluator,
-    choices: Sequence[Choices],
-    known: Evaluated,
+    evaluator: StrategyEvaluator,
+    choices: Sequence[OperatorConfigurations],
+    known: EvaluatedStrategy,
     deadline: float = inf,
     progress: Progress = silent,
-) -> Best:
+) -> ExhaustiveResult:
     """The best of all strategies; `known` is one that is already there. `deadline` is a time of `time.perf_counter`;
     `KeyboardInterrupt` ends the search like that.
     """
     count = prod(each.count for each in choices)
     try:
-        tables = waits(evaluator.tasks, [list(each) for each in choices], deadline)
-    except (OutOfReach, KeyboardInterrupt) as ended:
-        return Best(known, 0.0, count, 0, 0, isinstance(ended, KeyboardInterrupt))
+        tables = transfer_times(evaluator.tasks, [list(each) for each in choices], deadline)
+    except (TablesTooLarge, KeyboardInterrupt) as ended:
+        return ExhaustiveResult(known, 0.0, count, 0, 0, isinstance(ended, KeyboardInterrupt))
     search = _Search(evaluator, choices, tables, known)
     is_interrupted = False
     try:
@@ -67,15 +71,19 @@ def best_strategy(
     except KeyboardInterrupt:
         is_interrupted = True
     least = min(search.least, search.best.seconds)
-    return Best(search.best, least, count, search.sets, search.simulated, is_interrupted)
+    return ExhaustiveResult(search.best, least, count, search.sets, search.simulated, is_interrupted)
 
 
 class _Search:
     def __init__(
-        self, evaluator: Evaluator, choices: Sequence[Choices], waits: Waits, known: Evaluated
+        self,
+        evaluator: StrategyEvaluator,
+        choices: Sequence[OperatorConfigurations],
+        waits: TransferTimes,
+        known: EvaluatedStrategy,
     ) -> None:
         self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
-        self.everything, self.bounds = waits.parts > 0, Bounds(waits)
+        self.everything, self.bounds = waits.parts > 0, StrategyBounds(waits)
         self.sets = self.simulated = 0
         self.least = 0.0
 

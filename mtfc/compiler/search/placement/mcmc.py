@@ -24,11 +24,13 @@ import attrs
 
 from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.search.found import NothingFits, Progress, silent
-from mtfc.compiler.search.placement.baseline_strategies import parameters_of
 from mtfc.compiler.search.placement.operators.operator_graph import Operator
-from mtfc.compiler.search.placement.operators.strategy import Configuration
-from mtfc.compiler.search.placement.operators.strategy_space import Choices
-from mtfc.compiler.search.placement.simulator.evaluation import Evaluated, Evaluator
+from mtfc.compiler.search.placement.operators.strategy import (
+    Configuration,
+    OperatorConfigurations,
+    parameters_of,
+)
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 
 SHARPNESS = 300.0
 """beta times the cost at the start: what takes 1/300 longer is accepted with probability 1/e."""
@@ -39,7 +41,7 @@ STRETCHES, LAYERS = 0.25, 0.4
 
 
 @attrs.frozen
-class Budget:
+class SearchBudget:
     """Of a whole search: seconds, proposals of each chain, and strategies that the descent may look at; None for any number."""
 
     seconds: float
@@ -48,19 +50,19 @@ class Budget:
 
 
 @attrs.frozen
-class Found:
+class McmcResult:
     """The best strategy, how many were looked at, and whether no change of one operator makes it better.
 
     is_interrupted: whether `KeyboardInterrupt` ended the search.
     """
 
-    best: Evaluated
+    best: EvaluatedStrategy
     evaluated: int
     locally_optimal: bool
     is_interrupted: bool = False
 
 
-class Search:
+class McmcSearch:
     """A search for a strategy of one graph. Every result is reached from the same random numbers.
 
     held: operators that have fewer choices than others alike, and so are changed by themselves.
@@ -68,15 +70,15 @@ class Search:
 
     def __init__(
         self,
-        evaluator: Evaluator,
-        choices: Sequence[Choices],
+        evaluator: StrategyEvaluator,
+        choices: Sequence[OperatorConfigurations],
         seed: int = 0,
         progress: Progress = silent,
         held: Collection[int] = (),
     ) -> None:
         self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
         self.progress = progress
-        self.best: Evaluated | None = None
+        self.best: EvaluatedStrategy | None = None
         self.held = held
         self.layers = _layers(evaluator, choices, held)
         self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
@@ -85,7 +87,7 @@ class Search:
             n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
         }
 
-    def run(self, starts: Sequence[Evaluated], budget: Budget) -> Found:
+    def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> McmcResult:
         """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
         these find, the best one's first.
 
@@ -98,12 +100,14 @@ class Search:
         except KeyboardInterrupt:
             if self.best is None or self.best.seconds == inf:
                 raise
-            return Found(self.best, self.evaluator.count - first, False, is_interrupted=True)
-        return Found(best, self.evaluator.count - first, is_local)
+            return McmcResult(self.best, self.evaluator.count - first, False, is_interrupted=True)
+        return McmcResult(best, self.evaluator.count - first, is_local)
 
-    def _run(self, starts: Sequence[Evaluated], budget: Budget) -> tuple[Evaluated, bool]:
+    def _run(
+        self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget
+    ) -> tuple[EvaluatedStrategy, bool]:
         begin = time.perf_counter()
-        found: list[Evaluated] = []
+        found: list[EvaluatedStrategy] = []
         for number, start in enumerate(starts):
             is_over = time.perf_counter() > begin + budget.seconds
             if is_over and any(each.seconds < inf for each in found):
@@ -121,12 +125,12 @@ class Search:
                 best, is_local = descended, ended
         return best, is_local
 
-    def _keep(self, found: Evaluated) -> Evaluated:
+    def _keep(self, found: EvaluatedStrategy) -> EvaluatedStrategy:
         if self.best is None or found.seconds < self.best.seconds:
             self.best = found
         return found
 
-    def chain(self, start: Evaluated, proposals: int | None, deadline: float) -> Evaluated:
+    def chain(self, start: EvaluatedStrategy, proposals: int | None, deadline: float) -> EvaluatedStrategy:
         """A chain from one strategy; the best that it comes by."""
         begin = time.perf_counter()
         best = current = self._keep(start)
@@ -148,7 +152,7 @@ class Search:
                 best, improved, since = self._keep(current), number, time.perf_counter()
         return best
 
-    def _limit(self, current: Evaluated, start: Evaluated) -> float:
+    def _limit(self, current: EvaluatedStrategy, start: EvaluatedStrategy) -> float:
         """The cost up to which the next proposal is accepted."""
         if current.seconds == inf:
             return inf
@@ -180,7 +184,9 @@ class Search:
                 found[i] = Configuration(degrees, devices)
         return found
 
-    def descend(self, current: Evaluated, deadline: float, last: float = inf) -> tuple[Evaluated, bool]:
+    def descend(
+        self, current: EvaluatedStrategy, deadline: float, last: float = inf
+    ) -> tuple[EvaluatedStrategy, bool]:
         """Change a layer or an operator at a time as long as that helps; whether none could help when it ended, with the time or
         when `last` strategies had been looked at in all.
         """
@@ -202,11 +208,13 @@ class Search:
         return current, True
 
 
-def _samples(operator: Operator, evaluator: Evaluator) -> Dim | None:
+def _samples(operator: Operator, evaluator: StrategyEvaluator) -> Dim | None:
     return next((dim for dim in operator.dims if dim.name in evaluator.tasks.graph.samples), None)
 
 
-def _layers(evaluator: Evaluator, choices: Sequence[Choices], held: Collection[int]) -> list[list[int]]:
+def _layers(
+    evaluator: StrategyEvaluator, choices: Sequence[OperatorConfigurations], held: Collection[int]
+) -> list[list[int]]:
     """Operators that share parameters and have the same legal degrees, by which they are; none that is held."""
     graph = evaluator.tasks.graph
     found: Mapping[object, list[int]] = {}

@@ -1,25 +1,288 @@
-"""What strategies must take at least that have some configurations for each operator.
+"""How long parts at least wait for each other, by the configurations of the operators that they belong to.
+
+What two neighbours send each other is decided by their two configurations alone, so all of it is written down once: for each use
+of a value, each pair of configurations, each part of the maker and each of the user, the longest path of tasks from one to the
+other. Of the transfers that a part sends through one port each waits for those before it, which were ready at the same time.
+
+
+What strategies must take at least that have some configurations for each operator.
 
 Everything forward comes before the loss and everything backward after it, so a step takes at least the sum of what the two passes
 take at least. Of each pass two things are known. Paths: a part starts after the parts that it waits for, whose operators have the
 configuration that is best for it. And work: between the first start of some operators' parts and the last end the devices compute
 all of these, each its own, and on average all together.
+
+
+What no strategy is below, for graphs of any size: paths and work as in `strategy_bounds.py`, where nothing is sent.
+
+All parts of an operator together take no less than the whole of it does in one: what is split is read and computed by some part,
+what is not by all.
 """
 
 from __future__ import annotations
 
-from math import inf
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import inf, prod
 
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.placement.parts.block_arrays import Array
-from mtfc.compiler.search.placement.transfer_times import Waits
-from mtfc.compiler.search.solver.message_passing import compiled
+from mtfc.compiler.search.jit import jit
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
+from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
+from mtfc.compiler.search.placement.part_costs import ONE
+from mtfc.compiler.search.placement.task_graph import BlockName, ParameterBundle, StrategyTasks, ValueUse
+from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
 
 @attrs.frozen(eq=False)
-class _Way:
+class TransferTimes:
+    """Seconds, by steps, configurations (of their operators) and parts; -inf where nothing is waited for.
+
+    operator: of each step. loss: the step that makes it, or -1. parts [operator, configuration]: how many.
+    forward, backward [step, configuration]: what a part takes.
+    makers, users [use]: steps. taken, returned [use, of maker, of user, part of maker, part of user]: from the end of the maker's
+    forward pass to the start of the user's, and from the end of the user's backward pass to the start of the maker's.
+    updated [step, configuration, part]: from the end of its backward pass to the end of updates that its operator alone decides.
+    sharers, others [pair]: a step, and another operator with parameters of its operator. shared [pair, own configuration, the
+    other's, part]: the same for updates that these two decide.
+    work [kind, operator, configuration, device]: what devices compute forward, backward and in updates. common: further updates,
+    of all devices together.
+    """
+
+    operator: Array
+    loss: int
+    parts: Array
+    forward: Array
+    backward: Array
+    makers: Array
+    users: Array
+    taken: Array
+    returned: Array
+    updated: Array
+    sharers: Array
+    others: Array
+    shared: Array
+    work: Array
+    common: float
+
+
+MOST = 50_000_000
+"""Entries that a table may have."""
+
+
+class TablesTooLarge(Exception):
+    """There are too many pairs of configurations for the time, or for tables of them."""
+
+
+def transfer_times(
+    tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float = inf
+) -> TransferTimes:
+    """All waits of a graph on few devices, with few configurations: tables have an entry for each pair of these.
+
+    Raises `TablesTooLarge`; `deadline` is a time of `time.perf_counter`.
+    """
+    return _Tables(tasks, choices, deadline).waits()
+
+
+class _Tables:
+    def __init__(
+        self, tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float
+    ) -> None:
+        self.tasks, self.choices, self.steps = tasks, choices, tasks.graph.steps
+        self.deadline = deadline
+        self.number = {step: i for i, step in enumerate(self.steps)}
+        self.strategy = [each[0] for each in choices]
+        self.parts = np.zeros((len(choices), max(map(len, choices))), np.int64)
+        for operator, each in enumerate(choices):
+            self.parts[operator, : len(each)] = [len(configuration.devices) for configuration in each]
+        self.room = tasks.links.count
+        self.updated = np.full((len(self.steps), self.parts.shape[1], self.room), -inf)
+        self.shared: list[tuple[int, int, Array]] = []
+        self.work = np.zeros((3, *self.parts.shape, self.room))
+        self.common = 0.0
+
+    def waits(self) -> TransferTimes:
+        graph = self.tasks.graph
+        uses: list[ValueUse] = [name.of for name in self.tasks.names if name.kind == "taken"]
+        forward, backward = self._compute()
+        for name in self.tasks.names:
+            if name.kind == "updated":
+                self._update(name)
+        return TransferTimes(
+            np.array([self.tasks.number[step] for step in self.steps]),
+            self.number[graph.makers[graph.loss]] if graph.loss in graph.makers else -1,
+            self.parts,
+            forward,
+            backward,
+            np.array([self.number[use.maker] for use in uses], np.int64),
+            np.array([self.number[use.user] for use in uses], np.int64),
+            self._of_uses(uses, self._taken),
+            self._of_uses(uses, self._returned),
+            self.updated,
+            np.array([step for step, _, _ in self.shared], np.int64),
+            np.array([other for _, other, _ in self.shared], np.int64),
+            np.array([table for _, _, table in self.shared] or np.zeros((0, 1, 1, 1))),
+            self.work,
+            self.common,
+        )
+
+    def _compute(self) -> Array:
+        """What the parts of each step take in each pass; their devices work for so long."""
+        found = np.zeros((2, len(self.steps), self.parts.shape[1]))
+        for i, step in enumerate(self.steps):
+            operator = self.tasks.number[step]
+            for c, configuration in enumerate(self.choices[operator]):
+                form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.known
+                found[:, i, c] = known.seconds[form] * (1.0, bool(self.tasks.flow.gradients[step]))
+                for device in configuration.devices:
+                    self.work[:2, operator, c, device] += found[:, i, c]
+        return found
+
+    def _of_uses(self, uses: Sequence[ValueUse], between: Callable[[ValueUse], Array]) -> Array:
+        most, known = self.parts.shape[1], dict[object, int]()
+        if len(uses) * (most * self.room) ** 2 > MOST:
+            raise TablesTooLarge
+        found = np.full((len(uses), most, most, self.room, self.room), -inf)
+        for i, use in enumerate(uses):
+            alike = known.setdefault(self._kind(use), i)
+            found[i] = found[alike]
+            for j, k in self._pairs(*self._operators(use)) if alike == i else ():
+                table = between(use)
+                found[i, j, k, : table.shape[0], : table.shape[1]] = table
+        return found
+
+    def _operators(self, use: ValueUse) -> tuple[int, int]:
+        return self.tasks.number[use.maker], self.tasks.number[use.user]
+
+    def _kind(self, use: ValueUse) -> object:
+        """Equal for uses with the same waits."""
+        signatures, (a, b) = self.tasks.flow.signatures, self._operators(use)
+        positions = use.maker.outputs.index(use.value), use.user.inputs.index(use.value)
+        options = tuple(self.choices[a]), tuple(self.choices[b]), a == b
+        return (signatures[use.maker], signatures[use.user], *positions, *options)
+
+    def _pairs(self, a: int, b: int) -> Iterator[tuple[int, int]]:
+        """The configurations of two operators, which are then the strategy's; of a single one only the same for both."""
+        both = product(enumerate(self.choices[a]), enumerate(self.choices[b]))
+        for (i, self.strategy[a]), (j, self.strategy[b]) in both:
+            if time.perf_counter() > self.deadline:
+                raise TablesTooLarge
+            if a != b or i == j:
+                yield i, j
+
+    def _taken(self, use: ValueUse) -> Array:
+        sums = [BlockName("summed", use.maker, use.value)] if use.value in use.maker.pending else []
+        return self._between(
+            BlockName("step", use.maker), *sums, BlockName("taken", use), BlockName("step", use.user)
+        )[0]
+
+    def _returned(self, use: ValueUse) -> Array:
+        if not self.tasks.flow.returns(use.value, use.user):
+            return np.full((1, 1), -inf)
+        sums = [BlockName("collected", use.maker, use.value)] if use.value in use.maker.pending else []
+        return self._between(
+            BlockName("back", use.user), BlockName("returned", use), *sums, BlockName("back", use.maker)
+        )[0].T
+
+    def _between(self, *names: BlockName) -> tuple[Array, Array]:
+        """The longest times from the end of each task of the first block to the start of each of the last, and to its end."""
+        ids = [self.tasks.index[name] for name in names]
+        blocks = self.tasks.build(np.array(ids), self.tasks.placed(self.strategy))
+        offsets = blocks.offsets
+        at = np.full(len(self.tasks.names), -1)
+        at[ids] = offsets[:-1]
+        edges = blocks.edges[blocks.edge_offsets[1] :]
+        edges = edges[(at[edges[:, 0]] >= 0) & (at[edges[:, 2]] >= 0)]
+        ends = offsets[1], offsets[-2] if len(names) > 2 else offsets[-1]
+        numbers = at[edges[:, 0]] + edges[:, 1], at[edges[:, 2]] + edges[:, 3]
+        start = starts(*numbers, blocks.device, blocks.seconds, *ends)
+        last = slice(offsets[-2], offsets[-1])
+        return start[:, last], start[:, last] + blocks.seconds[last]
+
+    def _update(self, name: BlockName) -> None:
+        bundle: ParameterBundle = name.of
+        operators = list(dict.fromkeys(self.tasks.number[step] for step in bundle.steps))
+        own = operators[0]
+        if len(operators) == 1:
+            for c, _ in self._pairs(own, own):
+                self.work[2, own, c] += self._update_work(name)
+                for step in bundle.steps:
+                    self._raise(self.updated[self.number[step], c], step, name)
+        elif len(operators) == 2:
+            self._update_pair(name, *operators)
+        else:
+            size = sum(value.type.local_bytes(ONE) for value in bundle.parameters)
+            self.common += self.tasks.update_seconds(size) + self.tasks.norm_seconds(size)
+
+    def _update_pair(self, name: BlockName, own: int, other: int) -> None:
+        most = self.parts.shape[1]
+        steps = name.of.steps
+        tables = {step: np.full((most, most, self.room), -inf) for step in steps}
+        least = np.full((most, self.room), inf)
+        for i, j in self._pairs(own, other):
+            least[i] = np.minimum(least[i], self._update_work(name))
+            for step, table in tables.items():
+                at = (i, j) if self.tasks.number[step] == own else (j, i)
+                self._raise(table[at], step, name)
+        self.work[2, own, : len(self.choices[own])] += least[: len(self.choices[own])]
+        for step, table in tables.items():
+            self.shared.append((self.number[step], other if self.tasks.number[step] == own else own, table))
+
+    def _raise(self, found: Array, step: OperatorStep, name: BlockName) -> None:
+        added = BlockName("added", name.of)
+        if self.tasks.clips:  # what is added up is waited for by all updates
+            least = self._build(name).seconds.max(initial=0.0)
+            end = self._between(BlockName("back", step), added)[1].max(axis=1, initial=-inf) + least
+        else:
+            end = self._between(BlockName("back", step), added, name)[1].max(axis=1, initial=-inf)
+        np.maximum(found[: len(end)], end, out=found[: len(end)])
+
+    def _build(self, name: BlockName) -> TaskBlocks:
+        return self.tasks.build(np.array([self.tasks.index[name]]), self.tasks.placed(self.strategy))
+
+    def _update_work(self, name: BlockName) -> Array:
+        """What devices take for the updates of a bundle."""
+        found = np.zeros(self.room)
+        for each in (BlockName("added", name.of), name):
+            block = self._build(each)
+            found += np.bincount(block.device, block.seconds, minlength=self.room)[: self.room]
+        return found
+
+
+@jit
+def starts(before: Array, after: Array, device: Array, seconds: Array, sources: int, middle: int) -> Array:
+    """Of tasks numbered along their edges: the longest time from the end of each of the first `sources` to the start of each.
+
+    Tasks from there up to `middle` have no other edges than these. Those that come after one task alone are ready together.
+    """
+    count = len(device)
+    incoming, only = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for e in range(len(before)):
+        incoming[after[e]] += 1
+        only[after[e]] = before[e]
+    found = np.full((sources, count), -np.inf)
+    for task in range(count):
+        queued, wait = 0.0, 0.0 if task < sources else seconds[task]
+        if sources <= task < middle and incoming[task] == 1:
+            for other in range(sources, task):
+                if incoming[other] == 1 and only[other] == only[task] and device[other] == device[task]:
+                    queued += seconds[other]
+        for source in range(sources):
+            found[source, task] += queued
+            end = found[source, task] + wait
+            if task < sources:
+                end = 0.0 if task == source else -np.inf
+            for e in range(len(before)):
+                if before[e] == task:
+                    found[source, after[e]] = max(found[source, after[e]], end)
+    return found
+
+
+@attrs.frozen(eq=False)
+class _StepEdges:
     """Edges from step to step, in an order in which all that lead to a step come before those from it.
 
     tables [edge, configuration of the source, of the target, part of the source, of the target]: seconds between parts.
@@ -29,25 +292,25 @@ class _Way:
     targets: Array
     tables: Array
 
-    def reversed(self) -> _Way:
+    def reversed(self) -> _StepEdges:
         """The other way, of edges that go from lower to higher steps."""
         order = np.argsort(-self.sources, kind="stable")
         tables = self.tables[order].transpose(0, 2, 1, 4, 3).copy()
-        return _Way(self.targets[order], self.sources[order], tables)
+        return _StepEdges(self.targets[order], self.sources[order], tables)
 
 
-class Bounds:
+class StrategyBounds:
     """Lower bounds for sets of strategies of one graph."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: TransferTimes) -> None:
         self.waits = waits
         order = np.argsort(waits.users, kind="stable")
         makers, users = waits.makers[order], waits.users[order]
-        self.forth = _Way(makers, users, waits.taken[order])
-        self.to_start = _Way(makers, users, waits.returned[order])
+        self.forth = _StepEdges(makers, users, waits.taken[order])
+        self.to_start = _StepEdges(makers, users, waits.returned[order])
         self.back = self.to_start.reversed()
         is_before = self.forth.sources != waits.loss
-        self.to_loss = _Way(*(each[is_before] for each in attrs.astuple(self.forth))).reversed()
+        self.to_loss = _StepEdges(*(each[is_before] for each in attrs.astuple(self.forth))).reversed()
         parts = waits.parts[waits.operator]
         self.zero = np.where(np.arange(waits.taken.shape[-1]) < parts[:, :, None], 0.0, -inf)
 
@@ -82,7 +345,7 @@ class Bounds:
         np.maximum.at(found, w.sharers, shared)
         return found
 
-    def _longest(self, way: _Way, first: Array, seconds: Array, allowed: Array) -> Array:
+    def _longest(self, way: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
         found = first.copy()
         raise_along(way.sources, way.targets, way.tables, self.waits.operator, seconds, allowed, found)
         return found
@@ -105,7 +368,7 @@ class Bounds:
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
 
 
-@compiled
+@jit
 def raise_along(
     sources: Array,
     targets: Array,
@@ -136,7 +399,7 @@ def raise_along(
                 found[target, j, q] = max(found[target, j, q], least)
 
 
-@compiled
+@jit
 def add_work(
     operator: Array,
     parts: Array,
@@ -193,3 +456,47 @@ def add_work(
                                 mean += own[d]
                                 busiest = max(busiest, done[d] - least[o, d] + own[d])
                             found[o, c] = max(found[o, c], around + max(mean / room, busiest))
+
+
+def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:
+    """Seconds that a step takes under each strategy at least."""
+    if not choices:
+        return 0.0
+    waits = _least(tasks, choices)
+    return float(StrategyBounds(waits).of(waits.parts > 0).max())
+
+
+def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> TransferTimes:
+    """All operators as if they had one configuration that is best for everything, on a device as fast as all."""
+    graph, count = tasks.graph, tasks.links.count
+    steps = graph.steps
+    uses = [name.of for name in tasks.names if name.kind == "taken"]
+    has_gradient = [use.value in tasks.flow.gradients[use.user] for use in uses]
+    work, seconds = np.zeros((3, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
+    for i, step in enumerate(steps):
+        operator = tasks.number[step]
+        form, known = tasks.forms.number(step, ()), tasks.forms.known
+        whole = known.seconds[form] * (1.0, bool(tasks.flow.gradients[step]))
+        seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
+        work[:2, operator, 0, 0] += whole / count
+    sizes = [
+        value.type.local_bytes(ONE) for n in tasks.names if n.kind == "updated" for value in n.of.parameters
+    ]
+    none, number = np.zeros(0, np.int64), {step: i for i, step in enumerate(steps)}
+    return TransferTimes(
+        operator=np.array([tasks.number[step] for step in steps]),
+        loss=number[graph.makers[graph.loss]] if graph.loss in graph.makers else -1,
+        parts=np.ones((len(graph.operators), 1), np.int64),
+        forward=seconds[0],
+        backward=seconds[1],
+        makers=np.array([number[use.maker] for use in uses], np.int64),
+        users=np.array([number[use.user] for use in uses], np.int64),
+        taken=np.zeros((len(uses), 1, 1, 1, 1)),
+        returned=np.where(has_gradient, 0.0, -inf).reshape(-1, 1, 1, 1, 1),
+        updated=np.full((len(steps), 1, 1), -inf),
+        sharers=none,
+        others=none,
+        shared=np.zeros((0, 1, 1, 1)),
+        work=work,
+        common=(tasks.update_seconds(sum(sizes)) + tasks.norm_seconds(sum(sizes))) / count,
+    )

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 Integers: TypeAlias = NDArray[np.int64]
 
 Booleans: TypeAlias = NDArray[np.bool_]
-Choices: TypeAlias = Sequence[int] | Integers
+ChosenStrategies: TypeAlias = Sequence[int] | Integers
+
+
+class Infeasible(Exception):
+    """It is proven that every choice has an impossible part, or exceeds the memory."""
+
+
+class NotFound(Exception):
+    """The search ended without a choice that fits; there may be one."""
+
 
 FORBIDDEN = 10**18
 """A cost from here on says that a strategy, or a pair of strategies, is impossible."""
@@ -49,7 +58,7 @@ class Ragged:
 
 
 @attrs.frozen(eq=False)
-class Problem:
+class AssignmentProblem:
     """Strategy s of node i costs `costs[i][s]` and holds `usages[i][s]` bytes during `intervals[i]`, half-open.
 
     `edges[e]` are the two different nodes of edge e and `edge_costs[e]` its table, row-major over their strategies; parallel
@@ -73,7 +82,7 @@ class Problem:
         first = int(self.edges[edge, 0])
         return self.edge_costs[edge].reshape(len(self.costs[first]), -1)
 
-    def cost(self, choices: Choices) -> int:
+    def cost(self, choices: ChosenStrategies) -> int:
         """The total cost of a choice, FORBIDDEN or more where it has an impossible part."""
         chosen = np.asarray(choices, np.int64)
         first, second = self.edges.T
@@ -82,14 +91,14 @@ class Problem:
         edges = self.edge_costs.values[self.edge_costs.offsets[:-1] + places]
         return _total(nodes) + _total(edges)
 
-    def peak(self, choices: Choices) -> int:
+    def peak(self, choices: ChosenStrategies) -> int:
         """The most bytes that a choice holds at any time."""
         held = self.usages.values[self.usages.offsets[:-1] + np.asarray(choices, np.int64)]
         return max(
             accumulate(change for _, change in changes(self.intervals.tolist(), held.tolist())), default=0
         )
 
-    def is_feasible(self, choices: Choices) -> bool:
+    def is_feasible(self, choices: ChosenStrategies) -> bool:
         fits = self.limit is None or self.peak(choices) <= self.limit
         return fits and self.cost(choices) < FORBIDDEN
 

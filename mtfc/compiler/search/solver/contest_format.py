@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtfc.compiler.search.solver.assignment_problem import Integers, Problem, Ragged
+from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Integers, Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,17 +27,17 @@ LARGEST = 4 * 10**18
 """What a number may be at most, so that sums of two fit into 64 bits."""
 
 
-class Malformed(Exception):
+class MalformedInstance(Exception):
     """A file that is no instance: says where, what was expected and what is there."""
 
 
-def read(content: bytes) -> Problem:
-    """The problem in a file's content, compressed by gzip or not. Raises `Malformed`."""
+def read(content: bytes) -> AssignmentProblem:
+    """The problem in a file's content, compressed by gzip or not. Raises `MalformedInstance`."""
     with _without_collection():
         return _problem(_object(_parsed(_unzipped(content)), "problem", "the file"))
 
 
-def write(problem: Problem) -> str:
+def write(problem: AssignmentProblem) -> str:
     """The problem as JSON text, on one line."""
     nodes = {
         "costs": _lists(problem.costs),
@@ -71,19 +71,21 @@ def _unzipped(content: bytes) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise Malformed(f"the file starts as gzip, but cannot be decompressed: {error}") from None
+        raise MalformedInstance(f"the file starts as gzip, but cannot be decompressed: {error}") from None
 
 
 def _parsed(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"expected JSON: {error}") from None
+        raise MalformedInstance(f"expected JSON: {error}") from None
     except ValueError:  # what Python says of a number of thousands of digits is about a setting of its own
-        raise Malformed(f"expected numbers of at most {LARGEST}; one has thousands of digits") from None
+        raise MalformedInstance(
+            f"expected numbers of at most {LARGEST}; one has thousands of digits"
+        ) from None
 
 
-def _problem(record: dict[str, Any]) -> Problem:
+def _problem(record: dict[str, Any]) -> AssignmentProblem:
     nodes, edges = _object(record, "nodes", "problem"), _object(record, "edges", "problem")
     costs = _rows(nodes, "costs", "nodes")
     usages = _rows(nodes, "usages", "nodes")
@@ -96,28 +98,32 @@ def _problem(record: dict[str, Any]) -> Problem:
     tables = _rows(edges, "costs", "edges")
     sizes = costs.lengths[ends].prod(axis=1)
     _expect_lengths(tables, sizes, "edges.costs", "one for each pair of strategies of the edge's nodes")
-    return Problem(costs, usages, intervals, ends, tables, _limit(record), str(record.get("name", "")))
+    return AssignmentProblem(
+        costs, usages, intervals, ends, tables, _limit(record), str(record.get("name", ""))
+    )
 
 
 def _object(record: Any, key: str, of: str) -> dict[str, Any]:
     found = _entry(record, key, of)
     if not isinstance(found, dict):
-        raise Malformed(f"expected an object as `{key}` of {of}, found {_kind(found)}")
+        raise MalformedInstance(f"expected an object as `{key}` of {of}, found {_kind(found)}")
     return found
 
 
 def _entry(record: Any, key: str, of: str) -> Any:
     if not isinstance(record, dict):
-        raise Malformed(f"expected {of} to be an object, found {_kind(record)}")
+        raise MalformedInstance(f"expected {of} to be an object, found {_kind(record)}")
     if key not in record:
-        raise Malformed(f"expected a key `{key}` in {of}; there are {', '.join(map(str, record)) or 'none'}")
+        raise MalformedInstance(
+            f"expected a key `{key}` in {of}; there are {', '.join(map(str, record)) or 'none'}"
+        )
     return record[key]
 
 
 def _limit(record: dict[str, Any]) -> int | None:
     limit = record.get("usage_limit")
     if limit is not None and (type(limit) is not int or not 0 <= limit <= LARGEST):
-        raise Malformed(f"expected bytes as `usage_limit` of problem, found {limit!r:.40}")
+        raise MalformedInstance(f"expected bytes as `usage_limit` of problem, found {limit!r:.40}")
     return limit
 
 
@@ -131,17 +137,17 @@ def _pairs(record: dict[str, Any], key: str, of: str) -> Integers:
     lists, path = _lists_of(record, key, of), f"{of}.{key}"
     for index, pair in enumerate(lists):
         if len(pair) != 2:
-            raise Malformed(f"expected two numbers in {path}[{index}], found {len(pair)}")
+            raise MalformedInstance(f"expected two numbers in {path}[{index}], found {len(pair)}")
     return _numbers(lists, path).reshape(-1, 2)
 
 
 def _lists_of(record: dict[str, Any], key: str, of: str) -> list[list[Any]]:
     lists, path = _entry(record, key, of), f"{of}.{key}"
     if not isinstance(lists, list):
-        raise Malformed(f"expected a list as {path}, found {_kind(lists)}")
+        raise MalformedInstance(f"expected a list as {path}, found {_kind(lists)}")
     for index, each in enumerate(lists):
         if not isinstance(each, list):
-            raise Malformed(f"expected a list as {path}[{index}], found {_kind(each)}")
+            raise MalformedInstance(f"expected a list as {path}[{index}], found {_kind(each)}")
     return lists
 
 
@@ -155,7 +161,7 @@ def _numbers(lists: list[list[Any]], path: str) -> Integers:
             values = np.full(1, -1)
         if not len(values) or (values.min() >= 0 and values.max() <= LARGEST):
             return values
-    raise Malformed(_first_bad_number(lists, path))
+    raise MalformedInstance(_first_bad_number(lists, path))
 
 
 def _first_bad_number(lists: list[list[Any]], path: str) -> str:
@@ -166,7 +172,9 @@ def _first_bad_number(lists: list[list[Any]], path: str) -> str:
 
 def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
     if len(found) != count:
-        raise Malformed(f"expected as many entries in {path} as in {other}, {count}; found {len(found)}")
+        raise MalformedInstance(
+            f"expected as many entries in {path} as in {other}, {count}; found {len(found)}"
+        )
 
 
 def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> None:
@@ -174,13 +182,15 @@ def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> Non
     wrong = np.flatnonzero(rows.lengths != lengths)
     if len(wrong):
         row = int(wrong[0])
-        raise Malformed(f"expected {lengths[row]} numbers in {path}[{row}], {why}; found {rows.lengths[row]}")
+        raise MalformedInstance(
+            f"expected {lengths[row]} numbers in {path}[{row}], {why}; found {rows.lengths[row]}"
+        )
 
 
 def _expect_strategies(costs: Ragged) -> None:
     empty = np.flatnonzero(costs.lengths == 0)
     if len(empty):
-        raise Malformed(f"expected at least one strategy in nodes.costs[{empty[0]}], found none")
+        raise MalformedInstance(f"expected at least one strategy in nodes.costs[{empty[0]}], found none")
 
 
 def _expect_ends(ends: Integers, nodes: int) -> None:
@@ -190,7 +200,7 @@ def _expect_ends(ends: Integers, nodes: int) -> None:
     ):
         if wrong.any():
             edge = int(np.flatnonzero(wrong)[0])
-            raise Malformed(f"expected {what} in edges.nodes[{edge}], found {ends[edge].tolist()}")
+            raise MalformedInstance(f"expected {what} in edges.nodes[{edge}], found {ends[edge].tolist()}")
 
 
 def _kind(value: Any) -> str:

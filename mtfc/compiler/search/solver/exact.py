@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
-from mtfc.compiler.search.solver.memory_rows import profile
-from mtfc.compiler.search.solver.reducible_network import Network
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, profile
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -31,7 +30,7 @@ LARGEST_COST = 1e6
 
 
 @attrs.frozen(eq=False)
-class Outcome:
+class ExactOutcome:
     """The best choice that was found, by the network's numbers, if any; and whether no other is better."""
 
     choices: Integers | None
@@ -49,24 +48,24 @@ class _Program:
     right: Any
 
 
-def solve_exactly(network: Network, until: float) -> Outcome:
+def solve_exactly(network: ReducibleNetwork, until: float) -> ExactOutcome:
     """The best choice for a network, searched until a time of `time.monotonic`. No strategy may cost FORBIDDEN by itself."""
     program = _program(network)
     rows = _first_rows(network)
     while True:
         found, is_optimal = _minimized(program, _memory(network, program, rows), until)
         if found is None:
-            return Outcome(None, is_optimal)
+            return ExactOutcome(None, is_optimal)
         choices = _choices(network, program, found)
         new = _violated(network, choices)
         if not len(new):
-            return Outcome(choices, is_optimal)
+            return ExactOutcome(choices, is_optimal)
         if set(new.tolist()) <= set(rows.tolist()) or monotonic() > until:
-            return Outcome(None, False)
+            return ExactOutcome(None, False)
         rows = np.union1d(rows, new)
 
 
-def _first_rows(network: Network) -> Integers:
+def _first_rows(network: ReducibleNetwork) -> Integers:
     """In the order of time, as `_memory` needs all rows."""
     count = len(network.free)
     if count <= ALL_ROWS:
@@ -75,7 +74,7 @@ def _first_rows(network: Network) -> Integers:
     return np.sort(dearest[network.prices[dearest] > 0])
 
 
-def _program(network: Network) -> _Program:
+def _program(network: ReducibleNetwork) -> _Program:
     nodes = sorted(network.nodes)
     counts = [len(network.costs[node]) for node in nodes]
     starts = np.cumsum([0, *counts])
@@ -120,7 +119,7 @@ def _assembled(
     return _Program(first, integral, scaled, csr_array((values, (rows, columns)), shape=shape), right)
 
 
-def _memory(network: Network, program: _Program, rows: Integers) -> Any:
+def _memory(network: ReducibleNetwork, program: _Program, rows: Integers) -> Any:
     """Constraints that no more is used in these rows than is free, None if there are no rows."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
@@ -155,14 +154,14 @@ def _minimized(program: _Program, memory: Any, until: float) -> tuple[Any, bool]
     return result.x, result.status in (0, 2)
 
 
-def _choices(network: Network, program: _Program, found: Any) -> Integers:
+def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Integers:
     choices = np.zeros(len(network.costs), np.int64)
     for node, first in program.first.items():
         choices[node] = found[first : first + len(network.costs[node])].argmax()
     return choices
 
 
-def _violated(network: Network, choices: Integers) -> Integers:
+def _violated(network: ReducibleNetwork, choices: Integers) -> Integers:
     """In each stretch of rows where more is used than is free, the row where most is; of those the worst."""
     used = [(i.start, i.end, i.usage[choices[node]]) for node in network.nodes for i in network.items[node]]
     starts, ends, held = np.array(used, np.int64).reshape(-1, 3).T

@@ -1,4 +1,10 @@
-"""Lower bounds: memory gets a price per byte and row, and what is left is bounded by message passing.
+"""The loops that take the time, compiled by Numba where it is installed; without it the same code runs as it is, slowly.
+
+Everything here takes `NetworkArrays`. The compiled code is kept beside this file, or where Numba finds another place for it, so
+that only the first run compiles, and the first after a change to any of the loops.
+
+
+Lower bounds: memory gets a price per byte and row, and what is left is bounded by message passing.
 
 For any prices of at least 0, the least of cost + prices * (used - free) over all choices is a lower bound (Lagrangian
 relaxation). That least is bounded in turn by reparametrization. The prices take steps along the average of what recent
@@ -14,9 +20,221 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.solver import message_passing
+from mtfc.compiler.search.jit import jit
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
-from mtfc.compiler.search.solver.network_arrays import Arrays, Floats
+from mtfc.compiler.search.solver.network_arrays import Floats, NetworkArrays
+
+LARGE = 1e16
+"""A message that is larger says "impossible", and is this."""
+
+
+@jit
+def pass_messages(
+    a: NetworkArrays, theta: Floats, messages: Floats, choices: Integers, total: Floats, forward: bool
+) -> float:
+    """One pass of sequential tree-reweighted message passing (Kolmogorov, 2006) over the nodes; a lower bound of the energy.
+
+    `theta` are costs per strategy, `messages[slot[arc] + s]` what the arc's other node tells about strategy s; `total` is
+    room for one node. Going forward, `choices` becomes the nodes' best strategies given those before them.
+    """
+    bound = 0.0
+    count = len(a.first) - 1
+    for step in range(count):
+        node = step if forward else count - 1 - step
+        least = _gather(a, theta, messages, node, total)
+        if forward:
+            choices[node] = _conditional(a, theta, messages, choices, node)
+        bound += least
+        weight = _weight(a, node)
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            if (a.head[arc] > node) == forward:
+                bound += _send(a, messages, node, arc, total, least, weight)
+    return bound
+
+
+@jit
+def _gather(a: NetworkArrays, theta: Floats, messages: Floats, node: int, total: Floats) -> Any:
+    """What each strategy of a node costs as far as it is known there, into `total`; the least."""
+    first, count = a.first[node], a.first[node + 1] - a.first[node]
+    for s in range(count):
+        total[s] = theta[first + s]
+    for arc in range(a.arcs[node], a.arcs[node + 1]):
+        slot = a.slot[arc]
+        for s in range(count):
+            total[s] += messages[slot + s]
+    least = np.inf
+    for s in range(count):
+        least = min(least, total[s])
+    return least
+
+
+@jit
+def _weight(a: NetworkArrays, node: int) -> float:
+    """One over the number of monotonic chains through a node."""
+    after = 0
+    for arc in range(a.arcs[node], a.arcs[node + 1]):
+        if a.head[arc] > node:
+            after += 1
+    before = int(a.arcs[node + 1] - a.arcs[node]) - after
+    return 1.0 / max(after, before, 1)
+
+
+@jit
+def _send(
+    a: NetworkArrays, messages: Floats, node: int, arc: int, total: Floats, least: float, weight: float
+) -> float:
+    """Send a message along an arc, from 0 on; the least, which it was reduced by."""
+    other = a.head[arc]
+    count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
+    out, own = a.slot[a.back[arc]], a.slot[arc]
+    for t in range(others):
+        messages[out + t] = np.inf
+    for s in range(count):
+        base = weight * (total[s] - least) - messages[own + s]
+        row = a.table[arc] + s * others
+        for t in range(others):
+            messages[out + t] = min(messages[out + t], base + a.pair_float[row + t])
+    lowest = np.inf
+    for t in range(others):
+        lowest = min(lowest, messages[out + t])
+    for t in range(others):
+        messages[out + t] = min(messages[out + t] - lowest, LARGE)
+    return lowest
+
+
+@jit
+def _conditional(a: NetworkArrays, theta: Floats, messages: Floats, choices: Integers, node: int) -> int:
+    """The best strategy of a node when those before it have chosen, and those after it have sent messages."""
+    best, found = np.inf, 0
+    for s in range(a.first[node + 1] - a.first[node]):
+        cost = theta[a.first[node] + s]
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            other = a.head[arc]
+            if other > node:
+                cost += messages[a.slot[arc] + s]
+            else:
+                cost += a.pair_float[
+                    a.table[arc] + s * (a.first[other + 1] - a.first[other]) + choices[other]
+                ]
+        if cost < best:
+            best, found = cost, s
+    return found
+
+
+@jit
+def total_cost(a: NetworkArrays, choices: Integers) -> int:
+    """What a choice costs, in integers."""
+    cost = 0
+    for node in range(len(a.first) - 1):
+        cost += a.cost[a.first[node] + choices[node]]
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            other = a.head[arc]
+            if other > node:
+                width = a.first[other + 1] - a.first[other]
+                cost += a.pair_cost[a.table[arc] + choices[node] * width + choices[other]]
+    return cost
+
+
+@jit
+def reparametrize(
+    a: NetworkArrays, theta: Integers, messages: Integers, rest: Integers, pair_rest: Integers
+) -> int:
+    """Move costs between nodes and edges as messages say, exactly; the bound that results.
+
+    Whatever the messages are, every choice costs the bound plus its entries of `rest` (per strategy) and of `pair_rest` (of
+    each edge in the table of the arc from its lower node), all of which are at least 0.
+    """
+    bound = 0
+    count = len(a.first) - 1
+    given = np.zeros(len(messages), np.int64)
+    for node in range(count):
+        bound += _keep_part(a, theta, messages, node, rest, given)
+    for node in range(count):
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            if a.head[arc] > node:
+                bound += _edge_rest(a, given, node, arc, pair_rest)
+    return bound
+
+
+@jit
+def _keep_part(
+    a: NetworkArrays, theta: Integers, messages: Integers, node: int, rest: Integers, given: Integers
+) -> int:
+    """What a node keeps when it gives its chains to earlier nodes their parts; `given` is what edges then give to it."""
+    first, count = a.first[node], a.first[node + 1] - a.first[node]
+    for s in range(count):
+        rest[first + s] = theta[first + s]
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            rest[first + s] += messages[a.slot[arc] + s]
+    least = rest[first : first + count].min()
+    weight = _weight(a, node)
+    for s in range(count):
+        part = int(weight * (rest[first + s] - least))
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            given[a.slot[arc] + s] = messages[a.slot[arc] + s]
+            if a.head[arc] < node:
+                given[a.slot[arc] + s] -= part
+                rest[first + s] -= part
+        rest[first + s] -= least
+    lowest = rest[first : first + count].min()
+    for s in range(count):
+        rest[first + s] -= lowest
+    return int(least + lowest)
+
+
+@jit
+def _edge_rest(a: NetworkArrays, given: Integers, node: int, arc: int, pair_rest: Integers) -> int:
+    """What an edge keeps of its costs, from 0 on; the least, which was taken away."""
+    other = a.head[arc]
+    count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
+    own, back, table = a.slot[arc], a.slot[a.back[arc]], a.table[arc]
+    for s in range(count):
+        for t in range(others):
+            place = table + s * others + t
+            pair_rest[place] = a.pair_cost[place] - given[own + s] - given[back + t]
+    end = table + count * others
+    least = pair_rest[table:end].min()
+    for place in range(table, end):
+        pair_rest[place] -= least
+    return int(least)
+
+
+@jit
+def excess_of_pairs(a: NetworkArrays, rest: Integers, pair_rest: Integers, excess: Integers) -> None:
+    """By how much every choice with a pair of strategies exceeds the bound at least, in place of `pair_rest`.
+
+    The same per strategy is added to `excess`.
+    """
+    for node in range(len(a.first) - 1):
+        for s in range(a.first[node], a.first[node + 1]):
+            excess[s] += rest[s]
+    for node in range(len(a.first) - 1):
+        for arc in range(a.arcs[node], a.arcs[node + 1]):
+            if a.head[arc] > node:
+                _excess_of_edge(a, rest, pair_rest, excess, node, arc)
+
+
+@jit
+def _excess_of_edge(
+    a: NetworkArrays, rest: Integers, pair_rest: Integers, excess: Integers, node: int, arc: int
+) -> None:
+    other, most = a.head[arc], 4 * 10**18
+    first, second, table = a.first[node], a.first[other], a.table[arc]
+    count, others = a.first[node + 1] - first, a.first[other + 1] - second
+    for s in range(count):
+        least = most
+        for t in range(others):
+            least = min(least, pair_rest[table + s * others + t] + rest[second + t])
+        excess[first + s] = min(excess[first + s] + least, most)
+    for t in range(others):
+        least = most
+        for s in range(count):
+            least = min(least, pair_rest[table + s * others + t] + rest[first + s])
+        excess[second + t] = min(excess[second + t] + least, most)
+    for s in range(count):
+        for t in range(others):
+            pair_rest[table + s * others + t] += rest[first + s] + rest[second + t]
+
 
 RECENT = 0.1
 """The weight of the newest choice in the average."""
@@ -44,7 +262,7 @@ DIGITS = 40
 class Lagrangian:
     """Prices and messages while they are improved. `bound` is what they promise, up to rounding; see `certify`."""
 
-    def __init__(self, arrays: Arrays, constant: int) -> None:
+    def __init__(self, arrays: NetworkArrays, constant: int) -> None:
         self.arrays = arrays
         self.constant = constant
         self.prices: Floats = np.zeros(len(arrays.free))
@@ -76,9 +294,9 @@ class Lagrangian:
         `target` is a cost that the bound will not exceed, such as that of the best choice known.
         """
         a, theta = self.arrays, self.theta(self._trial)
-        message_passing.pass_messages(a, theta, self.messages, self.choices, self._room, True)
+        pass_messages(a, theta, self.messages, self.choices, self._room, True)
         used = a.used(self.choices)
-        found = message_passing.pass_messages(a, theta, self.messages, self.choices, self._room, False)
+        found = pass_messages(a, theta, self.messages, self.choices, self._room, False)
         bound = found + self.constant - float(self._trial @ a.free)
         self.steps += 1
         excess = used - a.free
@@ -110,7 +328,7 @@ class Lagrangian:
             self._trial, self.messages = self.prices, self.best_messages.copy()
 
 
-def _places(arrays: Arrays) -> Integers:
+def _places(arrays: NetworkArrays) -> Integers:
     """The place per strategy of each entry of `bytes`."""
     counts = np.diff(arrays.first)
     owner = np.repeat(np.arange(arrays.size), np.diff(arrays.items))
@@ -119,7 +337,7 @@ def _places(arrays: Arrays) -> Integers:
 
 
 @attrs.frozen(eq=False)
-class Certificate:
+class BoundCertificate:
     """A lower bound that holds exactly, and by how much any choice with a strategy, or a pair of them, exceeds it at least."""
 
     bound: int
@@ -129,20 +347,20 @@ class Certificate:
     """In the tables of arcs from lower to higher nodes; the others' entries mean nothing."""
 
 
-def certify(lagrangian: Lagrangian) -> Certificate:
+def certify(lagrangian: Lagrangian) -> BoundCertificate:
     """The bound of the best prices, in integers throughout."""
     a = lagrangian.arrays
     theta, paid = _exact_theta(lagrangian)
     theta_float = theta.astype(np.float64)
     choices, messages_float = lagrangian.choices.copy(), lagrangian.best_messages.copy()
     for forward in (True, False) * TIGHTENING:
-        message_passing.pass_messages(a, theta_float, messages_float, choices, lagrangian._room, forward)
+        pass_messages(a, theta_float, messages_float, choices, lagrangian._room, forward)
     messages = np.rint(messages_float).astype(np.int64)
     rest, pair_rest = np.zeros_like(theta), np.zeros_like(a.pair_cost)
-    bound = message_passing.reparametrize(a, theta, messages, rest, pair_rest)
+    bound = reparametrize(a, theta, messages, rest, pair_rest)
     excess = np.zeros_like(theta)
-    message_passing.excess_of_pairs(a, rest, pair_rest, excess)
-    return Certificate(int(bound) + lagrangian.constant - paid, excess, pair_rest)
+    excess_of_pairs(a, rest, pair_rest, excess)
+    return BoundCertificate(int(bound) + lagrangian.constant - paid, excess, pair_rest)
 
 
 def _exact_theta(lagrangian: Lagrangian) -> tuple[Integers, int]:

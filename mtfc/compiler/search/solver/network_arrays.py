@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
-from mtfc.compiler.search.solver.reducible_network import Network
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
 
 Floats = NDArray[np.float64]
 
 
-class Arrays(NamedTuple):
+class NetworkArrays(NamedTuple):
     """Nodes are numbered from 0 on in the order of `nodes`, the numbers that they have in the network.
 
     An arc is an edge seen from one of its ends; arcs are sorted by that node, then by the other. "Per strategy" arrays have
@@ -74,7 +74,7 @@ class Arrays(NamedTuple):
         return change.cumsum()[:-1]
 
 
-def pack(network: Network) -> Arrays:
+def pack(network: ReducibleNetwork) -> NetworkArrays:
     """The network's arrays, in the order of the nodes' numbers."""
     nodes = sorted(network.nodes)
     place = {node: index for index, node in enumerate(nodes)}
@@ -84,7 +84,7 @@ def pack(network: Network) -> Arrays:
     tables = [np.minimum(network.tables[node][other], impossible) for node, other in ends]
     items = [item for node in nodes for item in network.items[node]]
     pair_cost = _joined([table.ravel() for table in tables])
-    return Arrays(
+    return NetworkArrays(
         nodes=np.array(nodes, np.int64),
         first=_starts([len(network.costs[node]) for node in nodes]),
         cost=_joined([np.minimum(network.costs[node], impossible) for node in nodes]),
@@ -105,7 +105,7 @@ def pack(network: Network) -> Arrays:
     )
 
 
-def _impossible(network: Network) -> int:
+def _impossible(network: ReducibleNetwork) -> int:
     """One more than if each node and edge cost the most that it can."""
     costs = [network.costs[node] for node in network.nodes]
     tables = [

@@ -1,4 +1,12 @@
-"""Reductions: rules that make a network smaller and keep its least cost, applied until none fits.
+"""Memory as rows: the few times at which a limit on memory can be exceeded, and who holds something then.
+
+A problem while it is made smaller: nodes with costs and tables that may change, and the way back to the problem's choices.
+
+Every change keeps the least total cost, and appends a `Step` that finds the choice of what it removed from the choices of
+what it left.
+
+
+Reductions: rules that make a network smaller and keep its least cost, applied until none fits.
 
 The rules look at one node and its neighbours. Most of a large problem goes this way: operations whose strategy is that of
 their operand (`merge`), tensors that nothing else depends on (`fold_leaf`), strategies that another one beats in any case
@@ -10,13 +18,220 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from math import inf
 from time import monotonic
+from typing import Protocol
 
+import attrs
 import numpy as np
 
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
-from mtfc.compiler.search.solver.reducible_network import FollowsTwo, Infeasible, Network
+from mtfc.compiler.search.solver.assignment_problem import (
+    FORBIDDEN,
+    AssignmentProblem,
+    Booleans,
+    Infeasible,
+    Integers,
+)
+
+
+@attrs.frozen(eq=False)
+class MemoryItem:
+    """Bytes that a node holds, `usage[s]` under its strategy s, in the rows from `start` up to but not including `end`."""
+
+    start: int
+    end: int
+    usage: Integers
+
+
+def rows_of(intervals: Integers) -> Integers:
+    """The half-open intervals in rows in place of times. [nodes, 2]
+
+    A row is a time at which something begins to be held, and after which something ends to be before anything else begins: at any
+    other time no more is held than at one of those.
+    """
+    empty = intervals[:, 0] >= intervals[:, 1]
+    starts, ends = intervals[~empty, 0], intervals[~empty, 1]
+    times = np.unique(starts)
+    ended = np.searchsorted(np.sort(ends), times, side="right")
+    keep = np.append(np.diff(ended) > 0, True)[: len(times)]
+    times = times[keep]
+    rows = np.searchsorted(times, intervals, side="left")
+    rows[empty] = 0
+    return rows
+
+
+def profile(starts: Integers, ends: Integers, held: Integers, rows: int) -> Integers:
+    """What is held in each row, in bytes. [rows]"""
+    change = np.zeros(rows + 1, np.int64)
+    np.add.at(change, starts, held)
+    np.add.at(change, ends, -held)
+    return change.cumsum()[:rows]
+
+
+class UndoStep(Protocol):
+    """Undoes a change: completes `choices`, in which every node that is left has its choice."""
+
+    def undo(self, choices: Integers) -> None: ...
+
+
+@attrs.frozen(eq=False)
+class KeptStrategies:
+    """Of a node's strategies only these were kept."""
+
+    node: int
+    strategies: Integers
+
+    def undo(self, choices: Integers) -> None:
+        choices[self.node] = self.strategies[choices[self.node]]
+
+
+@attrs.frozen(eq=False)
+class FollowsOne:
+    """A node's strategy was made to follow from another's."""
+
+    node: int
+    other: int
+    strategies: Integers
+
+    def undo(self, choices: Integers) -> None:
+        choices[self.node] = self.strategies[choices[self.other]]
+
+
+@attrs.frozen(eq=False)
+class FollowsTwo:
+    """A node's strategy was made to follow from those of two others."""
+
+    node: int
+    others: tuple[int, int]
+    strategies: Integers
+
+    def undo(self, choices: Integers) -> None:
+        first, second = self.others
+        choices[self.node] = self.strategies[choices[first], choices[second]]
+
+
+class ReducibleNetwork:
+    """Nodes by their numbers. `tables[i][j]` is [strategies of i, strategies of j], and `tables[j][i]` its transpose."""
+
+    def __init__(self, problem: AssignmentProblem) -> None:
+        self.constant = 0
+        self.nodes = set(range(problem.nodes))
+        self.costs = [np.minimum(problem.costs[node], FORBIDDEN) for node in self.nodes]
+        self.tables: list[dict[int, Integers]] = [{} for _ in self.nodes]
+        self.items: list[list[MemoryItem]] = [[] for _ in self.nodes]
+        self.steps: list[UndoStep] = []
+        for edge, (first, second) in enumerate(problem.edges.tolist()):
+            self.add_table(first, second, problem.table(edge))
+        self.limit = problem.limit
+        self.free = np.zeros(0, np.int64)
+        """What memory is left in each row, beside items. [rows]"""
+        self.prices = np.zeros(0)
+        """What a byte is thought to be worth in each row: says which rows matter. [rows]"""
+        if problem.limit is not None:
+            self._add_items(problem, problem.limit)
+
+    def _add_items(self, problem: AssignmentProblem, limit: int) -> None:
+        rows = rows_of(problem.intervals)
+        self.free = np.full(rows.max(initial=0), limit)
+        self.prices = np.zeros(len(self.free))
+        for node, (start, end) in enumerate(rows.tolist()):
+            if start < end:
+                self.items[node].append(MemoryItem(start, end, problem.usages[node]))
+
+    def copy(self) -> ReducibleNetwork:
+        """A network that can be changed apart from this one; its steps lead back to this one."""
+        other = copy(self)
+        other.nodes, other.costs, other.items = set(self.nodes), list(self.costs), list(self.items)
+        other.tables = [dict(tables) for tables in self.tables]
+        other.free, other.steps = self.free.copy(), []
+        return other
+
+    def add_table(self, first: int, second: int, table: Integers) -> None:
+        """Add an edge, or to one that is there."""
+        there = self.tables[first].get(second)
+        if there is not None:
+            table = there + table
+        table = np.minimum(table, FORBIDDEN)
+        self.tables[first][second], self.tables[second][first] = table, table.T
+
+    def add_cost(self, node: int, cost: Integers) -> None:
+        self.costs[node] = np.minimum(self.costs[node] + cost, FORBIDDEN)
+
+    def keep(self, node: int, strategies: Integers) -> None:
+        """Drop all other strategies of a node."""
+        self.steps.append(KeptStrategies(node, strategies))
+        self.costs[node] = self.costs[node][strategies]
+        self.items[node] = [attrs.evolve(item, usage=item.usage[strategies]) for item in self.items[node]]
+        for other, table in self.tables[node].items():
+            table = table[strategies]
+            self.tables[node][other], self.tables[other][node] = table, table.T
+
+    def cut(self, first: int, second: int) -> None:
+        """Remove an edge."""
+        del self.tables[first][second], self.tables[second][first]
+
+    def remove(self, node: int) -> None:
+        """Remove a node and its edges, when what they cost has gone elsewhere."""
+        for other in list(self.tables[node]):
+            self.cut(node, other)
+        self.nodes.remove(node)
+        self.items[node] = []
+
+    def follow(self, node: int, other: int, strategies: Integers) -> None:
+        """Make a node's strategy follow from another's: `strategies[s]` where that has s. What it costs and uses goes there."""
+        self.steps.append(FollowsOne(node, other, strategies))
+        table = self.tables[node].pop(other)
+        del self.tables[other][node]
+        self.add_cost(other, self.costs[node][strategies] + table[strategies, np.arange(len(strategies))])
+        for third, table in self.tables[node].items():
+            self.add_table(other, third, table[strategies])
+        self.items[other] += [attrs.evolve(item, usage=item.usage[strategies]) for item in self.items[node]]
+        self.remove(node)
+
+    def restore(self, choices: Integers) -> Integers:
+        """The problem's choices, from those of the nodes that are left; other entries of `choices` do not matter."""
+        complete = np.zeros(len(self.costs), np.int64)
+        left = list(self.nodes)
+        complete[left] = choices[left]
+        for step in reversed(self.steps):
+            step.undo(complete)
+        return complete
+
+    def settle_memory(self) -> None:
+        """Take what every strategy uses from what is free, and drop rows that have room for anything. Raises `Infeasible`."""
+        most = np.zeros(len(self.free), np.int64)
+        for node in self.nodes:
+            self.items[node] = self._settled(self.items[node])
+        found = [item for node in self.nodes for item in self.items[node]]
+        starts, ends = (np.array([getattr(i, key) for i in found], np.int64) for key in ("start", "end"))
+        most = profile(starts, ends, np.array([item.usage.max() for item in found], np.int64), len(self.free))
+        if (self.free < 0).any():
+            raise Infeasible("whatever is chosen, more memory is used than there is")
+        self._keep_rows(most > self.free)
+
+    def _settled(self, items: list[MemoryItem]) -> list[MemoryItem]:
+        """Items of one node, one for each interval, from 0 bytes on; the rest is taken from what is free."""
+        joined: dict[tuple[int, int], Integers] = {}
+        for item in items:
+            key = item.start, item.end
+            joined[key] = joined[key] + item.usage if key in joined else item.usage
+        settled = []
+        for (start, end), usage in joined.items():
+            least = usage.min()
+            self.free[start:end] -= least
+            if (usage > least).any():
+                settled.append(MemoryItem(start, end, usage - least))
+        return settled
+
+    def _keep_rows(self, kept: Booleans) -> None:
+        """Drop the other rows."""
+        place = np.concatenate([[0], np.cumsum(kept)])
+        self.free, self.prices = self.free[kept], self.prices[kept]
+        for node in self.nodes:
+            moved = (MemoryItem(int(place[i.start]), int(place[i.end]), i.usage) for i in self.items[node])
+            self.items[node] = [item for item in moved if item.start < item.end]
+
 
 PAIR_TABLE = 4096
 """The most entries of a table that folding a node of degree two may make."""
@@ -24,18 +239,18 @@ PAIR_TABLE = 4096
 COMPARISONS = 2_000_000
 """The most numbers that one search for dominated strategies looks at."""
 
-Rule = Callable[[Network, int], list[int]]
+Rule = Callable[[ReducibleNetwork, int], list[int]]
 """Changes the network around a node; the nodes whose surroundings are others now, none if the rule does not fit."""
 
 
-def reduce(network: Network, until: float = inf) -> None:
+def reduce(network: ReducibleNetwork, until: float = inf) -> None:
     """Apply the rules until none fits, or until a time of `time.monotonic`. Raises `Infeasible`."""
     network.settle_memory()
     while monotonic() < until and _pass(network, until):
         network.settle_memory()
 
 
-def _pass(network: Network, until: float) -> bool:
+def _pass(network: ReducibleNetwork, until: float) -> bool:
     """Apply the rules to all nodes, and to those whose surroundings change; whether one did."""
     queue = deque(sorted(network.nodes, key=lambda node: len(network.tables[node])))
     waiting = set(queue)
@@ -51,7 +266,7 @@ def _pass(network: Network, until: float) -> bool:
     return changed
 
 
-def _apply(network: Network, node: int) -> list[int]:
+def _apply(network: ReducibleNetwork, node: int) -> list[int]:
     for rule in RULES:
         touched = rule(network, node)
         if touched:
@@ -59,7 +274,7 @@ def _apply(network: Network, node: int) -> list[int]:
     return []
 
 
-def forbidden(network: Network, node: int) -> list[int]:
+def forbidden(network: ReducibleNetwork, node: int) -> list[int]:
     """Drop strategies that cost FORBIDDEN, or that do so with every strategy of a neighbour (arc consistency)."""
     possible = network.costs[node] < FORBIDDEN
     for other, table in network.tables[node].items():
@@ -72,7 +287,7 @@ def forbidden(network: Network, node: int) -> list[int]:
     return [node, *network.tables[node]]
 
 
-def single(network: Network, node: int) -> list[int]:
+def single(network: ReducibleNetwork, node: int) -> list[int]:
     """A node with one strategy: what it costs is a constant, and costs of its neighbours."""
     if len(network.costs[node]) > 1:
         return []
@@ -86,7 +301,7 @@ def single(network: Network, node: int) -> list[int]:
     return [node, *others]
 
 
-def merge(network: Network, node: int) -> list[int]:
+def merge(network: ReducibleNetwork, node: int) -> list[int]:
     """Two nodes where each strategy of either is possible with only one of the other become one."""
     for other, table in network.tables[node].items():
         if table.shape[0] == table.shape[1]:
@@ -99,7 +314,7 @@ def merge(network: Network, node: int) -> list[int]:
     return []
 
 
-def separable(network: Network, node: int) -> list[int]:
+def separable(network: ReducibleNetwork, node: int) -> list[int]:
     """A table that is the sum of a vector for each side is no edge."""
     for other, table in list(network.tables[node].items()):
         row = table[0]
@@ -113,7 +328,7 @@ def separable(network: Network, node: int) -> list[int]:
     return []
 
 
-def alone(network: Network, node: int) -> list[int]:
+def alone(network: ReducibleNetwork, node: int) -> list[int]:
     """A node without edges and memory takes the cheapest strategy."""
     if network.tables[node] or network.items[node]:
         return []
@@ -121,7 +336,7 @@ def alone(network: Network, node: int) -> list[int]:
     return [node]
 
 
-def fold_leaf(network: Network, node: int) -> list[int]:
+def fold_leaf(network: ReducibleNetwork, node: int) -> list[int]:
     """A node with one neighbour, if for each strategy of that its own cheapest one also uses the least memory."""
     if len(network.tables[node]) != 1:
         return []
@@ -134,7 +349,7 @@ def fold_leaf(network: Network, node: int) -> list[int]:
     return [other]
 
 
-def _cheapest(network: Network, node: int, total: Integers) -> Integers | None:
+def _cheapest(network: ReducibleNetwork, node: int, total: Integers) -> Integers | None:
     """The strategy in each row of `total` [rows, strategies] that costs least, if no possible one uses less memory."""
     items = network.items[node]
     if not items:
@@ -147,7 +362,7 @@ def _cheapest(network: Network, node: int, total: Integers) -> Integers | None:
     return best if (used[:, best] <= least).all() else None
 
 
-def fold_between(network: Network, node: int) -> list[int]:
+def fold_between(network: ReducibleNetwork, node: int) -> list[int]:
     """A node without memory between two others becomes an edge of those."""
     if len(network.tables[node]) != 2 or network.items[node]:
         return []
@@ -161,7 +376,7 @@ def fold_between(network: Network, node: int) -> list[int]:
     return [first, second]
 
 
-def dominated(network: Network, node: int) -> list[int]:
+def dominated(network: ReducibleNetwork, node: int) -> list[int]:
     """Drop a strategy if another one uses no more memory and costs no more, whatever the neighbours choose."""
     count = len(network.costs[node])
     if count**2 * (1 + sum(table.shape[1] for table in network.tables[node].values())) > COMPARISONS:

@@ -12,11 +12,10 @@ from time import monotonic
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers, Problem
-from mtfc.compiler.search.solver.exact import Outcome
-from mtfc.compiler.search.solver.network_reductions import reduce
-from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
-from mtfc.compiler.search.solver.worker import Worker, solved
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Infeasible, Integers
+from mtfc.compiler.search.solver.exact import ExactOutcome
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
+from mtfc.compiler.search.solver.worker import ExactWorker, solved
 
 MARGIN, MARGIN_SHARE = 0.8, 0.1
 """Seconds that are left for putting things together, a tenth of the time at most, and so is `SHARE` of it."""
@@ -50,10 +49,6 @@ class Solution:
     is_interrupted: bool = False
 
 
-class NotFound(Exception):
-    """No choice that fits was found in time; there may be one."""
-
-
 Progress = Callable[[str, int | None, int | None], None]
 """Is told what is being done, the best cost and the best bound, where known."""
 
@@ -62,7 +57,7 @@ def silent(doing: str, cost: int | None, bound: int | None) -> None:
     """Reports nothing."""
 
 
-def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Solution:
+def solve(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
     """The best choice that is found before `deadline`, a time of `time.monotonic`.
 
     Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found. `KeyboardInterrupt` ends it with
@@ -72,7 +67,7 @@ def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Sol
     seconds = deadline - started
     until = deadline - min(MARGIN, MARGIN_SHARE * seconds) - SHARE * seconds
     progress("reducing", None, None)
-    network = Network(problem)
+    network = ReducibleNetwork(problem)
     reduce(network, started + (until - started) / 2)
     bound, chosen, is_interrupted = _solved(network, until, progress)
     choices = network.restore(chosen)
@@ -82,7 +77,7 @@ def solve(problem: Problem, deadline: float, progress: Progress = silent) -> Sol
     return Solution(cost, max(min(bound, cost), 0), tuple(choices.tolist()), seconds, is_interrupted)
 
 
-def _solved(network: Network, until: float, progress: Progress) -> tuple[int, Integers, bool]:
+def _solved(network: ReducibleNetwork, until: float, progress: Progress) -> tuple[int, Integers, bool]:
     """A lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
     if not network.nodes:
         return network.constant, np.zeros(len(network.costs), np.int64), False
@@ -93,16 +88,16 @@ def _solved(network: Network, until: float, progress: Progress) -> tuple[int, In
         outcome = solved(network.copy(), ALONE * (until - monotonic()))
         if _is_proof(outcome):
             return FORBIDDEN, _found(outcome), False
-    worker = Worker(network.copy(), until - monotonic()) if pairs <= DIRECT else None
+    worker = ExactWorker(network.copy(), until - monotonic()) if pairs <= DIRECT else None
     try:
         if worker is not None:
             left = until - monotonic()
             worker.wait(monotonic() + max(ALONE * left, min(LONG_ALONE, MOST_ALONE * left)))
             if _is_proof(worker.outcome):
                 return FORBIDDEN, _found(worker.outcome), False
-        from mtfc.compiler.search.solver.solver_search import Search
+        from mtfc.compiler.search.solver.solver_search import SolverSearch
 
-        search = Search(network, until, progress)
+        search = SolverSearch(network, until, progress)
         bound, choices = search.run(worker)
         return bound, choices, search.is_interrupted
     finally:
@@ -110,16 +105,16 @@ def _solved(network: Network, until: float, progress: Progress) -> tuple[int, In
             worker.end()
 
 
-def _is_proof(outcome: Outcome | None) -> bool:
+def _is_proof(outcome: ExactOutcome | None) -> bool:
     return outcome is not None and outcome.is_optimal
 
 
-def _found(outcome: Outcome | None) -> Integers:
+def _found(outcome: ExactOutcome | None) -> Integers:
     if outcome is None or outcome.choices is None:
         raise Infeasible("every choice has an impossible part, or exceeds the memory")
     return outcome.choices
 
 
-def _pairs(network: Network) -> int:
+def _pairs(network: ReducibleNetwork) -> int:
     tables = (table for node in network.nodes for table in network.tables[node].values())
     return sum(int((table < FORBIDDEN).sum()) for table in tables) // 2

@@ -4,22 +4,39 @@ One processor alternates between prices for memory (`lagrangian.py`), whose choi
 (`incumbent.py`). Another one solves cores exactly (`network_core.py`, `worker.py`): a small one first, then larger ones, with what
 was found meanwhile, until the core has all that can be better and its solution is a proof. Where even a small allowance
 leaves too much, it solves regions in turn, with everything around them as it is.
-"""
+
+
+The core of a network: what choices that are much better than the bound's slack allows can still consist of.
+
+A strategy or pair whose excess over the lower bound (see `BoundCertificate`) is more than the gap is in no choice better than the
+best one known, so dropping it loses nothing (reduced cost fixing). With less than the gap allowed the core is smaller, an
+exact solution of it quicker, and often as good (core problems of Balas and Zemel, 1980).
+
+
+Has the loops of the solver compiled before a search begins: once after an installation that takes longer than a budget."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
 import numpy as np
 
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
-from mtfc.compiler.search.solver.incumbent import Incumbent
-from mtfc.compiler.search.solver.lagrangian import Certificate, Lagrangian, certify
-from mtfc.compiler.search.solver.network_arrays import pack
-from mtfc.compiler.search.solver.network_core import allowance, core, region
-from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
-from mtfc.compiler.search.solver.worker import Worker
+from mtfc.compiler.search.solver.assignment_problem import (
+    FORBIDDEN,
+    AssignmentProblem,
+    Booleans,
+    Infeasible,
+    Integers,
+    NotFound,
+    Ragged,
+)
+from mtfc.compiler.search.solver.lagrangian import BoundCertificate, Lagrangian, certify
+from mtfc.compiler.search.solver.local_search import Incumbent
+from mtfc.compiler.search.solver.network_arrays import NetworkArrays, pack
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
+from mtfc.compiler.search.solver.worker import ExactWorker
 
 PAIRS = 40_000
 """Pairs of the first core."""
@@ -54,11 +71,11 @@ STRONGER = 1.15
 WEAKEST = 0.003
 
 
-class Search:
+class SolverSearch:
     """What is known of a network while it is searched, and what the other processor does."""
 
     def __init__(
-        self, network: Network, until: float, progress: Callable[[str, int | None, int | None], None]
+        self, network: ReducibleNetwork, until: float, progress: Callable[[str, int | None, int | None], None]
     ) -> None:
         self.network, self.end, self.until, self.progress = network, until, until, progress
         self.arrays = pack(network)
@@ -67,13 +84,13 @@ class Search:
         self.incumbent = Incumbent(self.arrays)
         self.lagrangian = Lagrangian(self.arrays, network.constant)
         self.bound = -FORBIDDEN
-        self.worker: Worker | None = None
+        self.worker: ExactWorker | None = None
         self.is_whole = self.is_interrupted = False
         self.pairs = PAIRS
         self.random = np.random.default_rng(0)
         self.first_core = monotonic() + PATIENCE * (until - monotonic())
 
-    def run(self, worker: Worker | None) -> tuple[int, Integers]:
+    def run(self, worker: ExactWorker | None) -> tuple[int, Integers]:
         """The bound, and choices by the network's numbers; `worker` is at work on the whole network. Raises like `solve`."""
         self.worker, self.is_whole = worker, worker is not None
         try:
@@ -111,8 +128,6 @@ class Search:
 
     def _result(self) -> tuple[int, Integers]:
         if self.incumbent.choices is None:
-            from mtfc.compiler.search.solver.solve import NotFound
-
             raise NotFound("no choice was found that is possible and fits the memory")
         choices = np.zeros(len(self.network.costs), np.int64)
         choices[self.arrays.nodes] = self.incumbent.choices
@@ -124,7 +139,7 @@ class Search:
         known = self.incumbent.choices is not None
         self.progress(doing, self.cost if known else None, self.bound if self.bound > -FORBIDDEN else None)
 
-    def _certify(self) -> Certificate:
+    def _certify(self) -> BoundCertificate:
         """The bound as it is; and, as that is also the last thing to do, leave time for it."""
         started = monotonic()
         certificate = certify(self.lagrangian)
@@ -176,7 +191,7 @@ class Search:
         lagrangian = self.lagrangian
         return lagrangian.steps >= STEPS or lagrangian.step < SHORT or monotonic() > self.first_core
 
-    def _take(self, worker: Worker) -> None:
+    def _take(self, worker: ExactWorker) -> None:
         outcome, self.worker = worker.outcome, None
         if outcome is None:
             self.pairs = max(self.pairs // GROWTH, PAIRS // 10)
@@ -202,8 +217,112 @@ class Search:
         self.network.prices = self.lagrangian.prices
         small = core(self.network, self.arrays, certificate, self.incumbent.choices, most, inside)
         self.is_whole = most >= gap and inside is None
-        self.worker = Worker(small, max((self.until - monotonic()) / 3, min(10.0, self.until - monotonic())))
+        self.worker = ExactWorker(
+            small, max((self.until - monotonic()) / 3, min(10.0, self.until - monotonic()))
+        )
         self._report(
             f"core of {self.pairs} pairs, allowance {most / max(gap, 1):.3f}"
             + " region" * (inside is not None)
         )
+
+
+def allowance(arrays: NetworkArrays, certificate: BoundCertificate, gap: int, pairs: int) -> int:
+    """The largest excess, up to `gap`, with which at most so many pairs are in the core."""
+    lower = np.repeat(np.arange(arrays.size), np.diff(arrays.arcs)) < arrays.head
+    sizes = np.diff(np.append(arrays.table, len(arrays.pair_cost)))
+    excess = certificate.pair_excess[np.repeat(lower, sizes)]
+    excess = excess[excess <= gap]
+    if len(excess) <= pairs:
+        return gap
+    return int(np.partition(excess, pairs)[pairs]) - 1
+
+
+def region(arrays: NetworkArrays, root: int, pairs: int) -> Booleans:
+    """Nodes around `root` (breadth first) whose edges have about so many pairs. [nodes]"""
+    inside = np.zeros(arrays.size, bool)
+    queue, size = deque([root]), 0
+    inside[root] = True
+    sizes = np.diff(np.append(arrays.table, len(arrays.pair_cost)))
+    while queue and size < pairs:
+        node = queue.popleft()
+        for arc in range(arrays.arcs[node], arrays.arcs[node + 1]):
+            other = int(arrays.head[arc])
+            if not inside[other] and size < pairs:
+                size += int(sizes[arc])
+                inside[other] = True
+                queue.append(other)
+    return inside
+
+
+def core(
+    network: ReducibleNetwork,
+    arrays: NetworkArrays,
+    certificate: BoundCertificate,
+    choices: Integers,
+    most: int,
+    inside: Booleans | None = None,
+) -> ReducibleNetwork:
+    """A copy of a network with strategies and pairs of at most so much excess, `inside` a region, and those of `choices`."""
+    small = network.copy()
+    nodes, first = arrays.nodes.tolist(), arrays.first
+    allowed = certificate.excess <= most
+    if inside is not None:
+        allowed &= np.repeat(inside, np.diff(first))
+    allowed[first[:-1] + choices] = True
+    for index, node in enumerate(nodes):
+        kept = allowed[first[index] : first[index + 1]]
+        if not kept.all():
+            small.keep(node, np.flatnonzero(kept))
+    for index, node in enumerate(nodes):
+        for arc in range(arrays.arcs[index], arrays.arcs[index + 1]):
+            other = int(arrays.head[arc])
+            if other > index:
+                table = _restricted(arrays, certificate, choices, most, allowed, index, arc)
+                small.tables[node][nodes[other]], small.tables[nodes[other]][node] = table, table.T
+    return small
+
+
+def _restricted(
+    arrays: NetworkArrays,
+    certificate: BoundCertificate,
+    choices: Integers,
+    most: int,
+    allowed: Booleans,
+    node: int,
+    arc: int,
+) -> Integers:
+    """The table of an arc, with allowed strategies only, where pairs of more excess are forbidden."""
+    other, start = arrays.head[arc], arrays.table[arc]
+    ends = [slice(arrays.first[end], arrays.first[end + 1]) for end in (node, other)]
+    shape = [end.stop - end.start for end in ends]
+    dropped = (certificate.pair_excess[start : start + shape[0] * shape[1]] > most).reshape(shape)
+    dropped[choices[node], choices[other]] = False
+    table = arrays.pair_cost[start : start + shape[0] * shape[1]].reshape(shape)
+    restricted: Integers = np.where(dropped, FORBIDDEN, table)[np.ix_(allowed[ends[0]], allowed[ends[1]])]
+    return restricted
+
+
+NODES = 3
+
+
+def compile_loops() -> None:
+    """Run all of them on a triangle of choices, with a memory that binds."""
+    ones = np.ones(NODES, np.int64)
+    edges = np.array([(0, 1), (0, 2), (1, 2)], np.int64)
+    problem = AssignmentProblem(
+        costs=Ragged.of([np.array([1, 2])] * NODES),
+        usages=Ragged.of([np.array([2, 1])] * NODES),
+        intervals=np.stack([0 * ones, ones], axis=1),
+        edges=edges,
+        edge_costs=Ragged.of([np.array([0, 1, 1, 0])] * len(edges)),
+        limit=NODES + 1,
+        name="triangle",
+    )
+    network = ReducibleNetwork(problem)
+    arrays = pack(network)
+    lagrangian, incumbent = Lagrangian(arrays, network.constant), Incumbent(arrays)
+    incumbent.offer_least_memory()
+    lagrangian.advance(float(problem.limit or 0))
+    certify(lagrangian)
+    incumbent.repair(lagrangian.choices.copy(), lagrangian.prices, 1.0)
+    incumbent.polish(lagrangian.prices)

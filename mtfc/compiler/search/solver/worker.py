@@ -15,17 +15,17 @@ from contextlib import suppress
 from threading import Thread
 from time import monotonic
 
-from mtfc.compiler.search.solver.exact import Outcome, solve_exactly
-from mtfc.compiler.search.solver.network_reductions import reduce
-from mtfc.compiler.search.solver.reducible_network import Infeasible, Network
+from mtfc.compiler.search.solver.assignment_problem import Infeasible
+from mtfc.compiler.search.solver.exact import ExactOutcome, solve_exactly
+from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
 
 
-class Worker:
+class ExactWorker:
     """Solves one network, for so many seconds."""
 
-    def __init__(self, network: Network, seconds: float) -> None:
+    def __init__(self, network: ReducibleNetwork, seconds: float) -> None:
         self.started = monotonic()
-        self.outcome: Outcome | None = None
+        self.outcome: ExactOutcome | None = None
         command = [sys.executable, "-m", __name__]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)
@@ -49,21 +49,21 @@ class Worker:
         self._thread.join(1.0)
 
 
-def solved(network: Network, seconds: float) -> Outcome:
+def solved(network: ReducibleNetwork, seconds: float) -> ExactOutcome:
     """The outcome for a network that was not reduced yet."""
     until = monotonic() + seconds
     try:
         reduce(network)
     except Infeasible:
-        return Outcome(None, True)
+        return ExactOutcome(None, True)
     if not network.nodes:
         import numpy as np
 
-        return Outcome(network.restore(np.zeros(len(network.costs), np.int64)), True)
+        return ExactOutcome(network.restore(np.zeros(len(network.costs), np.int64)), True)
     outcome = solve_exactly(network, until)
     if outcome.choices is None:
         return outcome
-    return Outcome(network.restore(outcome.choices), outcome.is_optimal)
+    return ExactOutcome(network.restore(outcome.choices), outcome.is_optimal)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Check the `report` lines of `train` blocks: outputs of the model, and the built-in reports of `ir/training_reports.py`."""
+"""Check the `report` lines of `train` blocks: outputs of the model, and the built-in reports of `ir/training.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.training_reports import BUILT_IN, LEARNING_RATE
+from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope

@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, Step
-from mtfc.compiler.search.placement.operators.operator_parts import Local, localize
-from mtfc.compiler.search.placement.operators.strategy import Parts
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, PartFunction, part_function
 
 Signature = tuple[Any, ...]
 
@@ -19,57 +18,57 @@ IRRELEVANT = ("start", "stream")
 
 
 @attrs.frozen(eq=False)
-class Flow:
+class CotangentFlow:
     """The backward pass of a graph: `seeds` are values with a cotangent, `gradients` the inputs and parameters that each step
     gives one to, `signatures` are numbers, equal for steps that differ in names, slices of arguments and numbers drawn alone.
     """
 
     graph: OperatorGraph
     seeds: frozenset[Value]
-    gradients: Mapping[Step, frozenset[Value]]
-    signatures: Mapping[Step, int]
+    gradients: Mapping[OperatorStep, frozenset[Value]]
+    signatures: Mapping[OperatorStep, int]
 
-    def returns(self, value: Value, step: Step) -> bool:
+    def returns(self, value: Value, step: OperatorStep) -> bool:
         """Whether a step sends an input's cotangent to its maker, which passes it on."""
         return value in self.gradients[step] and bool(self.gradients[self.graph.makers[value]])
 
-    def local(self, step: Step, parts: Parts, place: Mapping[str, int]) -> Local:
+    def local(self, step: OperatorStep, parts: OperatorParts, place: Mapping[str, int]) -> PartFunction:
         """One part of a step with its gradient."""
         return _local(self.graph, self.seeds, step, parts, place)
 
 
-def flow(graph: OperatorGraph) -> Flow:
+def cotangent_flow(graph: OperatorGraph) -> CotangentFlow:
     """From the loss backwards: a value has a cotangent where a step that uses it gives one."""
     seeds = {graph.loss} if graph.loss is not None else set()
-    gradients: dict[Step, frozenset[Value]] = {}
-    signatures: dict[Step, int] = {}
+    gradients: dict[OperatorStep, frozenset[Value]] = {}
+    signatures: dict[OperatorStep, int] = {}
     known: dict[Signature, tuple[int, frozenset[int]]] = {}
     for step in reversed(graph.steps):
         given = (*step.inputs, *step.arguments)
         own = _signature(step, graph.active, seeds)
         if own not in known:
-            parts = Parts(graph.operator_of[step], ())
+            parts = OperatorParts(graph.operator_of[step], ())
             found = _local(graph, seeds, step, parts, {}).gradients
             known[own] = (len(known), frozenset(i for i, value in enumerate(given) if value in found))
         signatures[step], positions = known[own]
         gradients[step] = frozenset(given[i] for i in positions)
         seeds |= gradients[step] & set(step.inputs)
-    return Flow(graph, frozenset(seeds), gradients, signatures)
+    return CotangentFlow(graph, frozenset(seeds), gradients, signatures)
 
 
 def _local(
     graph: OperatorGraph,
     seeds: set[Value] | frozenset[Value],
-    step: Step,
-    parts: Parts,
+    step: OperatorStep,
+    parts: OperatorParts,
     place: Mapping[str, int],
-) -> Local:
+) -> PartFunction:
     given = [value for value in step.outputs if value in seeds]
     wanted = [value for value in (*step.inputs, *step.arguments) if value in graph.active]
-    return localize(step, parts.needs[step], place, given, wanted)
+    return part_function(step, parts.needs[step], place, given, wanted)
 
 
-def _signature(step: Step, active: frozenset[Value], seeds: set[Value]) -> Signature:
+def _signature(step: OperatorStep, active: frozenset[Value], seeds: set[Value]) -> Signature:
     number: dict[Value, int] = {}
     for value in (*step.inputs, *step.arguments):
         number[value] = len(number)

@@ -30,7 +30,7 @@ from mtfc.compiler.search.placement.operators.unroll import Slices, Unrolled
 
 
 @attrs.frozen(eq=False)
-class Step:
+class OperatorStep:
     """Equations that each part of an operator evaluates without hearing from others.
 
     inputs: values of other steps. arguments: inputs and parameters of the model. outputs: what other steps use, or the model
@@ -52,7 +52,7 @@ class Operator:
 
     name: str
     dims: tuple[Dim, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[OperatorStep, ...]
 
 
 @attrs.frozen(eq=False)
@@ -71,22 +71,32 @@ class OperatorGraph:
     frozen: frozenset[str] = frozenset()
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[OperatorStep, ...]:
         found = [step for operator in self.operators for step in operator.steps]
         return tuple(sorted(found, key=lambda step: step.number))
 
     @cached_property
-    def operator_of(self) -> dict[Step, Operator]:
+    def operator_of(self) -> dict[OperatorStep, Operator]:
         return {step: operator for operator in self.operators for step in operator.steps}
 
     @cached_property
-    def makers(self) -> dict[Value, Step]:
+    def makers(self) -> dict[Value, OperatorStep]:
         """The step that computes each value that another one uses."""
         return {value: step for step in self.steps for value in step.outputs}
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
         return tuple(a.value for a in self.function.arguments if a.role == "parameter")
+
+    @cached_property
+    def parameter_users(self) -> dict[Value, list[OperatorStep]]:
+        """The steps that use each parameter."""
+        found: dict[Value, list[OperatorStep]] = {value: [] for value in self.parameters}
+        for step in self.steps:
+            for value in step.arguments:
+                if value in found:
+                    found[value].append(step)
+        return found
 
     @cached_property
     def active(self) -> frozenset[Value]:
@@ -243,7 +253,7 @@ def _users(function: Function) -> dict[Value, list[Equation]]:
     return users
 
 
-def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[Step]:
+def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[OperatorStep]:
     """The steps of all operators, numbered in an order in which they can run."""
     members: dict[tuple[int, int], list[Equation]] = {}
     for eqn in groups.body:
@@ -259,7 +269,7 @@ def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[Step]:
         made = [value for eqn in members[key] for value in eqn.results if value in used]
         inputs = tuple(value for value in outside if value in groups.makers)
         given = tuple(value for value in outside if value not in groups.makers)
-        yield Step(
+        yield OperatorStep(
             number, key[0], equations, inputs, given, tuple(made), frozenset(groups.pending & set(made))
         )
 
@@ -281,7 +291,7 @@ def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, 
     return tuple(sorted(inside, key=order.__getitem__)), tuple(outside)
 
 
-def _names(groups: _Groups, steps: Sequence[Step]) -> dict[int, str]:
+def _names(groups: _Groups, steps: Sequence[OperatorStep]) -> dict[int, str]:
     """A name for each operator: the path of its last equation that has one, with a number where that is taken: `h_2[3]`."""
     found: dict[int, str] = {}
     for group in sorted(groups.dims):

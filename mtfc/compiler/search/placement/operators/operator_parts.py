@@ -1,4 +1,12 @@
-"""One part of a step as a function of its own: the step's equations with dimensions as long as the part needs them.
+"""Which part of each value a part of an operator needs: from the parts of the results backwards, equation by equation.
+
+A part is given by one index along each dimension that is split. What it needs of a value along one of the value's dimensions
+depends on the index along one split dimension at most, so a `SplitSpan` says it for all indices at once. Names do the rest: a
+dimension of an operand is needed where the dimension of the iteration space that runs along it is computed. Windows and slices
+need positions around or beside that, within the operand's ends; other ops that mix the positions of a dimension need all of it.
+
+
+One part of a step as a function of its own: the step's equations with dimensions as long as the part needs them.
 
 Its backward pass is this function's gradient. So what a part computes, how long it takes, what it keeps and what it needs of
 others all follow from one piece of IR; nothing about it is said twice.
@@ -6,33 +14,194 @@ others all follow from one piece of IR; nothing about it is said twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
+from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import active_values, backward
-from mtfc.compiler.search.placement.operators.operator_graph import Step
-from mtfc.compiler.search.placement.operators.regions import Region, Span, equal_parts, needed, of_operand
+from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
 
-Degrees = Mapping[str, int]
+Indices = Any
+"""An integer array with one element for each index along a split dimension."""
+
+
+class Unsplittable(Exception):
+    """An equation cannot be computed in such parts."""
+
+
+@attrs.frozen(eq=False)
+class SplitSpan:
+    """Positions `low` to `high` (not included) of a dimension, for each index along the split dimension `by`."""
+
+    by: str
+    low: Indices
+    high: Indices
+
+    def covers(self, other: SplitSpan | None) -> bool:
+        """Whether all positions of the other are among these."""
+        return other is not None and self.by == other.by and self._is_outside(other)
+
+    def _is_outside(self, other: SplitSpan) -> bool:
+        return bool((self.low <= other.low).all() and (self.high >= other.high).all())
+
+
+Region = Mapping[str, SplitSpan]
+"""Dimension of a value -> what is needed along it; dimensions that it lacks are needed whole."""
+
+
+def equal_parts(dim: Dim, degree: int) -> SplitSpan:
+    """A dimension in equal parts. Raises `Unsplittable` where it cannot be."""
+    if dim.size % degree:
+        raise Unsplittable(f"`{dim.name}` (size {dim.size}) cannot be split in {degree}")
+    size = dim.size // degree
+    low = np.arange(degree) * size
+    return SplitSpan(dim.name, low, low + size)
+
+
+def needed(
+    equations: Sequence[Equation], results: Iterable[tuple[Value, Region]]
+) -> tuple[dict[Value, Region], dict[Equation, Region]]:
+    """What is needed of every value that the equations use, and what each equation computes.
+
+    `results` are the parts wanted of some values. Raises `Unsplittable`.
+    """
+    values: dict[Value, Region] = {}
+    for value, region in results:
+        _require(values, value, region)
+    computed: dict[Equation, Region] = {}
+    for eqn in reversed(equations):
+        wanted = [values[value] for value in eqn.results if value in values]
+        if not wanted:
+            continue
+        computed[eqn] = _result(eqn, wanted)
+        for number, operand in enumerate(eqn.operands):
+            _require(values, operand, of_operand(eqn, number, computed[eqn]))
+    return values, computed
+
+
+def _require(values: dict[Value, Region], value: Value, region: Region) -> None:
+    values[value] = _hull(values[value], region) if value in values else region
+
+
+def _hull(one: Region, other: Region) -> Region:
+    """A region that holds both."""
+    found = {}
+    for dim in one.keys() & other.keys():
+        a, b = one[dim], other[dim]
+        if a.by == b.by:
+            found[dim] = (
+                a if b is a else SplitSpan(a.by, np.minimum(a.low, b.low), np.maximum(a.high, b.high))
+            )
+    return found
+
+
+def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
+    """What is computed of the results: the same of all, as they have the same dimensions."""
+    region = wanted[0]
+    for other in wanted[1:]:
+        region = _hull(region, other)
+    rule, mixes = OPS[eqn.op].layout_rule(eqn), _mixing(eqn)
+    own = mixes(eqn)[1].name if mixes else None
+    for dim in region:
+        if dim in rule.whole | rule.single and dim != own:
+            raise Unsplittable(f"{eqn.op} needs `{dim}` whole")
+    return region
+
+
+def of_operand(eqn: Equation, number: int, result: Region) -> Region:
+    """What an equation needs of an operand to compute a region of its results."""
+    type, rule = eqn.operands[number].type, OPS[eqn.op].layout_rule(eqn)
+    mixes = _mixing(eqn)
+    found: dict[str, SplitSpan] = {}
+    for dim in type.dims:
+        if mixes is not None and dim == mixes(eqn)[0]:
+            source, target, around = mixes(eqn)
+            if target.name in result:
+                found[source.name] = around(result[target.name])
+            continue
+        span = _along(eqn, rule, type, dim, result)
+        if span is not None:
+            found[dim.name] = span
+    return found
+
+
+def _along(eqn: Equation, rule: LayoutRule, type: TensorType, dim: Dim, result: Region) -> SplitSpan | None:
+    """What is needed along a dimension of an operand whose positions are not mixed; None: all."""
+    name = rule.index.get(dim.name, dim.name)
+    if name is None or name not in result or any(name == each.name for each in rule.reduced):
+        return None
+    size = next((d.size for d in eqn.results[0].type.dims if d.name == name), dim.size)
+    return result[name] if size == dim.size else _scaled(result[name], size, dim.size)
+
+
+def _scaled(span: SplitSpan, old: int, new: int) -> SplitSpan:
+    """The same stripe of the major dimension of a group that is reshaped. Raises `Unsplittable` where that is none."""
+    if (span.low * new % old).any() or (span.high * new % old).any():
+        raise Unsplittable(f"a stripe of {old} is none of {new}")
+    return SplitSpan(span.by, span.low * new // old, span.high * new // old)
+
+
+Mixing = Callable[[Equation], tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]]
+"""Of an op that takes elements at positions of its operand: the dimensions, and what the operand is needed for a span of
+results.
+"""
+
+
+def _window_mixing(eqn: Equation) -> tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]:
+    g = geometry(eqn.attrs)
+
+    def around(span: SplitSpan) -> SplitSpan:
+        low = span.low * g.stride - g.before
+        high = (span.high - 1) * g.stride - g.before + g.extent
+        if (low >= g.source.size).any() or (high < 1).any():
+            raise Unsplittable(f"some parts of `{g.out.name}` see nothing but padding")
+        low, high = np.clip(low, 0, g.source.size - 1), np.clip(high, 1, g.source.size)
+        return SplitSpan(span.by, low, high)
+
+    return g.source, g.out, around
+
+
+def _slice_mixing(eqn: Equation) -> tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]:
+    source, target, start, stride = (eqn.attrs[key] for key in ("source", "target", "start", "stride"))
+    assert isinstance(source, Dim) and isinstance(target, Dim)
+    assert isinstance(start, int) and isinstance(stride, int)
+
+    def beside(span: SplitSpan) -> SplitSpan:
+        return SplitSpan(span.by, start + span.low * stride, start + (span.high - 1) * stride + 1)
+
+    return source, target, beside
+
+
+def _mixing(eqn: Equation) -> Mixing | None:
+    if has_trait(eqn, "window"):
+        return _window_mixing
+    return _slice_mixing if has_trait(eqn, "slice") else None
+
+
+DegreeOf = Mapping[str, int]
 """Dimension -> into how many equal parts it is split; 1 for those that are not named."""
 
-Interval = tuple[int, int]
-Box = Mapping[str, Interval]
+Range = tuple[int, int]
+Box = Mapping[str, Range]
 """Dimension of a value -> first position of a region and the one after its last; dimensions that it lacks are whole."""
 
 
 @attrs.frozen(eq=False)
-class Need:
+class StepNeeds:
     """What the parts of a step compute of its outputs, and need of each value that they use."""
 
-    spans: Mapping[str, Span]
+    spans: Mapping[str, SplitSpan]
     values: Mapping[Value, Region]
     equations: Mapping[Equation, Region]
 
@@ -40,7 +209,7 @@ class Need:
         """What a part gives of an output."""
         return {name: self.spans[name] for name in value.type.names if name in self.spans}
 
-    def used(self, step: Step, eqn: Equation) -> tuple[Region, list[Region]]:
+    def used(self, step: OperatorStep, eqn: Equation) -> tuple[Region, list[Region]]:
         """What a part computes of an equation's results, and uses of its operands. It adds up its own terms of a pending sum."""
         if eqn.results[0] in step.pending:
             own = _terms(eqn, self.spans)
@@ -49,7 +218,7 @@ class Need:
         return own, [of_operand(eqn, i, own) for i in range(len(eqn.operands))]
 
 
-def need(step: Step, degrees: Degrees, dims: Sequence[Dim]) -> Need:
+def step_needs(step: OperatorStep, degrees: DegreeOf, dims: Sequence[Dim]) -> StepNeeds:
     """What parts need where the operator, which may be split in `dims`, is. Raises `Unsplittable`."""
     spans = {dim.name: equal_parts(dim, degrees[dim.name]) for dim in dims if degrees.get(dim.name, 1) > 1}
     wanted: list[tuple[Value, Region]] = [
@@ -58,15 +227,15 @@ def need(step: Step, degrees: Degrees, dims: Sequence[Dim]) -> Need:
     wanted += [
         (eqn.operands[0], _terms(eqn, spans)) for eqn in step.equations if eqn.results[0] in step.pending
     ]
-    return Need(spans, *needed(_without(step, step.pending), _split(wanted, step.pending)))
+    return StepNeeds(spans, *needed(_without(step, step.pending), _split(wanted, step.pending)))
 
 
-def _terms(eqn: Equation, spans: Mapping[str, Span]) -> Region:
+def _terms(eqn: Equation, spans: Mapping[str, SplitSpan]) -> Region:
     """What of the operand of a sum a part adds up."""
     return {name: spans[name] for name in eqn.operands[0].type.names if name in spans}
 
 
-def _without(step: Step, pending: frozenset[Value]) -> list[Equation]:
+def _without(step: OperatorStep, pending: frozenset[Value]) -> list[Equation]:
     return [eqn for eqn in step.equations if eqn.results[0] not in pending]
 
 
@@ -80,7 +249,7 @@ def box(region: Region, place: Mapping[str, int]) -> Box:
 
 
 @attrs.frozen(eq=False)
-class Local:
+class PartFunction:
     """A part. `values` are the step's inputs, arguments and outputs here; `cotangents` those of outputs, as arguments of the
     backward pass; `gradients` what it gives: of inputs and parameters.
 
@@ -110,13 +279,13 @@ class Local:
         return [value for value in self.values.values() if value not in made] + list(self.cotangents.values())
 
 
-def localize(
-    step: Step,
-    needs: Need,
+def part_function(
+    step: OperatorStep,
+    needs: StepNeeds,
     place: Mapping[str, int],
     seeds: Sequence[Value] = (),
     wanted: Sequence[Value] = (),
-) -> Local:
+) -> PartFunction:
     """The part at a place, with its gradient: from cotangents of the outputs `seeds` to those of `wanted` values."""
     builder = Builder(Names())
     maker = _Maker(builder, needs, place)
@@ -129,7 +298,9 @@ def localize(
     values |= {v: maker.values[v] if v in step.pending else maker.output(v) for v in step.outputs}
     forward = tuple(builder.body)
     cotangents, gradients = _gradient(builder, values, seeds, wanted)
-    return Local(forward, tuple(builder.body[len(forward) :]), values, cotangents, gradients, maker.sources)
+    return PartFunction(
+        forward, tuple(builder.body[len(forward) :]), values, cotangents, gradients, maker.sources
+    )
 
 
 def _gradient(
@@ -149,7 +320,7 @@ def _gradient(
 class _Maker:
     """Makes the equations of one part. `values` are those of the step as far as they are needed here."""
 
-    def __init__(self, builder: Builder, needs: Need, place: Mapping[str, int]) -> None:
+    def __init__(self, builder: Builder, needs: StepNeeds, place: Mapping[str, int]) -> None:
         self.builder, self.needs, self.place = builder, needs, place
         self.values: dict[Value, Value] = {}
         self.sources: dict[Equation, tuple[Equation, Mapping[str, int]]] = {}
@@ -251,3 +422,59 @@ def _window(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> 
     source_dim, out = Dim(g.source.name, last - first), Dim(g.out.name, high - low)
     here = attrs.evolve(g, source=source_dim, out=out, before=before, after=after)
     return window_attrs(here, eqn.attrs["value"])  # type: ignore[arg-type]
+
+
+@attrs.frozen(eq=False)
+class OperatorParts:
+    """The parts of an operator: how many, and the index of each along every split dimension."""
+
+    operator: Operator
+    degrees: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def count(self) -> int:
+        return prod(degree for _, degree in self.degrees)
+
+    @cached_property
+    def all(self) -> Indices:
+        return np.arange(self.count)
+
+    def is_shared(self, value: Value) -> bool:
+        """Whether several parts have the same part of a value of this operator."""
+        return any(name not in value.type.names for name, _ in self.degrees)
+
+    @cached_property
+    def index(self) -> dict[str, Indices]:
+        shape = [degree for _, degree in self.degrees]
+        found = np.unravel_index(self.all, shape) if shape else ()
+        return {name: each for (name, _), each in zip(self.degrees, found, strict=True)}
+
+    @cached_property
+    def needs(self) -> dict[OperatorStep, StepNeeds]:
+        """What the parts of each step need. Raises `Unsplittable`."""
+        degrees = dict(self.degrees)
+        return {step: step_needs(step, degrees, self.operator.dims) for step in self.operator.steps}
+
+    def place(self, part: int) -> dict[str, int]:
+        """Index along each split dimension."""
+        return {name: int(each[part]) for name, each in self.index.items()}
+
+    def box(self, region: Region, part: int) -> Box:
+        return box(region, self.place(part))
+
+    def group(self, value: Value) -> Indices:
+        """For each part a number: parts with the same have the same part of a value of this operator."""
+        return self.along(value.type.names)
+
+    def along(self, names: Container[str]) -> Indices:
+        """For each part a number: parts with the same have the same index along the split dimensions with some names."""
+        found = np.zeros(self.count, np.int64)
+        for name, degree in self.degrees:
+            if name in names:
+                found = found * degree + self.index[name]
+        return found
+
+    def groups(self, value: Value) -> list[Indices]:
+        """The parts that have each part of a value, in order."""
+        number = self.group(value)
+        return [np.flatnonzero(number == i) for i in range(int(number.max()) + 1)]

@@ -2,7 +2,7 @@
 
 What a loop slices along its dimension is computed slice by slice where every equation on the way acts on each slice alone: the
 product of all inputs of a layer with its weights becomes one product for each step, and a layer's step can follow the same step
-of the layer before. So values are `Handle`s, which know how they are made and make equations only of what is asked of them: the
+of the layer before. So values are `LazyValue`s, which know how they are made and make equations only of what is asked of them: the
 whole, or one slice along a dimension. What is stacked and sliced again is never put together.
 
 Equations of straight-line bodies are made in their order; those around loops are made when something needs them.
@@ -47,13 +47,13 @@ def unroll(function: Function) -> Unrolled:
     """
     names = Names(argument.value.name for argument in function.arguments)
     builder = Builder(names)
-    known: dict[Value, Handle] = {a.value: _given(builder, a) for a in function.arguments}
+    known: dict[Value, LazyValue] = {a.value: _given(builder, a) for a in function.arguments}
     _execute(builder, function.body, known, ())
     outputs = tuple(attrs.evolve(o, value=known[o.value].whole()) for o in function.outputs)
     arguments, slices = [], {}
     for argument in function.arguments:
         handle = known[argument.value]
-        own = list(handle.slices()) if isinstance(handle, Parameter) else [(argument.value, ())]
+        own = list(handle.slices()) if isinstance(handle, LazyParameter) else [(argument.value, ())]
         arguments += [attrs.evolve(argument, value=value) for value, _ in own]
         slices.update({value.name: (argument.value.name, at) for value, at in own if at})
     body = _needed(builder.body, outputs)
@@ -61,8 +61,8 @@ def unroll(function: Function) -> Unrolled:
     return Unrolled(alone, slices, looped_dims(function))
 
 
-def _given(builder: Builder, argument: Argument) -> Handle:
-    return (Parameter if argument.role == "parameter" else Given)(builder, argument.value)
+def _given(builder: Builder, argument: Argument) -> LazyValue:
+    return (LazyParameter if argument.role == "parameter" else LazyArgument)(builder, argument.value)
 
 
 def _needed(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
@@ -76,12 +76,12 @@ def _needed(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equati
     return tuple(reversed(kept))
 
 
-class Handle:
+class LazyValue:
     """A value that is made when it is asked for. `type` is that of the whole."""
 
     def __init__(self, builder: Builder, type: TensorType) -> None:
         self.builder, self.type = builder, type
-        self._slices: dict[tuple[Dim, int], Handle] = {}
+        self._slices: dict[tuple[Dim, int], LazyValue] = {}
         self._whole: Value | None = None
 
     def whole(self) -> Value:
@@ -90,7 +90,7 @@ class Handle:
             self._whole = self._make()
         return self._whole
 
-    def at(self, dim: Dim, index: int) -> Handle:
+    def at(self, dim: Dim, index: int) -> LazyValue:
         """One slice along a dimension, without it."""
         key = (dim, index)
         if key not in self._slices:
@@ -100,11 +100,11 @@ class Handle:
     def _make(self) -> Value:
         raise NotImplementedError
 
-    def _slice(self, dim: Dim, index: int) -> Handle:
-        return Cut(self, dim, index)
+    def _slice(self, dim: Dim, index: int) -> LazyValue:
+        return LazySlice(self, dim, index)
 
 
-class Given(Handle):
+class LazyArgument(LazyValue):
     """A value that is there."""
 
     def __init__(self, builder: Builder, value: Value) -> None:
@@ -112,7 +112,7 @@ class Given(Handle):
         self._whole = value
 
 
-class Parameter(Handle):
+class LazyParameter(LazyValue):
     """A parameter. Where loops slice it, each iteration has one of its own."""
 
     def __init__(self, builder: Builder, value: Value, at: Slices = ()) -> None:
@@ -121,7 +121,7 @@ class Parameter(Handle):
 
     def slices(self) -> Iterator[tuple[Value, Slices]]:
         """The parameters that it is in the end, and at which indices."""
-        own = [handle for handle in self._slices.values() if isinstance(handle, Parameter)]
+        own = [handle for handle in self._slices.values() if isinstance(handle, LazyParameter)]
         if not own:
             yield self.value, self.index
         for handle in own:
@@ -132,20 +132,20 @@ class Parameter(Handle):
             return self.value
         dim = next(iter(self._slices))[0]
         type = stacked_type(sliced_type(self.type, dim), dim)
-        stacked = Stack(self.builder, type, dim, [self.at(dim, i) for i in range(dim.size)])
+        stacked = LazyStack(self.builder, type, dim, [self.at(dim, i) for i in range(dim.size)])
         return self.builder.ordered(stacked.whole(), self.type.dims)
 
-    def _slice(self, dim: Dim, index: int) -> Handle:
+    def _slice(self, dim: Dim, index: int) -> LazyValue:
         if self._whole is not None or any(each != dim for each, _ in self._slices):
-            return Cut(self, dim, index)
+            return LazySlice(self, dim, index)
         value = Value(f"{self.value.name}[{index}]", sliced_type(self.type, dim))
-        return Parameter(self.builder, value, (*self.index, (self.type.dims.index(dim), index)))
+        return LazyParameter(self.builder, value, (*self.index, (self.type.dims.index(dim), index)))
 
 
-class Cut(Handle):
+class LazySlice(LazyValue):
     """A slice of a value that is made as a whole."""
 
-    def __init__(self, source: Handle, dim: Dim, index: int) -> None:
+    def __init__(self, source: LazyValue, dim: Dim, index: int) -> None:
         super().__init__(source.builder, sliced_type(source.type, dim))
         self.source, self.dim, self.index = source, dim, index
 
@@ -156,10 +156,10 @@ class Cut(Handle):
         return self.builder("reshape", part, name=name, dims=self.type.dims)
 
 
-class Stack(Handle):
+class LazyStack(LazyValue):
     """What the iterations of a loop yielded, along a new first dimension."""
 
-    def __init__(self, builder: Builder, type: TensorType, dim: Dim, items: Sequence[Handle]) -> None:
+    def __init__(self, builder: Builder, type: TensorType, dim: Dim, items: Sequence[LazyValue]) -> None:
         super().__init__(builder, type)
         self.dim, self.items = dim, items
 
@@ -168,32 +168,32 @@ class Stack(Handle):
         parts = [self.builder("reshape", item.whole(), name="part", dims=dims) for item in self.items]
         return self.builder("concat", *parts, name="stack", sources=(ONE,) * len(parts), target=self.dim)
 
-    def _slice(self, dim: Dim, index: int) -> Handle:
+    def _slice(self, dim: Dim, index: int) -> LazyValue:
         return self.items[index] if dim == self.dim else super()._slice(dim, index)
 
 
-class Result(Handle):
+class LazyResult(LazyValue):
     """A result of an equation."""
 
-    def __init__(self, made: Made, number: int) -> None:
+    def __init__(self, made: LazyEquation, number: int) -> None:
         super().__init__(made.builder, made.eqn.results[number].type)
         self.made, self.number = made, number
 
     def _make(self) -> Value:
         return self.made.results()[self.number]
 
-    def _slice(self, dim: Dim, index: int) -> Handle:
+    def _slice(self, dim: Dim, index: int) -> LazyValue:
         made = self.made.at(dim, index)
-        return super()._slice(dim, index) if made is None else Result(made, self.number)
+        return super()._slice(dim, index) if made is None else LazyResult(made, self.number)
 
 
-class Made:
+class LazyEquation:
     """An equation that is made when one of its results is."""
 
-    def __init__(self, builder: Builder, eqn: Equation, operands: Sequence[Handle]) -> None:
+    def __init__(self, builder: Builder, eqn: Equation, operands: Sequence[LazyValue]) -> None:
         self.builder, self.eqn, self.operands = builder, eqn, operands
         self._results: tuple[Value, ...] | None = None
-        self._slices: dict[tuple[Dim, int], Made | None] = {}
+        self._slices: dict[tuple[Dim, int], LazyEquation | None] = {}
 
     def results(self) -> tuple[Value, ...]:
         if self._results is None:
@@ -203,7 +203,7 @@ class Made:
             self._results = results
         return self._results
 
-    def at(self, dim: Dim, index: int) -> Made | None:
+    def at(self, dim: Dim, index: int) -> LazyEquation | None:
         """The equation on one slice; None where it does not act on each alone."""
         key = (dim, index)
         if key not in self._slices:
@@ -212,7 +212,7 @@ class Made:
                 eqn, along = found
                 eqn = attrs.evolve(eqn, path=_indexed(eqn.path, (index,)))
                 operands = [x.at(d, index) if d else x for x, d in zip(self.operands, along, strict=True)]
-                self._slices[key] = Made(self.builder, eqn, operands)
+                self._slices[key] = LazyEquation(self.builder, eqn, operands)
             else:
                 self._slices[key] = None
         return self._slices[key]
@@ -255,7 +255,7 @@ def _without(value: Attr, dim: Dim) -> Attr:
 
 
 def _execute(
-    builder: Builder, body: Sequence[Equation], known: dict[Value, Handle], at: tuple[int, ...]
+    builder: Builder, body: Sequence[Equation], known: dict[Value, LazyValue], at: tuple[int, ...]
 ) -> None:
     """Add handles of the equations' results to what is known, which has all operands'."""
     straight = not any(eqn.regions for eqn in body)
@@ -264,20 +264,20 @@ def _execute(
             known.update(zip(eqn.results, _iterate(builder, eqn, known, at), strict=True))
             continue
         eqn = attrs.evolve(eqn, path=_indexed(eqn.path, at))
-        made = Made(builder, eqn, [known[value] for value in eqn.operands])
-        known.update((value, Result(made, i)) for i, value in enumerate(eqn.results))
+        made = LazyEquation(builder, eqn, [known[value] for value in eqn.operands])
+        known.update((value, LazyResult(made, i)) for i, value in enumerate(eqn.results))
         if straight:
             made.results()
 
 
 def _iterate(
-    builder: Builder, eqn: Equation, known: Mapping[Value, Handle], at: tuple[int, ...]
-) -> list[Handle]:
+    builder: Builder, eqn: Equation, known: Mapping[Value, LazyValue], at: tuple[int, ...]
+) -> list[LazyValue]:
     """The results of a loop, all of its iterations made."""
     region, dim = region_of(eqn), dim_of(eqn)
     state = {argument.value: known[operand] for operand, argument in pairs(eqn)}
     going = {argument.value.name: argument.value for argument in carried(region)}
-    yielded: dict[str, dict[int, Handle]] = {output.name: {} for output in region.outputs}
+    yielded: dict[str, dict[int, LazyValue]] = {output.name: {} for output in region.outputs}
     for index in range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size):
         inside = {
             a.value: state[a.value].at(dim, index) if a.role == "sliced" else state[a.value]
@@ -290,7 +290,7 @@ def _iterate(
     return [
         state[going[output.updates]]
         if output.updates is not None
-        else Stack(builder, result.type, dim, [item for _, item in sorted(yielded[output.name].items())])
+        else LazyStack(builder, result.type, dim, [item for _, item in sorted(yielded[output.name].items())])
         for output, result in zip(region.outputs, eqn.results, strict=True)
     ]
 

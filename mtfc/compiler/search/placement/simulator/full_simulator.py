@@ -1,9 +1,19 @@
-"""The simulator of `cost/event_simulator.py` on flat arrays, compiled by Numba where it is installed; without it the same code
+"""Task graphs that were made from nothing, and when their tasks are ready and end, in flat arrays.
+
+The simulator of `cost/event_simulator.py` on flat arrays, compiled by Numba where it is installed; without it the same code
 runs slowly.
 
 Tasks are numbered in an order in which every edge goes upward, so that numbers can break ties as ids do there, and the same
 arithmetic gives the same timeline to the last bit. Simulation ends when it is certain that the step takes longer than `limit`:
 once a device's idle time so far and all its work exceed it. For delta simulation see `incremental_simulator.py`.
+
+
+Tasks that are ready, the first by (when, key) in front: a list in order, linked both ways, compiled.
+
+A new one is put in from where the last one was, a few tasks away on average (2 to 9 in FlexFlow's networks, of up to 500 in the
+list), as what follows a task is ready about when what follows the one before it is; and to take the first one is nothing.
+
+Arrays by task have one more entry, of the list's two ends.
 """
 
 from __future__ import annotations
@@ -12,15 +22,89 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtfc.compiler.search.placement.parts.block_arrays import Array
-from mtfc.compiler.search.placement.simulator.ready_queue import clear, drop, put
-from mtfc.compiler.search.solver.message_passing import compiled, lean
+from mtfc.compiler.search.jit import jit, jit_inline, jit_internal, jit_no_refcount
+from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
+
+
+class EdgeLists(NamedTuple):
+    """Edges by one of their ends: those of task i begin at `first[i]`. other: the task at the other end."""
+
+    first: Array
+    other: Array
+
+
+class IndexedGraph(NamedTuple):
+    """Blocks of tasks (see `block_arrays.Blocks`), and what waits for each task, and what it waits for. owner: the blocks that edges
+    belong to, in the order of `before`.
+    """
+
+    offsets: Array
+    device: Array
+    seconds: Array
+    waiting: EdgeLists
+    before: EdgeLists
+    owner: Array
+    sent: Array
+    held: Array
+
+
+class TaskTimes(NamedTuple):
+    """When tasks are ready and end, and all tasks in the order in which they are taken from the queue."""
+
+    ready: Array
+    end: Array
+    order: Array
+
+
+@jit
+def indexed_graph(blocks: TaskBlocks) -> IndexedGraph:
+    """The graph that some blocks are."""
+    total, count = len(blocks.edges), blocks.offsets[-1]
+    sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
+    for block in range(len(blocks.offsets) - 1):
+        for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
+            edge = blocks.edges[e]
+            sources[e] = blocks.offsets[edge[0]] + edge[1]
+            targets[e] = blocks.offsets[edge[2]] + edge[3]
+    before, owner = _links(targets, sources, count), np.empty(total, np.uint32)
+    at = before.first[:-1].copy()
+    for block in range(len(blocks.offsets) - 1):
+        for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
+            owner[at[targets[e]]] = block
+            at[targets[e]] += 1
+    return IndexedGraph(
+        blocks.offsets,
+        blocks.device,
+        blocks.seconds,
+        _links(sources, targets, count),
+        before,
+        owner,
+        blocks.sent,
+        blocks.held,
+    )
+
+
+@jit_internal
+def _links(here: Array, there: Array, count: int) -> EdgeLists:
+    """Edges sorted by one end."""
+    first = np.zeros(count + 1, np.uint32)
+    for task in here:
+        first[task + 1] += 1
+    for task in range(count):
+        first[task + 1] += first[task]
+    at = first[:-1].copy()
+    other = np.empty(len(here), np.uint32)
+    for e in range(len(here)):
+        other[at[here[e]]] = there[e]
+        at[here[e]] += 1
+    return EdgeLists(first, other)
+
 
 ROUNDING = 1e-9
 """Sums of seconds in another order differ by less."""
 
 
-@compiled
+@jit
 def connect(edges: Array, offsets: Array) -> Any:
     """Of edges (block and number there of a task and of one that waits for it) the numbers of those that wait, also by task."""
     total, count = len(edges), offsets[-1]
@@ -39,7 +123,7 @@ def connect(edges: Array, offsets: Array) -> Any:
     return after, first, waiting
 
 
-class Queue(NamedTuple):
+class FullRun(NamedTuple):
     """ready, end [task]: when it is ready, as far as is known, and ends. order: tasks as they were taken. missing [task]: for how
     many others it waits. after, before, keys: see `ready_queue.py`. free, load [device]: when it has done all that was taken; its work,
     and how long it was idle.
@@ -56,7 +140,7 @@ class Queue(NamedTuple):
     load: Array
 
 
-@compiled
+@jit
 def simulate(
     after: Array,
     first: Array,
@@ -71,7 +155,7 @@ def simulate(
 ) -> float:
     """Find when tasks are ready and end, and in which order they are taken; the makespan, or infinity beyond the limit."""
     count = len(device)
-    queue = Queue(
+    queue = FullRun(
         ready,
         end,
         order,
@@ -87,8 +171,8 @@ def simulate(
     return _run(queue, first, waiting, device, seconds, limit * (1 + ROUNDING))
 
 
-@lean
-def _run(queue: Queue, first: Array, waiting: Array, device: Array, seconds: Array, limit: float) -> float:
+@jit_no_refcount
+def _run(queue: FullRun, first: Array, waiting: Array, device: Array, seconds: Array, limit: float) -> float:
     ready, end, order, missing, after, before, keys, free, load = queue
     makespan, taken = 0.0, np.uint32(0)
     for task in range(len(device)):
@@ -125,3 +209,42 @@ def _run(queue: Queue, first: Array, waiting: Array, device: Array, seconds: Arr
                 put(after, before, ready, keys, near, next)
                 near = next
     return makespan
+
+
+@jit_inline
+def clear(after: Array, before: Array) -> Any:
+    """Make the list empty; its ends, where one begins to look for the next task's place."""
+    ends = np.uint32(len(after) - 1)
+    after[ends] = before[ends] = ends
+    return ends
+
+
+@jit_inline
+def put(after: Array, before: Array, times: Array, keys: Array, near: int, task: int) -> None:
+    """Add a task, beginning to look for its place at one that is in the list, or at the ends."""
+    ends, time, key = np.uint32(len(after) - 1), times[task], keys[task]
+    if near == ends or _is_before(times, keys, near, time, key):
+        next = after[near]
+        while next != ends and _is_before(times, keys, next, time, key):
+            next = after[next]
+        near = before[next]
+    else:
+        near = before[near]
+        while near != ends and not _is_before(times, keys, near, time, key):
+            near = before[near]
+        next = after[near]
+    after[near] = before[next] = task
+    before[task], after[task] = near, next
+
+
+@jit_inline
+def _is_before(times: Array, keys: Array, task: int, time: float, key: int) -> bool:
+    return bool(times[task] < time or (times[task] == time and keys[task] < key))
+
+
+@jit_inline
+def drop(after: Array, before: Array, task: int) -> Any:
+    """Take the first one away; the one after it."""
+    ends, next = np.uint32(len(after) - 1), after[task]
+    after[ends], before[next] = next, ends
+    return next

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtfc.compiler.search.placement.parts.block_arrays import Array
-from mtfc.compiler.search.placement.parts.graph_arrays import Graph, Timeline
-from mtfc.compiler.search.solver.message_passing import compiled, inner, lean, tight
+from mtfc.compiler.search.jit import jit, jit_inline, jit_internal, jit_no_refcount
+from mtfc.compiler.search.placement.simulator.full_simulator import IndexedGraph, TaskTimes
+from mtfc.compiler.search.placement.task_graph_builder import Array
 
-Memory = tuple[Array, ...]
+StateArrays = tuple[Array, ...]
 
 NONE = 2**32 - 1
 """No task, edge or place. Numbers are unsigned, so that nothing asks whether they count from the end."""
@@ -43,7 +43,7 @@ from places that were passed.
 """
 
 
-class Kept(NamedTuple):
+class CurrentGraph(NamedTuple):
     """A task graph, and its timeline.
 
     seconds, device [task]. key [task]: its block and its number there, by which ties are broken. ready, end [task]: when it is
@@ -80,7 +80,7 @@ class Kept(NamedTuple):
     earliest: Array
 
 
-class Change(NamedTuple):
+class GraphChange(NamedTuple):
     """Blocks that are made anew; what is kept stays as it was, and has entries for new tasks.
 
     Between proposals nothing is made anew: all marks are the same, no edges are here, and blocks begin where they do in what is
@@ -114,7 +114,7 @@ class Change(NamedTuple):
     next_before: Array
 
 
-class Run(NamedTuple):
+class DeltaRun(NamedTuple):
     """A simulation of a change.
 
     ready, end [task]: when it is ready and ends; infinite is the end of one that was not taken since the simulation began.
@@ -151,7 +151,7 @@ class Run(NamedTuple):
     late: Array
 
 
-def memory(tasks: int, edges: int, blocks: int, devices: int, computing: int) -> Memory:
+def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) -> StateArrays:
     """Room for so many; `computing` devices are no ports. The queue has an end, and the list of tasks that are ready has ends."""
     tasks += ENDS
     return (
@@ -169,35 +169,37 @@ def memory(tasks: int, edges: int, blocks: int, devices: int, computing: int) ->
     )
 
 
-def room(memory: Memory) -> tuple[int, int]:
+def room(memory: StateArrays) -> tuple[int, int]:
     """For how many tasks and edges there is some."""
     return memory[1].shape[1] - ENDS, memory[5].shape[1]
 
 
-@inner
-def opened(memory: Memory):  # type: ignore[no-untyped-def]
+@jit_internal
+def open_state(memory: StateArrays):  # type: ignore[no-untyped-def]
     """What is kept, a change of it, and the simulation of this."""
     counts, f, keys, i, marks, e, b, held, d, last, shifts = memory
     graph = f[0], f[1], f[2], f[3], keys, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], e[0], e[1], e[2]
-    kept = Kept(counts, *graph, b[0], b[1], b[2], held[0], d[0], last[0])
+    kept = CurrentGraph(counts, *graph, b[0], b[1], b[2], held[0], d[0], last[0])
     edges = e[3], e[4], e[5], e[6], e[7]
-    change = Change(
+    change = GraphChange(
         b[3], b[4], b[5], b[6], b[7], held[1], d[1], marks[0], i[16], marks[1], i[8], i[9], *edges
     )
     tasks = f[4], f[5], f[6], i[10], i[11], i[17], i[18], i[12], i[13], i[14], i[15]
-    run = Run(*tasks, d[2], d[3], d[4], d[5], last[1], last[2], shifts[0], shifts[1], shifts[2])
+    run = DeltaRun(*tasks, d[2], d[3], d[4], d[5], last[1], last[2], shifts[0], shifts[1], shifts[2])
     return kept, change, run
 
 
-@compiled
-def load(memory: Memory, graph: Graph, times: Timeline) -> None:
+@jit
+def load_state(memory: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
     """Keep a graph and its timeline, for which there is room."""
-    kept, change, run = opened(memory)
+    kept, change, run = open_state(memory)
     _load(graph, times, kept, change, run)
 
 
-@lean
-def _load(graph: Graph, times: Timeline, kept: Kept, change: Change, run: Run) -> None:
+@jit_no_refcount
+def _load(
+    graph: IndexedGraph, times: TaskTimes, kept: CurrentGraph, change: GraphChange, run: DeltaRun
+) -> None:
     count, edges = len(graph.device), len(graph.owner)
     kept.counts[:] = 0
     kept.counts[TASKS] = kept.counts[LIVE] = count
@@ -238,8 +240,8 @@ def _load(graph: Graph, times: Timeline, kept: Kept, change: Change, run: Run) -
     run.seen[:] = NONE
 
 
-@tight
-def queue(kept: Kept, task: int, place: int, done: Array, last: Array) -> None:
+@jit_inline
+def queue(kept: CurrentGraph, task: int, place: int, done: Array, last: Array) -> None:
     """Put a task into the queue, whose device has done some seconds before, and some task last."""
     device = kept.device[task]
     kept.order[place], kept.place[task] = task, place

@@ -1,0 +1,141 @@
+"""Which part of a placed operator sends which elements to which part, and which devices hold the same piece of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Region
+
+Integers = Any
+"""A NumPy array of integers."""
+
+
+@attrs.frozen(eq=False)
+class Transfers:
+    """Who needs a value of whom: for each pair of a holding and a needing part, the bytes that they share.
+
+    `sources` are groups of holders where the value is held several times, else parts.
+    """
+
+    sources: Integers
+    targets: Integers
+    bytes: Integers
+
+
+def transfers(
+    value: Value, made: OperatorParts, step: OperatorStep, used: OperatorParts, user: OperatorStep
+) -> Transfers:
+    """What parts of `user` need of a value that `step` makes."""
+    owned = made.needs[step].owned(value)
+    wanted = used.needs[user].values.get(value, {})
+    groups = made.group(value)
+    _, first = np.unique(groups, return_index=True)
+    shared = np.ones((len(first), used.count), np.int64)
+    for dim in value.type.dims:
+        if dim.name not in owned and dim.name not in wanted:
+            shared *= dim.size
+            continue
+        low, high = _ends(owned, dim.name, dim.size, made, first)
+        start, stop = _ends(wanted, dim.name, dim.size, used, used.all)
+        overlap = np.minimum(high[:, None], stop[None]) - np.maximum(low[:, None], start[None])
+        shared *= np.maximum(overlap, 0)
+    sources, targets = np.nonzero(shared)
+    return Transfers(sources, targets, shared[sources, targets] * ITEM_BYTES[value.type.dtype])
+
+
+def _ends(
+    region: Region, dim: str, size: int, parts: OperatorParts, which: Integers
+) -> tuple[Integers, Integers]:
+    """First positions, and ones after the last, of some parts' regions along a dimension."""
+    if dim not in region:
+        return np.zeros(len(which), np.int64), np.full(len(which), size)
+    span = region[dim]
+    at = parts.index[span.by][which]
+    return span.low[at], span.high[at]
+
+
+def holders(
+    value: Value, made: OperatorParts, devices: Integers, found: Transfers, used: Integers
+) -> Integers:
+    """The part that each transfer comes from: one on the target's device if there is one, else they take turns."""
+    if not made.is_shared(value):
+        return found.sources
+    groups = made.groups(value)
+    chosen = np.empty(len(found.sources), np.int64)
+    for i, (group, target) in enumerate(zip(found.sources, found.targets, strict=True)):
+        members = groups[group]
+        here = members[devices[members] == used[target]]
+        chosen[i] = here[0] if len(here) else members[target % len(members)]
+    return chosen
+
+
+@attrs.frozen
+class ReplicatedPiece:
+    """A part of a parameter that the same devices hold: how many bytes, on which (bit i: device i), and where it lies."""
+
+    mask: int
+    boxes: tuple[tuple[tuple[int, int], ...], ...]
+    bytes: int
+
+
+def regions_held(
+    parameter: Value, parts: OperatorParts, step: OperatorStep, devices: Sequence[int]
+) -> Iterator[tuple[tuple[tuple[int, int], ...], int]]:
+    """The different parts of a parameter that parts of a step use, and on which devices."""
+    region = parts.needs[step].values.get(parameter, {})
+    masks: dict[tuple[tuple[int, int], ...], int] = {}
+    names = {span.by for span in region.values()}
+    for part in range(parts.count) if names else ():
+        own = parts.box(region, part)
+        key = tuple(own.get(dim.name, (0, dim.size)) for dim in parameter.type.dims)
+        masks[key] = masks.get(key, 0) | 1 << devices[part]
+    if not names:
+        everywhere = 0
+        for device in devices:
+            everywhere |= 1 << device
+        masks[tuple((0, dim.size) for dim in parameter.type.dims)] = everywhere
+    yield from masks.items()
+
+
+def replicated_pieces(
+    parameter: Value, held: set[tuple[tuple[tuple[int, int], ...], int]]
+) -> list[ReplicatedPiece]:
+    """A parameter by who holds what: the coarsest parts of it that are not cut by any region held."""
+    pieces: dict[int, list[tuple[tuple[int, int], ...]]] = {}
+    if len({region for region, _ in held}) == 1:
+        mask = 0
+        for _, each in held:
+            mask |= each
+        pieces[mask] = [next(iter(held))[0]]
+    else:
+        for piece in _pieces([region for region, _ in held]):
+            mask = 0
+            for region, each in held:
+                if all(a <= low and high <= b for (a, b), (low, high) in zip(region, piece, strict=True)):
+                    mask |= each
+            if mask:
+                pieces.setdefault(mask, []).append(piece)
+    item = ITEM_BYTES[parameter.type.dtype]
+    return [
+        ReplicatedPiece(mask, tuple(found), item * sum(prod(b - a for a, b in piece) for piece in found))
+        for mask, found in pieces.items()
+    ]
+
+
+def _pieces(regions: Sequence[tuple[tuple[int, int], ...]]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The grid that the regions' ends make."""
+    grid: list[tuple[tuple[int, int], ...]] = [()]
+    for ends in zip(*regions, strict=True):
+        marks = sorted({mark for pair in ends for mark in pair})
+        steps = list(pairwise(marks))
+        grid = [(*piece, step) for piece in grid for step in steps]
+    yield from grid

@@ -1,0 +1,402 @@
+"""Elementwise ops. An operand that lacks dimensions of the result is broadcast along them (Mesh-TensorFlow paper, section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import (
+    NO_TRAITS,
+    Attrs,
+    Code,
+    DimsError,
+    DTypeError,
+    Gradient,
+    Linear,
+    OpBuilder,
+    OpDef,
+    Shard,
+    Trait,
+    flops_per_result,
+    linear_in_all,
+    linear_in_each,
+    linear_in_first,
+    no_flops,
+    no_gradient,
+    not_linear,
+    rule_by_name,
+)
+from mtfc.compiler.ir.sharding_rules import place_by_layout
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
+
+INTEGERS = frozenset({"i32", "u32"})
+NUMBERS = FLOATS | INTEGERS
+BOOL = frozenset({"bool"})
+
+
+def dims_text(dims: Sequence[Dim]) -> str:
+    return "[" + ", ".join(dim.name for dim in dims) + "]"
+
+
+def joint_dims(types: Sequence[TensorType]) -> tuple[Dim, ...]:
+    """Return the dims of the operand that has all dims. Raise `DimsError` if no operand has."""
+    widest = max(types, key=lambda t: len(t.dims))
+    for type in types:
+        if not set(type.dims) <= set(widest.dims):
+            raise DimsError(
+                f"cannot broadcast {dims_text(type.dims)} against {dims_text(widest.dims)}: neither has all dimensions"
+                " of the other",
+                "give one operand the missing dimensions with `broadcast(x -> [dims])`",
+            )
+    return widest.dims
+
+
+def check_dtypes(types: Sequence[TensorType], accepted: frozenset[str]) -> str:
+    """Return the operands' common dtype. Raise `DTypeError` if they differ or the op does not take it."""
+    first = types[0].dtype
+    for type in types:
+        if type.dtype != first:
+            raise DTypeError(
+                f"operands are {first} and {type.dtype}", "convert one of them with `cast(x, dtype)`"
+            )
+        if type.dtype not in accepted:
+            raise DTypeError(
+                f"expected {one_of(accepted)}, found {type.dtype}", "convert it with `cast(x, dtype)`"
+            )
+    return first
+
+
+def one_of(dtypes: frozenset[str]) -> str:
+    names = {FLOATS: "a floating-point tensor", INTEGERS: "an integer tensor", BOOL: "a bool tensor"}
+    return names.get(dtypes, "a tensor of numbers")
+
+
+def align(array: Any, names: Sequence[str], target: Sequence[str]) -> Any:
+    """Transpose `array` (dims `names`) and insert axes of size 1, so that it broadcasts against dims `target`."""
+    order = [names.index(name) for name in target if name in names]
+    index = tuple(slice(None) if name in names else None for name in target)
+    return array.transpose(order)[index]
+
+
+def _infer(
+    accepted: frozenset[str], result: str | None
+) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType]]:
+    def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+        dtype = check_dtypes(types, accepted)
+        return (TensorType(result or dtype, joint_dims(types)),)
+
+    return infer
+
+
+def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def evaluate(shard: Shard, *arrays: Any) -> Any:
+        target = shard.eqn.result.type.names
+        operands = zip(arrays, shard.eqn.operands, strict=True)
+        return function(shard.np, *(align(a, v.type.names, target) for a, v in operands))
+
+    return evaluate
+
+
+def elementwise(
+    name: str,
+    evaluate: Callable[..., Any],
+    numpy: str,
+    gradient: Gradient,
+    doc: str,
+    *,
+    jax: str | None = None,
+    jax_differentiated: str | None = None,
+    accepted: frozenset[str] = FLOATS,
+    result: str | None = None,
+    linear: Linear = not_linear,
+    traits: Iterable[Trait] = (),
+) -> OpDef:
+    return OpDef(
+        name=name,
+        infer=_infer(accepted, result),
+        place=place_by_layout,
+        layout_rule=rule_by_name,
+        distribute=None,
+        linear=linear,
+        gradient=gradient,
+        flops=flops_per_result,
+        storage="fused",
+        traits=frozenset(traits),
+        evaluate=_evaluate(evaluate),
+        numpy=numpy,
+        jax=jax or numpy.replace("np.", "jnp."),
+        jax_differentiated=jax_differentiated,
+        doc=doc,
+    )
+
+
+def slope_gradient(factor: Callable[[OpBuilder, Value, Value], Value]) -> Gradient:
+    """Return the gradient rule of y = f(x): the cotangent times `factor(builder, x, y)`."""
+    return lambda b, e, g: (b("mul", g[0], factor(b, e.operands[0], e.result)),)
+
+
+def _multiplied(b: OpBuilder, eqn: Equation, operand: int, *factors: Value) -> Value:
+    """Multiply `factors`, and sum to the dims of an operand: in one einsum if the operand was broadcast."""
+    dims = eqn.operands[operand].type.dims
+    broadcast = set(dims) != set(eqn.result.type.dims)
+    return b.einsum(*factors, dims=dims) if broadcast else b("mul", *factors)
+
+
+def _to_operand(b: OpBuilder, eqn: Equation, operand: int, cotangent: Value) -> Value:
+    return b.sum_to(cotangent, eqn.operands[operand].type.dims)
+
+
+def _mul_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    x, y = e.operands
+    return _multiplied(b, e, 0, g[0], y), _multiplied(b, e, 1, g[0], x)
+
+
+def _div_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    scaled = b("div", g[0], e.operands[1])
+    return _to_operand(b, e, 0, scaled), b("neg", _multiplied(b, e, 1, scaled, e.result))
+
+
+def _pow_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    """d x**y = y x**(y-1) dx + x**y log(x) dy. The second term is 0 where x <= 0, because nearby powers are undefined there."""
+    x, y = e.operands
+    dx = b("mul", b("mul", g[0], y), b("pow", x, b("sub", y, b.like(1, y))))
+    positive = b("gt", x, b.like(0, x))
+    log = b("log", b("where", positive, x, b.like(1, x)))
+    dy = b("mul", b("mul", g[0], e.result), log)
+    return _to_operand(b, e, 0, dx), _to_operand(b, e, 1, dy)
+
+
+def _extremum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
+    """The operand that wins takes the cotangent; at a tie each takes half."""
+    x, y = e.operands
+    half = b("mul", b("mask", b("eq", x, y), g[0]), b.like(-0.5, x))
+    dx = b("add", b("mask", b("eq", x, e.result), g[0]), half)
+    dy = b("add", b("mask", b("eq", y, e.result), g[0]), half)
+    return _to_operand(b, e, 0, dx), _to_operand(b, e, 1, dy)
+
+
+def _where_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    condition = e.operands[0]
+    dx, dy = b("mask", condition, g[0]), b("mask", b("not", condition), g[0])
+    return None, _to_operand(b, e, 1, dx), _to_operand(b, e, 2, dy)
+
+
+def _where_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    check_dtypes(types[:1], BOOL)
+    dtype = check_dtypes(types[1:], NUMBERS | BOOL)
+    return (TensorType(dtype, joint_dims(types)),)
+
+
+def _cast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    return (TensorType(str(attributes["dtype"]), types[0].dims),)
+
+
+def _cast_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None]:
+    source, target = e.operands[0].type.dtype, e.result.type.dtype
+    return (b.cast(g[0], source) if {source, target} <= FLOATS else None,)
+
+
+def _widens(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """A cast is linear if it rounds nothing: the sum of rounded parts is not the rounded sum."""
+    source, target = eqn.operands[0].type.dtype, eqn.result.type.dtype
+    wider = {source, target} <= FLOATS and ITEM_BYTES[target] > ITEM_BYTES[source]
+    return ((0,),) if wider else ()
+
+
+def _cast_text(code: Code) -> str:
+    return f"{code.args[0]}.astype({code.dtype})"
+
+
+def _cast(shard: Shard, x: Any) -> Any:
+    return x.astype(numpy_dtype(shard.np, shard.eqn.result.type.dtype))
+
+
+def numpy_dtype(np: Any, dtype: str) -> Any:
+    """Return the NumPy dtype of an IR dtype."""
+    if dtype == "bf16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    names = {
+        "f32": "float32",
+        "f16": "float16",
+        "f64": "float64",
+        "i32": "int32",
+        "u32": "uint32",
+        "bool": "bool_",
+    }
+    return getattr(np, names[dtype])
+
+
+def _erf(np: Any, x: Any) -> Any:
+    from scipy.special import erf
+
+    return erf(x).astype(x.dtype)
+
+
+def _relu_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """Compare the result with 0, not the operand: both are above 0 at the same elements, so the operand need not be kept."""
+    return (b("mask", b("gt", e.result, b.like(0, e.result)), g[0]),)
+
+
+def _abs_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    return (b("mul", g[0], b("sign", e.operands[0])),)
+
+
+def _square_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    x = e.operands[0]
+    return (b("mul", b("mul", g[0], x), b.like(2, x)),)
+
+
+def _sqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    return (b("div", b("mul", g[0], b.like(0.5, g[0])), e.result),)
+
+
+def _rsqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
+    """d x**-1/2 = -1/2 (x**-1/2) / x dx."""
+    slope = b("mul", b("div", e.result, e.operands[0]), b.like(-0.5, g[0]))
+    return (b("mul", g[0], slope),)
+
+
+def _sigmoid_slope(b: OpBuilder, x: Value, y: Value) -> Value:
+    return b("mul", y, b("sub", b.like(1, y), y))
+
+
+def _erf_slope(b: OpBuilder, x: Value, y: Value) -> Value:
+    """2 / sqrt(pi) exp(-x**2)."""
+    return b("mul", b("exp", b("neg", b("square", x))), b.like(1.1283791670955126, x))
+
+
+UNARY = (
+    elementwise("neg", lambda np, x: -x, "-{0}", lambda b, e, g: (b("neg", g[0]),), "Minus x.",
+                  accepted=NUMBERS, linear=linear_in_first),
+    elementwise("relu", lambda np, x: np.maximum(x, 0), "np.maximum({0}, 0)", _relu_gradient, "max(x, 0).",
+                  jax="jax.nn.relu({0})", accepted=NUMBERS),
+    elementwise("exp", lambda np, x: np.exp(x), "np.exp({0})", slope_gradient(lambda b, x, y: y),
+                  "e to the power x."),
+    elementwise("log", lambda np, x: np.log(x), "np.log({0})", lambda b, e, g: (b("div", g[0], e.operands[0]),),
+                  "Natural logarithm."),
+    elementwise("tanh", lambda np, x: np.tanh(x), "np.tanh({0})",
+                  slope_gradient(lambda b, x, y: b("sub", b.like(1, y), b("square", y))), "Hyperbolic tangent."),
+    elementwise("sigmoid", lambda np, x: (np.tanh(x / 2) + 1) / 2, "(np.tanh({0} / 2) + 1) / 2",
+                  slope_gradient(_sigmoid_slope), "1 / (1 + exp(-x)).", jax="jax.nn.sigmoid({0})"),
+    elementwise("sqrt", lambda np, x: np.sqrt(x), "np.sqrt({0})", _sqrt_gradient, "Square root."),
+    elementwise("rsqrt", lambda np, x: 1 / np.sqrt(x), "1 / np.sqrt({0})", _rsqrt_gradient, "1 / sqrt(x).",
+                  jax="lax.rsqrt({0})"),
+    elementwise("square", lambda np, x: np.square(x), "np.square({0})", _square_gradient, "x times x.",
+                  accepted=NUMBERS),
+    elementwise("abs", lambda np, x: np.abs(x), "np.abs({0})", _abs_gradient, "Absolute value; gradient 0 at 0.",
+                  jax_differentiated="{0} * jnp.sign({0})",  # the slope of `jnp.abs` at 0 is 1, and not 0
+                  accepted=NUMBERS),
+    elementwise("sign", lambda np, x: np.sign(x), "np.sign({0})", no_gradient, "-1, 0 or 1; its gradient is 0.",
+                  accepted=NUMBERS),
+    elementwise("erf", _erf, "erf({0})", slope_gradient(_erf_slope), "The error function.",
+                  jax="lax.erf({0})"),
+    elementwise("sin", lambda np, x: np.sin(x), "np.sin({0})", slope_gradient(lambda b, x, y: b("cos", x)),
+                  "Sine."),
+    elementwise("cos", lambda np, x: np.cos(x), "np.cos({0})",
+                  slope_gradient(lambda b, x, y: b("neg", b("sin", x))), "Cosine."),
+    elementwise("floor", lambda np, x: np.floor(x), "np.floor({0})", no_gradient,
+                  "Largest whole number not above x; its gradient is 0."),
+    elementwise("not", lambda np, x: np.logical_not(x), "np.logical_not({0})", no_gradient, "Logical not.",
+                  accepted=BOOL),
+    elementwise("stop_gradient", lambda np, x: x, "{0}", no_gradient, "x, as a constant for differentiation.",
+                  jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first,
+                  traits=("stop_gradient",)),
+)  # fmt: skip
+
+BINARY = (
+    elementwise("add", lambda np, x, y: x + y, "{0} + {1}",
+                  lambda b, e, g: (_to_operand(b, e, 0, g[0]), _to_operand(b, e, 1, g[0])), "x + y.",
+                  accepted=NUMBERS, linear=linear_in_all, traits=("add",)),
+    elementwise("sub", lambda np, x, y: x - y, "{0} - {1}",
+                  lambda b, e, g: (_to_operand(b, e, 0, g[0]), b("neg", _to_operand(b, e, 1, g[0]))), "x - y.",
+                  accepted=NUMBERS, linear=linear_in_all),
+    elementwise("mul", lambda np, x, y: x * y, "{0} * {1}", _mul_gradient, "x times y.",
+                  accepted=NUMBERS, linear=linear_in_each, traits=("multiply",)),
+    elementwise("div", lambda np, x, y: x / y, "{0} / {1}", _div_gradient, "x / y.", linear=linear_in_first),
+    elementwise("pow", lambda np, x, y: np.power(x, y), "np.power({0}, {1})", _pow_gradient, "x to the power y."),
+    elementwise("minimum", lambda np, x, y: np.minimum(x, y), "np.minimum({0}, {1})", _extremum_gradient,
+                  "The smaller of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS),
+    elementwise("maximum", lambda np, x, y: np.maximum(x, y), "np.maximum({0}, {1})", _extremum_gradient,
+                  "The larger of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS),
+    elementwise("lt", lambda np, x, y: x < y, "{0} < {1}", no_gradient, "x < y.", accepted=NUMBERS, result="bool"),
+    elementwise("le", lambda np, x, y: x <= y, "{0} <= {1}", no_gradient, "x <= y.", accepted=NUMBERS, result="bool"),
+    elementwise("gt", lambda np, x, y: x > y, "{0} > {1}", no_gradient, "x > y.", accepted=NUMBERS, result="bool"),
+    elementwise("ge", lambda np, x, y: x >= y, "{0} >= {1}", no_gradient, "x >= y.", accepted=NUMBERS, result="bool"),
+    elementwise("eq", lambda np, x, y: x == y, "{0} == {1}", no_gradient, "x == y.", accepted=NUMBERS | BOOL,
+                  result="bool"),
+    elementwise("ne", lambda np, x, y: x != y, "{0} != {1}", no_gradient, "x != y.", accepted=NUMBERS | BOOL,
+                  result="bool"),
+    elementwise("and", lambda np, x, y: np.logical_and(x, y), "np.logical_and({0}, {1})", no_gradient,
+                  "Logical and.", accepted=BOOL),
+    elementwise("or", lambda np, x, y: np.logical_or(x, y), "np.logical_or({0}, {1})", no_gradient, "Logical or.",
+                  accepted=BOOL),
+)  # fmt: skip
+
+WHERE = OpDef(
+    name="where",
+    infer=_where_infer,
+    place=place_by_layout,
+    layout_rule=rule_by_name,
+    distribute=None,
+    linear=lambda eqn: ((1, 2),),
+    gradient=_where_gradient,
+    flops=flops_per_result,
+    storage="fused",
+    traits=NO_TRAITS,
+    evaluate=_evaluate(lambda np, c, x, y: np.where(c, x, y)),
+    numpy="np.where({0}, {1}, {2})",
+    jax="jnp.where({0}, {1}, {2})",
+    jax_differentiated=None,
+    doc="x where the condition holds, else y.",
+)
+
+
+def _mask_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    check_dtypes(types[:1], BOOL)
+    return (TensorType(check_dtypes(types[1:], NUMBERS), joint_dims(types)),)
+
+
+def _mask_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    return None, _to_operand(b, e, 1, b("mask", e.operands[0], g[0]))
+
+
+MASK = OpDef(
+    name="mask",
+    infer=_mask_infer,
+    place=place_by_layout,
+    layout_rule=rule_by_name,
+    distribute=None,
+    linear=lambda eqn: ((1,),),
+    gradient=_mask_gradient,
+    flops=flops_per_result,
+    storage="fused",
+    traits=NO_TRAITS,
+    evaluate=_evaluate(lambda np, c, x: np.where(c, x, np.zeros((), x.dtype))),
+    numpy="np.where({0}, {1}, 0)",
+    jax="jnp.where({0}, {1}, 0)",
+    jax_differentiated=None,
+    doc="x where the condition holds, else 0: what a gradient passes through a choice.",
+)
+
+CAST = OpDef(
+    name="cast",
+    infer=_cast_infer,
+    place=place_by_layout,
+    layout_rule=rule_by_name,
+    distribute=None,
+    linear=_widens,
+    gradient=_cast_gradient,
+    flops=no_flops,
+    storage="fused",
+    traits=frozenset({"cast"}),
+    evaluate=_cast,
+    numpy=_cast_text,
+    jax=_cast_text,
+    jax_differentiated=None,
+    doc="x converted to another dtype.",
+)
+
+OPS = (*UNARY, *BINARY, WHERE, MASK, CAST)

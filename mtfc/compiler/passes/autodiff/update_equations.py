@@ -1,0 +1,159 @@
+"""The equations of a step's update stage: the update of each parameter, the norm of the gradients, and the learning rate.
+
+An optimizer's function is for one parameter. A parameter that is declared in a loop over `layers` has that dimension too, in
+front. Each of its slices is updated by itself: every equation of the function gets the dimension, so a reduction in the function
+reduces each slice separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.rewrite import Substitution
+from mtfc.compiler.ir.training import GRAD_NORM, of_role
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.passes.autodiff.backward import total
+
+
+def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
+    """Append the Euclidean norm of all gradients together, f32[]. Gradients of 16 bits are squared and summed in 32."""
+    squares = [_square(builder, wide(builder, gradient)) for gradient in gradients]
+    summed = total(builder, [builder.cast(square, "f32") for square in squares])
+    return builder("sqrt", summed, name=GRAD_NORM)
+
+
+def _square(builder: Builder, gradient: Value) -> Value:
+    return builder("sum", builder("square", gradient), over=gradient.type.dims)
+
+
+def wide(builder: Builder, value: Value) -> Value:
+    """Cast a float of 16 bits to f32; return any other value as it is."""
+    is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES["f32"]
+    return builder.cast(value, "f32") if is_narrow else value
+
+
+def inlined(builder: Builder, function: Function) -> Value:
+    """Append the equations of a function without arguments, and return its only output."""
+    new = Substitution()
+    for eqn in function.body:
+        for value in eqn.results:
+            new[value] = Value(builder.names.fresh(value.name), value.type)
+        builder.append(attrs.evolve(new.equation(eqn), span=builder.span, stage=builder.stage, path=None))
+    (output,) = function.outputs
+    return new[output.value]
+
+
+class Updater:
+    """Appends updates of parameters to the builder's body.
+
+    Equations that depend on no parameter, such as a learning-rate schedule, are computed once for all parameters with the same
+    function.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self._common: dict[Value, Value] = {}
+
+    def apply(
+        self, function: Function, parameter: Value, gradient: Value
+    ) -> tuple[list[Argument], list[Output]]:
+        """Append the update of one parameter. Return its states as arguments, and the outputs that replace parameter and states."""
+        return _Application(self.builder, function, parameter, self._common).run(gradient)
+
+
+class _Application:
+    """The equations of an update function for one parameter. They bear its name, and update all its slices at once."""
+
+    def __init__(
+        self, builder: Builder, function: Function, parameter: Value, common: dict[Value, Value]
+    ) -> None:
+        self.builder, self.function, self.parameter, self.common = builder, function, parameter, common
+        (self.like,) = of_role(function, "parameter")
+        self.stack: tuple[Dim, ...] = parameter.type.dims[
+            : len(parameter.type.dims) - len(self.like.type.dims)
+        ]
+        self.own: dict[Value, Value] = {}
+        self.replaced = {self.like.name: parameter}
+
+    def run(self, gradient: Value) -> tuple[list[Argument], list[Output]]:
+        states = []
+        given = {"parameter": self.parameter, "input": gradient}
+        for argument in self.function.arguments:
+            if argument.role == "state":
+                states.append(self._state(argument))
+            else:
+                dtype = argument.value.type.dtype
+                self.own[argument.value] = self.builder.cast(given[argument.role], dtype)
+        for eqn in self.function.body:
+            if all(value in self.common for value in eqn.operands):
+                self._equation_for_all(eqn)
+            else:
+                self._equation(eqn)
+        return states, [self._output(output) for output in self.function.outputs]
+
+    def _state(self, argument: Argument) -> Argument:
+        type = argument.value.type
+        name = self.builder.names.fresh(f"{self.parameter.name}.{argument.value.name}")
+        value = Value(name, TensorType(type.dtype, (*self.stack, *type.dims)))
+        self.own[argument.value] = self.replaced[argument.value.name] = value
+        return attrs.evolve(argument, value=value, span=self.builder.span)
+
+    def _output(self, output: Output) -> Output:
+        assert output.updates is not None
+        old, found = self.replaced[output.updates], self._new(output.value)
+        new = self.builder.ordered(self.builder.broadcast(found, old.type), old.type.dims)
+        return Output(old.name, self.builder.cast(new, old.type.dtype), old.name)
+
+    def _new(self, value: Value) -> Value:
+        return self.common.get(value) or self.own[value]
+
+    def _equation_for_all(self, eqn: Equation) -> None:
+        if has_trait(eqn, "constant"):
+            number = self.builder.constant(eqn.attrs["value"], eqn.result.type.dtype)  # type: ignore[arg-type]
+            self.common[eqn.result] = number
+        elif eqn.results[0] not in self.common:
+            operands = [self.common[value] for value in eqn.operands]
+            self._append(eqn, operands, eqn.attrs, eqn.path, self.common)
+
+    def _equation(self, eqn: Equation) -> None:
+        operands, attributes = [self._new(value) for value in eqn.operands], eqn.attrs
+        if any(self._is_stacked(value) for value in operands):
+            operands = [self._stacked(value) for value in operands]
+            attributes = {key: self._stacked_attr(key, value) for key, value in eqn.attrs.items()}
+        owner = self.parameter.name
+        path = owner if eqn.path == self.like.name else eqn.path and f"{owner}.{eqn.path}"
+        self._append(eqn, operands, attributes, path, self.own)
+
+    def _append(
+        self,
+        eqn: Equation,
+        operands: list[Value],
+        attributes: Mapping[str, Any],
+        name: str | None,
+        new: dict[Value, Value],
+    ) -> None:
+        """Append the equation with other operands, which may have other types, and enter its results in `new`."""
+        types = OPS[eqn.op].infer([value.type for value in operands], attributes)
+        results = tuple(Value(self.builder.names.fresh(name or eqn.op), type) for type in types)
+        new.update(zip(eqn.results, results, strict=True))
+        span, stage = self.builder.span, self.builder.stage
+        self.builder.append(Equation(eqn.op, tuple(operands), results, attributes, span=span, stage=stage))
+
+    def _is_stacked(self, value: Value) -> bool:
+        return bool(self.stack) and set(self.stack) <= set(value.type.dims)
+
+    def _stacked(self, value: Value) -> Value:
+        """Broadcast a value along the slices, for an equation whose other operands have them; a scalar needs no broadcast."""
+        if self._is_stacked(value) or not value.type.dims:
+            return value
+        return self.builder("broadcast", value, dims=(*self.stack, *value.type.dims))
+
+    def _stacked_attr(self, key: str, value: Any) -> Any:
+        """Add the dimensions of slices to `dims`, the attribute that lists the dimensions of a result."""
+        return (*self.stack, *value) if key == "dims" else value

@@ -1,0 +1,600 @@
+"""How long parts take and what they keep, by the roofline of the device (`cost/roofline.py`), where FlexFlow measures.
+
+All parts of a step count as one in the middle, which has neighbours on all sides.
+
+
+What is known of a step in so many parts, wherever they are: flat arrays for the compiled loops of `task_graph_builder.py`.
+
+A *form* is a step in some degrees; steps that differ in names alone have forms in common, as in FlexFlow (section 5.1). Of each
+value that a step makes or uses a form has a *table*: the different pieces of it that parts have or need, and which of these each
+part does.
+
+
+What the parts of a step have and need in any legal degrees, from what they do where one dimension alone is split.
+
+For what a part needs along a dimension of a value depends on one dimension's degree at most (`operators/regions.py`). And which
+degrees are legal is found out by splitting one dimension at a time.
+
+
+Evaluates the formulas of a step (`size_formulas.py`) at some degrees, as compiled loops on flat arrays.
+
+Formulas for a step: what its parts have, need and take, from the degrees alone.
+
+What parts have and need is a `PieceShape` (`size_shapes.py`). How long a part takes follows from the lengths of its arrays' dimensions.
+The part is written as a function with its gradient once, at some degrees; each length in it is then known as that of something
+in the step, by the degree of one dimension, and FLOPs and bytes are products of such lengths: a `CostTemplate`. Parts whose functions
+are not the same but for lengths, as they use less of a value than they have, have a template of their own. There is none where
+it is not clear what a length is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice, pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.roofline import works
+from mtfc.compiler.ir.core import Equation, Function, Training, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.search.jit import jit, jit_internal
+from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import (
+    OperatorParts,
+    Region,
+    SplitSpan,
+    StepNeeds,
+)
+from mtfc.compiler.search.placement.operators.strategy import Degrees, OperatorConfigurations
+from mtfc.compiler.search.placement.task_graph_builder import Array, PartTables
+
+ONE = Mesh("one", ())
+"""A part's function runs on one device."""
+
+
+@attrs.frozen
+class PartCost:
+    """Of one part of a step: seconds of its two passes, and bytes that it keeps for the second."""
+
+    forward: float
+    backward: float
+    kept: int
+
+
+def middle(degrees: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """The place of the part in the middle: its index along each split dimension."""
+    return {name: degree // 2 for name, degree in degrees}
+
+
+def part_cost(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> PartCost:
+    """Of the part of a step in the middle."""
+    local = flow.local(step, parts, middle(parts.degrees))
+    function = local.function()
+    memory, seconds = Memory(function, ONE, device), {"forward": 0.0, "backward": 0.0}
+    for eqn, each in zip(function.body, works(function, memory, device), strict=True):
+        seconds[eqn.stage] += each.seconds
+    made = {value for eqn in local.forward for value in eqn.results}
+    kept = sum(value.type.local_bytes(ONE) for value in memory.stored if value in made)
+    return PartCost(seconds["forward"], seconds["backward"], kept)
+
+
+def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
+    """Seconds that the FLOPs of both passes of that part take at the device's peak rates."""
+    function = flow.local(step, parts, middle(parts.degrees)).function()
+    done = works(function, Memory(function, ONE, device), device)
+    return sum(
+        each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+        for eqn, each in zip(function.body, done, strict=True)
+    )
+
+
+def optimizer_states(training: Training | None) -> int:
+    """How many numbers an optimizer keeps for each parameter between steps, at most."""
+    updates = training.updates if training is not None else ()
+    kept = (sum(argument.role == "state" for argument in update.function.arguments) for update in updates)
+    return max(kept, default=0)
+
+
+class StepForms:
+    """The forms of the steps of a graph on a device, each made when it is asked for first, of formulas that are made before."""
+
+    def __init__(
+        self, flow: CotangentFlow, device: Device, choices: Sequence[OperatorConfigurations]
+    ) -> None:
+        self.flow, self.device = flow, device
+        self._forms, self._seconds = _Rows(3, np.int64), _Rows(2, np.float64)
+        self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
+        self._numbers: dict[tuple[int, Degrees], int] = {}
+        self.formulas = {
+            (flow.signatures[step], each.operator.dims): StepFormulas(flow, device, each, step)
+            for each in dict.fromkeys(choices)
+            for step in each.operator.steps
+        }
+        self.known = self._arrays()
+        self._compile()
+
+    def number(self, step: OperatorStep, degrees: Degrees) -> int:
+        """The form of a step in some legal degrees."""
+        key = (self.flow.signatures[step], degrees)
+        if key not in self._numbers:
+            self._numbers[key] = self._add(step, degrees)
+            self.known = self._arrays()
+        return self._numbers[key]
+
+    def _compile(self) -> None:
+        """Loops are compiled when they first run, so that no search has to wait for it."""
+        for each in islice(self.formulas.values(), 1):
+            piece_tables(each.shape, each.degrees(()), 0)
+            template = each.template(())
+            if template is not None:
+                evaluate_template(template, each.degrees(()))
+
+    def _arrays(self) -> PartTables:
+        pool = self._pool.array.ravel()
+        return PartTables(self._forms.array, self._seconds.array, self._tables.array, pool)
+
+    def _add(self, step: OperatorStep, degrees: Degrees) -> int:
+        operator = self.flow.graph.operator_of[step]
+        formulas = self.formulas[self.flow.signatures[step], operator.dims]
+        sizes, template = formulas.degrees(degrees), formulas.template(degrees)
+        if template is not None:
+            forward, backward, kept = evaluate_template(template, sizes)
+        else:
+            own = part_cost(self.flow, self.device, step, OperatorParts(operator, degrees))
+            forward, backward, kept = own.forward, own.backward, own.kept
+        tables, numbers = piece_tables(formulas.shape, sizes, self._pool.count)
+        self._pool.extend(numbers.reshape(-1, 1))
+        self._seconds.extend([[forward, backward]])
+        parts = prod(degree for _, degree in degrees)
+        return self._forms.extend([[parts, kept, self._tables.extend(tables)]])
+
+
+class _Rows:
+    """An array that grows: the first `count` rows are in use."""
+
+    def __init__(self, columns: int, dtype: type) -> None:
+        self.array: Array = np.zeros((64, columns), dtype)
+        self.count = 0
+
+    def extend(self, rows: Sequence[Sequence[float]] | Array) -> int:
+        """Append some; where they begin."""
+        begin, end = self.count, self.count + len(rows)
+        if end > len(self.array):
+            self.array = np.concatenate([self.array, np.zeros((end, self.array.shape[1]), self.array.dtype)])
+        self.array[begin:end] = rows
+        self.count = end
+        return begin
+
+
+Degree = tuple[str, int]
+
+
+def shape_of(step: OperatorStep, dims: Sequence[Dim], alone: Mapping[Degree, StepNeeds]) -> PieceShape:
+    """Of a step's outputs, inputs and arguments."""
+    names, most = [dim.name for dim in dims], max((degree for _, degree in alone), default=1)
+    spans = _Spans(names, most)
+    tables, axes = [], list[list[int]]()
+    values = (*step.outputs, *step.inputs, *step.arguments)
+    follows = np.zeros((len(values), len(dims)), np.bool_)
+    for i, value in enumerate(values):
+        is_output = i < len(step.outputs)
+        known = {
+            key: need.owned(value) if is_output else need.values.get(value, {}) for key, need in alone.items()
+        }
+        tables.append(
+            [len(axes), len(axes) + len(value.type.dims), value.type.size * ITEM_BYTES[value.type.dtype]]
+        )
+        for dim in value.type.dims:
+            own = {key: region[dim.name] for key, region in known.items() if dim.name in region}
+            axes.append([spans.add(dim, own) if own else -1, dim.size])
+            follows[i, [names.index(name) for name, _ in own]] = True
+    divides = np.array([[name in value.type.names for name in names] for value in values], np.bool_)
+    divides = divides.reshape(len(values), len(dims))
+    return PieceShape(rows(tables, 3), follows, divides, rows(axes, 2), *spans.arrays())
+
+
+class _Spans:
+    """Positions along dimensions, by the degree of one dimension of the operator."""
+
+    def __init__(self, names: Sequence[str], most: int) -> None:
+        self.names, self.most = names, most
+        self.by: list[int] = []
+        self.at: list[list[int]] = []
+        self.ends: list[int] = []
+
+    def add(self, dim: Dim, spans: Mapping[Degree, SplitSpan]) -> int:
+        """Its number."""
+        at = [0, len(self.ends), *([0] * (self.most - 1))]
+        self.ends += [0, dim.size]
+        for (_, degree), span in spans.items():
+            at[degree] = len(self.ends)
+            self.ends += np.stack([span.low, span.high], axis=1).ravel().tolist()
+        self.by.append(self.names.index(next(iter(spans))[0]))
+        self.at.append(at)
+        return len(self.by) - 1
+
+    def arrays(self) -> tuple[Array, Array, Array]:
+        return np.array(self.by, np.int64), rows(self.at, self.most + 1), np.array(self.ends, np.int64)
+
+
+def rows(found: Sequence[Sequence[int]], width: int) -> Array:
+    return np.array(found, np.int64).reshape(-1, width)
+
+
+class PieceShape(NamedTuple):
+    """What parts have and need of each value of a step: a table for each, as in `flat_encoding.Known`.
+
+    tables [table, 3]: which axes, the first and the one after the last, and bytes of the value. follows, divides [table, dim]:
+    whether parts at different indices along a dimension of the operator have different pieces, and whether the value has it.
+    axes [axis, 2]: number of a span, or -1, and size. by [span]: the dimension of the operator whose index decides. at [span,
+    degree]: where in `ends` the first position and the one after the last of each index begin.
+    """
+
+    tables: Array
+    follows: Array
+    divides: Array
+    axes: Array
+    by: Array
+    at: Array
+    ends: Array
+
+
+class CostTemplate(NamedTuple):
+    """What a part computes and moves, where its function is the same but for lengths.
+
+    by [length]: the dimension of the operator whose degree decides it. lengths [length, degree]. products [product, column]: a
+    coefficient, and lengths to be multiplied with it; length 0 is 1. kernels [kernel, 4]: whether it is of the backward pass,
+    the product that its FLOPs are, and the first of the arrays that it moves and the one after the last. moved [array, 2]:
+    where in `bytes` the
+    products begin, and end, of which the least is its bytes. rates [kernel, 2]: FLOP/s, and seconds of
+    overhead. kept: products that are bytes. bandwidth: bytes/s. exposed: the share of the shorter of computing and moving that
+    the longer one does not hide.
+    """
+
+    by: Array
+    lengths: Array
+    products: Array
+    kernels: Array
+    moved: Array
+    bytes: Array
+    rates: Array
+    kept: Array
+    bandwidth: float
+    exposed: float
+
+
+@jit
+def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
+    """The tables of a form, and the numbers that are to be appended to those that there are already."""
+    parts, count = _product(degrees), len(shape.tables)
+    size = begin
+    found = np.empty((count, 4), np.int64)
+    for table in range(count):
+        first, last, whole = shape.tables[table]
+        split = 1
+        found[table, 0] = 1
+        for dim in range(len(degrees)):
+            found[table, 0] *= degrees[dim] if shape.follows[table, dim] else 1
+            split *= degrees[dim] if shape.divides[table, dim] else 1
+        found[table, 1] = whole // split
+        found[table, 2], found[table, 3] = size, size + parts
+        size += parts + found[table, 0] * (last - first) * 2
+    numbers = np.empty(size - begin, np.int64)
+    for table in range(count):
+        _rows(numbers[found[table, 2] - begin :], shape.follows[table], degrees, parts)
+        _bounds(numbers[found[table, 3] - begin :], shape, table, degrees, found[table, 0])
+    return found, numbers
+
+
+@jit_internal
+def _product(degrees: Array) -> int:
+    found = 1
+    for degree in degrees:
+        found *= degree
+    return found
+
+
+@jit_internal
+def _rows(rows: Array, follows: Array, degrees: Array, parts: int) -> None:
+    """Which piece each part has."""
+    for part in range(parts):
+        inside, rest, piece = 1, part, 0
+        for dim in range(len(degrees) - 1, -1, -1):
+            if follows[dim]:
+                piece += inside * (rest % degrees[dim])
+                inside *= degrees[dim]
+            rest //= degrees[dim]
+        rows[part] = piece
+
+
+@jit_internal
+def _bounds(bounds: Array, shape: PieceShape, table: int, degrees: Array, count: int) -> None:
+    """Where each piece begins and ends along each dimension of the value."""
+    index, i = np.zeros(len(degrees), np.int64), 0
+    for piece in range(count):
+        rest = piece
+        for dim in range(len(degrees) - 1, -1, -1):
+            if shape.follows[table, dim]:
+                index[dim] = rest % degrees[dim]
+                rest //= degrees[dim]
+        for axis in range(shape.tables[table, 0], shape.tables[table, 1]):
+            span = shape.axes[axis, 0]
+            if span < 0:
+                bounds[i], bounds[i + 1] = 0, shape.axes[axis, 1]
+            else:
+                dim = shape.by[span]
+                place = shape.at[span, degrees[dim]] + 2 * index[dim]
+                bounds[i], bounds[i + 1] = shape.ends[place], shape.ends[place + 1]
+            i += 2
+
+
+@jit
+def evaluate_template(template: CostTemplate, degrees: Array) -> tuple[float, float, int]:
+    """Seconds of a part's two passes, and bytes that it keeps."""
+    lengths, values = np.ones(len(template.by), np.int64), np.empty(len(template.products), np.int64)
+    for i in range(1, len(lengths)):
+        lengths[i] = template.lengths[i, degrees[template.by[i]]]
+    for i in range(len(values)):
+        values[i] = template.products[i, 0]
+        for column in range(1, template.products.shape[1]):
+            values[i] *= lengths[template.products[i, column]]
+    seconds = np.zeros(2)
+    for i in range(len(template.kernels)):
+        stage, flops, first, last = template.kernels[i]
+        size = 0
+        for array in range(first, last):
+            least = values[template.bytes[template.moved[array, 0]]]
+            for each in range(template.moved[array, 0] + 1, template.moved[array, 1]):
+                least = min(least, values[template.bytes[each]])
+            size += least
+        computing, moving = values[flops] / template.rates[i, 0], size / template.bandwidth
+        longer, shorter = max(computing, moving), min(computing, moving)
+        seconds[stage] += longer + template.exposed * shorter + template.rates[i, 1]
+    kept = 0
+    for product in template.kept:
+        kept += values[product]
+    return seconds[0], seconds[1], kept
+
+
+Cuts = frozenset[tuple[int, str]]
+"""Uses of values, by number, and dimensions in which they are of less than a part has."""
+NONE: Cuts = frozenset()
+
+
+def has_formulas(device: Device) -> bool:
+    """Whether what kernels take follows from products of lengths: no rate depends on sizes, and nothing is filled up."""
+    rates = (*device.flops.values(), device.bandwidth)
+    return device.matrix is None and not device.ops and all(len(rate.points) == 1 for rate in rates)
+
+
+class StepFormulas:
+    """Of one step of an operator, and those alike."""
+
+    def __init__(
+        self, flow: CotangentFlow, device: Device, choices: OperatorConfigurations, step: OperatorStep
+    ) -> None:
+        self.flow, self.device, self.operator, self.step = flow, device, choices.operator, step
+        alone = {key: needs[step] for key, needs in choices.alone.items()}
+        self.shape = shape_of(step, self.operator.dims, alone)
+        self._cuts = {key: _cuts(step, need, key[1] // 2) for key, need in alone.items()}
+        self._lengths = tuple(_lengths(step, self.operator.dims, alone))
+        self._templates: dict[tuple[Cuts, ...], CostTemplate | None] = {}
+        for degrees in ((), *((each,) for each in alone)):
+            self.template(degrees)
+
+    def degrees(self, degrees: Sequence[Degree]) -> Array:
+        """Of all dimensions of the operator."""
+        of = dict(degrees)
+        return np.array([of.get(dim.name, 1) for dim in self.operator.dims], np.int64)
+
+    def template(self, degrees: Sequence[Degree]) -> CostTemplate | None:
+        """For these degrees."""
+        cuts = {each[0]: self._cuts[each] for each in degrees}
+        key = tuple([cuts.get(dim.name, NONE) for dim in self.operator.dims])
+        if key not in self._templates:
+            self._templates[key] = self._made(key) if has_formulas(self.device) else None
+        return self._templates[key]
+
+    def _made(self, key: Sequence[Cuts]) -> CostTemplate | None:
+        """For all degrees with these cuts. The function is written at large degrees, at which lengths differ most."""
+        alike: dict[str, list[int]] = {}
+        for dim, cuts in zip(self.operator.dims, key, strict=True):
+            own = [n for (name, n), each in self._cuts.items() if name == dim.name and each == cuts]
+            alike[dim.name] = [*([1] if cuts == NONE else []), *own]
+        for i in range(max(map(len, alike.values()), default=1)):
+            chosen = {name: found[-1 - i % len(found)] for name, found in alike.items()}
+            degrees = tuple((name, degree) for name, degree in chosen.items() if degree > 1)
+            local = self.flow.local(self.step, OperatorParts(self.operator, degrees), middle(degrees))
+            with suppress(Unclear):
+                return TemplateWriter(self._lengths, alike, chosen).template(local.function(), self.device)
+        return None
+
+
+def _cuts(step: OperatorStep, need: StepNeeds, index: int) -> Cuts:
+    """Of a part at some index along the one dimension that is split."""
+    found = set()
+    for number, (value, region) in enumerate(_uses(step, need)):
+        have = need.values.get(value, {})
+        for dim, span in region.items():
+            whole = have.get(dim)
+            ends = (whole.low[index], whole.high[index]) if whole is not None else None
+            if ends != (span.low[index], span.high[index]):
+                found.add((number, dim))
+    return frozenset(found)
+
+
+def _uses(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Value, Region]]:
+    for eqn in step.equations:
+        if eqn in need.equations or eqn.results[0] in step.pending:
+            yield from zip(eqn.operands, need.used(step, eqn)[1], strict=True)
+    yield from ((value, need.owned(value)) for value in step.outputs if value not in step.pending)
+
+
+@attrs.frozen
+class PartLength:
+    """Of a dimension called `name` of something in a part in the middle, by the degree of the operator's dimension `by`."""
+
+    name: str
+    by: str | None
+    at: tuple[tuple[int, int], ...]
+
+    def among(self, degrees: Sequence[int]) -> PartLength:
+        """For some degrees only."""
+        found = tuple((degree, size) for degree, size in self.at if degree in degrees)
+        sizes = {size for _, size in found}
+        return PartLength(self.name, self.by, found) if len(sizes) > 1 else _whole(self.name, *sizes)
+
+
+def _whole(name: str, size: int) -> PartLength:
+    return PartLength(name, None, ((1, size),))
+
+
+def _lengths(step: OperatorStep, dims: Sequence[Dim], alone: Mapping[Degree, StepNeeds]) -> set[PartLength]:
+    """All that there are of what a step has, computes and uses."""
+    values = {v for eqn in step.equations for v in (*eqn.operands, *eqn.results)}.union(step.outputs)
+    found = {_whole(dim.name, dim.size) for value in values for dim in value.type.dims}
+    for split in dims:
+        known: dict[tuple[int, Dim], list[tuple[int, int]]] = {}
+        for (name, degree), need in alone.items():
+            if name != split.name:
+                continue
+            for number, (own, region) in enumerate(_regions(step, need)):
+                for dim in own:
+                    if dim.name in region:
+                        span = region[dim.name]
+                        length = int(span.high[degree // 2] - span.low[degree // 2])
+                        known.setdefault((number, dim), [(1, dim.size)]).append((degree, length))
+        found |= {PartLength(dim.name, split.name, tuple(at)) for (_, dim), at in known.items()}
+    return found
+
+
+def _regions(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Sequence[Dim], Region]]:
+    """Regions of arrays with some dimensions."""
+    for value, region in chain(need.values.items(), _uses(step, need)):
+        yield value.type.dims, region
+    for eqn, region in need.equations.items():
+        yield eqn.results[0].type.dims, region
+
+
+class Unclear(Exception):
+    """A length may be several."""
+
+
+@attrs.frozen
+class LengthProduct:
+    """Of a number and of lengths, by their numbers."""
+
+    coefficient: int
+    lengths: tuple[int, ...] = ()
+
+    def __mul__(self, other: LengthProduct | int) -> LengthProduct:
+        if isinstance(other, int):
+            return LengthProduct(self.coefficient * other, self.lengths)
+        return LengthProduct(self.coefficient * other.coefficient, self.lengths + other.lengths)
+
+    __rmul__ = __mul__
+
+
+class TemplateWriter:
+    """Writes the template of a function: numbers its lengths, at the degrees `chosen` of those that it is for, and products."""
+
+    def __init__(
+        self, lengths: Sequence[PartLength], alike: Mapping[str, Sequence[int]], chosen: Mapping[str, int]
+    ) -> None:
+        self.chosen = chosen
+        self.known: dict[Dim, set[PartLength]] = {}
+        for each in lengths:
+            own = each.among(alike[each.by]) if each.by is not None else each
+            size = dict(own.at)[chosen[own.by] if own.by is not None else 1]
+            self.known.setdefault(Dim(each.name, size), set()).add(own)
+        self.lengths: dict[PartLength, int] = {}
+        self.products: dict[LengthProduct, int] = {}
+
+    def dim(self, dim: Dim, axes: Axes) -> LengthProduct:
+        found = self.known.get(dim, set())
+        if len(found) != 1:
+            raise Unclear
+        (length,) = found
+        if length.by is None:
+            return LengthProduct(dim.size)
+        return LengthProduct(1, (self.lengths.setdefault(length, len(self.lengths) + 1),))
+
+    def elements(self, type: TensorType) -> LengthProduct:
+        return prod((self.dim(dim, ()) for dim in type.dims), start=LengthProduct(1))
+
+    def bytes(self, type: TensorType) -> int:
+        return self.product(self.elements(type) * ITEM_BYTES[type.dtype])
+
+    def product(self, found: LengthProduct | int) -> int:
+        """Its number."""
+        return self.products.setdefault(LengthProduct(1) * found, len(self.products))
+
+    def template(self, function: Function, device: Device) -> CostTemplate:
+        """Kernel by kernel what `roofline.work` adds up."""
+        memory = Memory(function, ONE, device)
+        kernels, moved, rates, kept = [], list[list[int]](), [], []
+        for eqn in function.body:
+            is_forward = eqn.stage == "forward"
+            made = [self.bytes(value.type) for value in eqn.results if value in memory.stored]
+            kept += made if is_forward else []
+            if storage(eqn) in ("view", "made"):
+                continue
+            first = len(moved)
+            moved += [*self._read(eqn, memory), *([each] for each in made)]
+            flops = self.product(OPS[eqn.op].flops(eqn, self))
+            kernels.append([not is_forward, flops, first, len(moved)])
+            dtype = (eqn.operands or eqn.results)[0].type.dtype
+            rates.append([device.rate(dtype).peak, memory.waiting(eqn, device)])
+        by, lengths = self._arrays()
+        return CostTemplate(
+            by,
+            lengths,
+            self._factors(),
+            rows(kernels, 4),
+            rows(list(pairwise(np.cumsum([0, *map(len, moved)]))), 2),
+            np.array([product for each in moved for product in each], np.int64),
+            np.array(rates).reshape(-1, 2),
+            np.array(kept, np.int64),
+            device.bandwidth.peak,
+            1 - device.overlap,
+        )
+
+    def _read(self, eqn: Equation, memory: Memory) -> Iterator[list[int]]:
+        """What may be read of each operand that is in memory: see `kernels.Memory.moved`."""
+        for i, value in enumerate(dict.fromkeys(eqn.operands)):
+            types = [each.type for each in memory.views(value)]
+            looked_up = [eqn.result.type] if i == 0 and storage(eqn) == "lookup" else []
+            if types:
+                yield [self.bytes(each) for each in (*types, *looked_up)]
+
+    def _factors(self) -> Array:
+        """Of each product: the number, and lengths."""
+        found = np.zeros(
+            (len(self.products), 1 + max((len(each.lengths) for each in self.products), default=0)), np.int64
+        )
+        for row, each in zip(found, self.products, strict=True):
+            row[: 1 + len(each.lengths)] = each.coefficient, *each.lengths
+        return found
+
+    def _arrays(self) -> tuple[Array, Array]:
+        """The dimension that each length depends on, and the length for each of its degrees."""
+        names = list(self.chosen)
+        by = np.zeros(len(self.lengths) + 1, np.int64)
+        sizes = np.ones(
+            (len(by), 1 + max((n for each in self.lengths for n, _ in each.at), default=1)), np.int64
+        )
+        for each, number in self.lengths.items():
+            assert each.by is not None
+            by[number] = names.index(each.by)
+            for degree, size in each.at:
+                sizes[number, degree] = size
+        return by, sizes

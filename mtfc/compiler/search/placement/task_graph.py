@@ -1,0 +1,298 @@
+"""Which blocks a task graph has, and which operators decide each (FlexFlow, section 5.1).
+
+- taken: what the parts of a step take of a value, a transfer for each pair of parts on different devices that share some of it
+- step: the forward pass of a step, a task for each part
+- summed: the terms of a pending value, added up among those that hold it
+- returned, collected, back: the same for the cotangents, from the users to the makers
+- added: gradients of parameters, added up among the devices that hold the same part of one
+- read, norm, known: where gradients are clipped, all have been read; their norm, added up among all devices that have some;
+  nothing is updated before it is known
+- updated: the updates on each device
+- stored: parameters that are not trained, on each device that uses them; no tasks, only bytes
+
+
+The task graph of a strategy (FlexFlow, section 5.1), in blocks: one operator's configuration decides few of them.
+
+`block_names.py` says which blocks there are. They stand in an order in which every edge goes upward, which numbers their tasks.
+`task_graph_builder.py` makes them; what it needs to know about each is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.ir.core import Training, Value
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.search.placement.device_links import device_links
+from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, OperatorStep
+from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
+from mtfc.compiler.search.placement.part_costs import StepForms, optimizer_states
+from mtfc.compiler.search.placement.task_graph_builder import (
+    ADDED,
+    COLLECTED,
+    NORM,
+    RETURNED,
+    TAKEN,
+    Array,
+    FlatGraph,
+    FlatStrategy,
+    TaskBlocks,
+    build_blocks,
+)
+
+BlockKind = Literal[
+    "taken", "step", "summed", "returned", "collected", "back", "added", "read", "norm", "known", "updated",
+    "stored",
+]  # fmt: skip
+
+
+@attrs.frozen
+class ValueUse:
+    """A value that a step makes and another uses."""
+
+    value: Value
+    maker: OperatorStep
+    user: OperatorStep
+
+
+@attrs.frozen(eq=False)
+class ParameterBundle:
+    """Parameters that the same operators use: their gradients are complete at the same time."""
+
+    parameters: tuple[Value, ...]
+    steps: tuple[OperatorStep, ...]
+
+    @cached_property
+    def places(self) -> list[tuple[int | None, ...]]:
+        """Of each step: which of its arguments the parameters are, None for those that it does not use."""
+        found = [{value: i for i, value in enumerate(step.arguments)} for step in self.steps]
+        return [tuple(each.get(value) for value in self.parameters) for each in found]
+
+
+@attrs.frozen
+class BlockName:
+    """Which block: its kind, and the step, the value of a step, the use or the bundle that it belongs to."""
+
+    kind: BlockKind
+    of: Any
+    value: Value | None = None
+
+
+READ, KNOWN = BlockName("read", None), BlockName("known", None)
+"""One task each, which ends when all gradients have been read, or their norm is known."""
+
+
+def block_names(flow: CotangentFlow, clips: bool) -> Iterator[BlockName]:
+    """All blocks, in an order in which every edge goes upward."""
+    graph = flow.graph
+    uses: dict[OperatorStep, list[ValueUse]] = {step: [] for step in graph.steps}
+    for step in graph.steps:
+        for value in step.inputs:
+            use = ValueUse(value, graph.makers[value], step)
+            uses[use.maker].append(use)
+            yield BlockName("taken", use)
+        yield BlockName("step", step)
+        yield from (BlockName("summed", step, value) for value in step.outputs if value in step.pending)
+    for step in reversed(graph.steps):
+        if not flow.gradients[step]:
+            continue
+        for use in uses[step]:
+            if flow.returns(use.value, use.user):
+                yield BlockName("returned", use)
+        for value in step.outputs:
+            if value in step.pending and value in flow.seeds:
+                yield BlockName("collected", step, value)
+        yield BlockName("back", step)
+    bundles = list(_bundles(flow))
+    yield from (BlockName("added", bundle) for bundle in bundles)
+    if clips and bundles:
+        yield READ
+        yield BlockName("norm", _all(bundles))
+        yield KNOWN
+    yield from (BlockName("updated", bundle) for bundle in bundles)
+    yield from (BlockName("stored", bundle) for bundle in _bundles(flow, trained=False))
+
+
+def _bundles(flow: CotangentFlow, trained: bool = True) -> Iterator[ParameterBundle]:
+    """Of the parameters that some step gives a gradient to, or of the others."""
+    graph: OperatorGraph = flow.graph
+    together: dict[tuple[int, ...], tuple[list[Value], dict[OperatorStep, None]]] = {}
+    number = {step: i for i, operator in enumerate(graph.operators) for step in operator.steps}
+    for parameter, steps in graph.parameter_users.items():
+        own = [step for step in steps if parameter in flow.gradients[step]]
+        if trained != bool(own):
+            continue
+        own = own or steps
+        key = tuple(sorted({number[step] for step in own}))
+        parameters, all = together.setdefault(key, ([], {}))
+        parameters.append(parameter)
+        all.update(dict.fromkeys(own))
+    for key, (parameters, all) in together.items():
+        if key:
+            yield ParameterBundle(tuple(parameters), tuple(all))
+
+
+def _all(bundles: Sequence[ParameterBundle]) -> ParameterBundle:
+    parameters = tuple(value for bundle in bundles for value in bundle.parameters)
+    return ParameterBundle(parameters, tuple({step: None for bundle in bundles for step in bundle.steps}))
+
+
+def blocks_of_operators(names: Sequence[BlockName], number: dict[OperatorStep, int]) -> list[list[int]]:
+    """For each operator the blocks that its configuration decides."""
+    found: list[list[int]] = [[] for _ in range(max(number.values(), default=-1) + 1)]
+    for i, name in enumerate(names):
+        if isinstance(name.of, ValueUse):
+            steps: tuple[OperatorStep, ...] = (name.of.maker, name.of.user)
+        elif isinstance(name.of, ParameterBundle):
+            steps = name.of.steps
+        else:
+            steps = (name.of,) if name.of is not None else ()
+        for operator in {number[step] for step in steps}:
+            found[operator].append(i)
+    return found
+
+
+class StrategyTasks:
+    """Makes the blocks of a graph on a machine, for any configurations."""
+
+    def __init__(
+        self,
+        flow: CotangentFlow,
+        hardware: Hardware,
+        devices: int,
+        training: Training | None,
+        choices: Sequence[OperatorConfigurations],
+    ) -> None:
+        self.flow, self.graph = flow, flow.graph
+        self.forms, self.links = StepForms(flow, hardware.device, choices), device_links(hardware, devices)
+        self.states, self.memory = optimizer_states(training), hardware.device.memory
+        self.bandwidth = hardware.device.bandwidth.peak
+        self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}
+        self.clips = training is not None and training.clip is not None
+        self.names = list(block_names(flow, self.clips))
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.touching = [np.array(blocks) for blocks in blocks_of_operators(self.names, self.number)]
+        place = {step: i for i, step in enumerate(self.graph.steps)}
+        self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
+        self.plan = self._plan(place)
+        self.leads = edge_targets(self.plan.blocks)
+        self.room = np.array([64, 64, 4])  # of `built`
+
+    def update_seconds(self, size: int) -> float:
+        """A parameter of so many bytes, its gradient and states are read, it and the states written."""
+        return size * (3 + 2 * self.states) / self.bandwidth
+
+    def norm_seconds(self, size: int) -> float:
+        """A gradient of so many bytes is read for the norm, where gradients are clipped."""
+        return size / self.bandwidth if self.clips else 0.0
+
+    def placed(self, strategy: Sequence[Configuration]) -> FlatStrategy:
+        """A strategy as the compiled loops know it."""
+        most = max([self.links.count, *(len(each.devices) for each in strategy)])
+        found = FlatStrategy(
+            np.empty(len(self.graph.steps), np.int64), np.zeros((len(strategy), most), np.int64)
+        )
+        return self._set(found, enumerate(strategy))
+
+    def changed(self, placed: FlatStrategy, changes: Mapping[int, Configuration]) -> FlatStrategy:
+        """The same with other configurations of some operators."""
+        return self._set(FlatStrategy(placed.form.copy(), placed.devices.copy()), changes.items())
+
+    def _set(self, placed: FlatStrategy, changes: Iterable[tuple[int, Configuration]]) -> FlatStrategy:
+        for operator, configuration in changes:
+            for i, step in self._steps[operator]:
+                placed.form[i] = self.forms.number(step, configuration.degrees)
+            placed.devices[operator, : len(configuration.devices)] = configuration.devices
+        return placed
+
+    def build(self, numbers: Array, placed: FlatStrategy) -> TaskBlocks:
+        """The blocks with some numbers, in ascending order."""
+        return build_blocks(numbers, self.plan, self.forms.known, placed, self.room)
+
+    def _plan(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
+        bundles: list[ParameterBundle] = [
+            name.of for name in self.names if name.kind in ("updated", "stored")
+        ]
+        rows = np.full((len(self.names), 10), -1)
+        numbers, kinds = {bundle: i for i, bundle in enumerate(bundles)}, get_args(BlockKind)
+        for row, name in zip(rows, self.names, strict=True):
+            columns = [kinds.index(name.kind), *self._columns(name, place, numbers)]
+            row[: len(columns)] = columns
+        users = [
+            (place[step], self.index.get(BlockName("back", step), -1)) for b in bundles for step in b.steps
+        ]
+        ends: list[tuple[int, ...]] = []
+        parameters: list[tuple[int, ...]] = []
+        places: list[int] = []
+        for bundle in bundles:
+            steps, first = sum(last - first for first, last, *_ in ends), len(parameters)
+            for i, value in enumerate(bundle.parameters):
+                parameters.append((len(value.type.dims), ITEM_BYTES[value.type.dtype], len(places)))
+                places += [_place(at[i], step) for step, at in zip(bundle.steps, bundle.places, strict=True)]
+            ends.append((steps, steps + len(bundle.steps), first, len(parameters)))
+        return FlatGraph(
+            rows,
+            np.array([self.number[step] for step in self.graph.steps], np.int64),
+            np.array(ends, np.int64).reshape(-1, 4),
+            np.array(users, np.int64).reshape(-1, 2),
+            np.array(parameters, np.int64).reshape(-1, 3),
+            np.array(places, np.int64),
+            self.links.port,
+            self.links.latency,
+            self.links.bandwidth,
+            self.links.idle,
+            self.bandwidth,
+            self.states,
+            self.clips,
+        )
+
+    def _columns(
+        self, name: BlockName, place: Mapping[OperatorStep, int], bundles: Mapping[ParameterBundle, int]
+    ) -> list[int]:
+        """What a block is made of: see `flat_encoding.Plan`."""
+        if name.kind in ("taken", "returned"):
+            use: ValueUse = name.of
+            value = use.value
+            ends = [self._maker(use, "summed", "step"), self.index[BlockName("step", use.user)]]
+            if name.kind == "returned":
+                ends = [self.index[BlockName("back", use.user)], self._maker(use, "collected", "back")]
+            at = [place[use.maker], use.maker.outputs.index(value), place[use.user]]
+            at += [len(use.user.outputs) + use.user.inputs.index(value), value in use.maker.pending]
+            return [*at, *ends, len(value.type.dims), ITEM_BYTES[value.type.dtype]]
+        if name.kind in ("step", "back"):
+            return [place[name.of], self.index[BlockName("step", name.of)]]
+        if name.kind in ("summed", "collected"):
+            own: BlockKind = "step" if name.kind == "summed" else "back"
+            return [place[name.of], name.of.outputs.index(name.value), self.index[BlockName(own, name.of)]]
+        if name.kind == "added":
+            return [bundles[name.of], self.index.get(READ, -1)]
+        if name.kind == "updated":
+            return [bundles[name.of], self.index[KNOWN if self.clips else BlockName("added", name.of)]]
+        if name.kind == "stored":
+            return [bundles[name.of]]
+        return [self.index[READ], self.index[KNOWN], ITEM_BYTES["f32"]] if name.kind == "norm" else []
+
+    def _maker(self, use: ValueUse, summed: BlockKind, plain: BlockKind) -> int:
+        """The block that a value comes from, or its cotangent goes to."""
+        is_pending = use.value in use.maker.pending
+        return self.index[
+            BlockName(summed, use.maker, use.value) if is_pending else BlockName(plain, use.maker)
+        ]
+
+
+def edge_targets(blocks: Array) -> Array:
+    """For each block the one, if it is another, that edges of it may lead to; else -1."""
+    column = {TAKEN: 7, RETURNED: 7, COLLECTED: 3, ADDED: 2, NORM: 2}
+    return np.array([row[column[row[0]]] if row[0] in column else -1 for row in blocks.tolist()], np.int64)
+
+
+def _place(argument: int | None, step: OperatorStep) -> int:
+    """Which of a step's tables an argument has."""
+    return -1 if argument is None else len(step.outputs) + len(step.inputs) + argument

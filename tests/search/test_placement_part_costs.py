@@ -1,0 +1,142 @@
+"""What parts have, need and take by formulas, against the parts themselves: their regions, and their functions one by one."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
+from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Region
+from mtfc.compiler.search.placement.operators.strategy import Degrees
+from mtfc.compiler.search.placement.part_costs import (
+    PartLength,
+    StepForms,
+    TemplateWriter,
+    Unclear,
+    part_cost,
+)
+from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
+from mtfc.compiler.search.placement.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
+from mtfc.frontend.hardware_targets import find_hardware
+from tests.search import placement_programs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NETWORKS: dict[str, dict[str, int]] = {"alexnet": {}, "resnet101": {}, "nmt": {"source": 2, "target": 2}}
+DEVICES = 12
+
+
+def prepared(name: str) -> Program:
+    if name in placement_programs.PROGRAMS:
+        return placement_programs.prepared(name)
+    path = EXAMPLES / f"{name}.mtf"
+    chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, NETWORKS[name]))
+    return run(chosen.program, simplification())
+
+
+@cache
+def space_of(
+    name: str, target: str = "p100_cluster", overhead: float = 0.0, overlap: float = 1.0
+) -> PlacementSpace:
+    hardware = find_hardware(target, {})
+    device = attrs.evolve(hardware.device, overhead=overhead, overlap=overlap)
+    return placement_space(prepared(name), attrs.evolve(hardware, device=device), DEVICES)
+
+
+def drawn(space: PlacementSpace, count: int) -> list[tuple[OperatorStep, Degrees]]:
+    """Random steps in random legal degrees."""
+    alike = {id(own): (each, own) for each, own in zip(space.graph.operators, space.choices, strict=True)}
+    every = [(s, d) for each, own in alike.values() for s in each.steps for d in own.degrees]
+    return Random(0).sample(every, min(count, len(every)))
+
+
+CASES = [*placement_programs.PROGRAMS, *NETWORKS]
+
+
+@pytest.mark.parametrize("costs", [{}, {"overhead": 1e-6, "overlap": 0.4}], ids=["peak", "overhead"])
+@pytest.mark.parametrize("name", CASES)
+def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[str, float]) -> None:
+    space = space_of(name, **costs)  # type: ignore[arg-type]
+    forms = space.evaluator.tasks.forms
+    for step, degrees in drawn(space, 60):
+        form, parts = forms.number(step, degrees), _parts(space, step, degrees)
+        own = part_cost(forms.flow, forms.device, step, parts)
+        assert forms.known.seconds[form].tolist() == [own.forward, own.backward]
+        assert forms.known.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tables_have_the_regions_of_all_parts(name: str) -> None:
+    space = space_of(name)
+    forms = space.evaluator.tasks.forms
+    for step, degrees in drawn(space, 40):
+        form, parts = forms.number(step, degrees), _parts(space, step, degrees)
+        need, table = parts.needs[step], forms.known.forms[form, FIRST]
+        for value in step.outputs:
+            found = _table(forms, table, value, parts.count)
+            assert np.array_equal(found, _boxes(value, need.owned(value), parts))
+            bytes_of_all = forms.known.tables[table, SIZE] * len(parts.groups(value))
+            assert bytes_of_all == value.type.size * ITEM_BYTES[value.type.dtype]
+            table += 1
+        for value in (*step.inputs, *step.arguments):
+            found = _table(forms, table, value, parts.count)
+            assert np.array_equal(found, _boxes(value, need.values.get(value, {}), parts))
+            table += 1
+
+
+def _parts(space: PlacementSpace, step: OperatorStep, degrees: Degrees) -> OperatorParts:
+    return OperatorParts(space.graph.operator_of[step], degrees)
+
+
+def _table(forms: StepForms, table: int, value: Value, parts: int) -> Any:
+    """[part, dim, end]"""
+    known = forms.known
+    pieces, rows, bounds = known.tables[table, [PIECES, ROWS, BOUNDS]]
+    piece = known.numbers[rows : rows + parts]
+    shape = (pieces, len(value.type.dims), 2)
+    assert sorted(set(piece.tolist())) == list(range(pieces))
+    return known.numbers[bounds : bounds + np.prod(shape)].reshape(shape)[piece]
+
+
+def _boxes(value: Value, region: Region, parts: OperatorParts) -> Any:
+    boxes = [parts.box(region, part) for part in range(parts.count)]
+    ends = [[each.get(dim.name, (0, dim.size)) for dim in value.type.dims] for each in boxes]
+    return np.array(ends, np.int64).reshape(parts.count, -1, 2)
+
+
+def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of theirs is written as a function once there is a space."""
+    spaces = [placement_space(prepared(name), find_hardware("k80_cluster", {}), 8) for name in NETWORKS]
+    monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.part_function", None)
+    for space in spaces:
+        assert space.data_parallel().seconds > 0
+
+
+def test_a_length_that_may_be_several_is_not_taken_for_one() -> None:
+    lengths = [PartLength("h", "h", ((1, 8), (2, 4), (4, 3))), PartLength("h", "h", ((1, 8), (2, 4), (4, 2)))]
+    with pytest.raises(Unclear):
+        TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 2}).dim(Dim("h", 4), ())
+    with pytest.raises(Unclear):
+        TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 1), ())
+    clear = TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 3), ())
+    alike = TemplateWriter(lengths, {"h": [1, 2]}, {"h": 2}).dim(Dim("h", 4), ())
+    assert clear.lengths == alike.lengths == (1,)
+
+
+def test_no_formulas_where_rates_depend_on_sizes() -> None:
+    space = space_of("dense", "tpu_v2")
+    forms = space.evaluator.tasks.forms
+    assert all(each.template(()) is None for each in forms.formulas.values())
+    step = space.graph.steps[0]
+    form, own = forms.number(step, ()), part_cost(forms.flow, forms.device, step, _parts(space, step, ()))
+    assert forms.known.seconds[form].tolist() == [own.forward, own.backward]

@@ -1,0 +1,232 @@
+"""Delta simulation of random task graphs: blocks of tasks, and links between them, of which some change at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from random import Random
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from mtfc.compiler.search.placement.simulator.evaluation import (
+    CROWDED,
+    ENDED,
+    FORGOTTEN,
+    IDLE,
+    KEPT,
+    PENDING,
+    propose_blocks,
+)
+from mtfc.compiler.search.placement.simulator.full_simulator import (
+    IndexedGraph,
+    TaskTimes,
+    connect,
+    indexed_graph,
+    simulate,
+)
+from mtfc.compiler.search.placement.simulator.simulator_state import (
+    EPOCH,
+    INDEX,
+    LIVE,
+    NONE,
+    CurrentGraph,
+    StateArrays,
+    allocate,
+    load_state,
+    open_state,
+)
+from mtfc.compiler.search.placement.task_graph_builder import TICK, TaskBlocks
+
+Edge = tuple[int, int, int, int]
+
+
+@attrs.frozen
+class Block:
+    tasks: tuple[tuple[int, float], ...]
+    edges: tuple[Edge, ...]
+
+
+@attrs.frozen
+class Network:
+    """Layers, which are blocks of tasks, and links between them, which are blocks of edges and transfers; in an upward order.
+
+    sources: for each layer those that it hears from. blocks [link, ..., link, layer, ...].
+    """
+
+    devices: int
+    sources: tuple[tuple[int, ...], ...]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each block: the layer, and which one it hears from by it, or itself."""
+        return [(i, j) for i, heard in enumerate(self.sources) for j in (*heard, i)]
+
+    @property
+    def leads(self) -> Any:
+        return np.array([self.places.index((i, i)) if i != j else -1 for i, j in self.places])
+
+    def touched(self, layer: int) -> list[int]:
+        return [number for number, place in enumerate(self.places) if layer in place]
+
+    def blocks(self, layers: Sequence[Block], numbers: Sequence[int], random: Random) -> list[Block]:
+        found = []
+        for number in numbers:
+            i, j = self.places[number]
+            found.append(layers[i] if i == j else self._link(number, i, j, layers, random))
+        return found
+
+    def _link(self, number: int, i: int, j: int, layers: Sequence[Block], random: Random) -> Block:
+        here, there = self.places.index((i, i)), self.places.index((j, j))
+        tasks: list[tuple[int, float]] = []
+        edges: list[Edge] = []
+        for task in range(len(layers[i].tasks)):
+            source = random.randrange(len(layers[j].tasks))
+            if random.random() < 0.5:
+                edges.append((there, source, here, task))
+                continue
+            edges += [(there, source, number, len(tasks)), (number, len(tasks), here, task)]
+            tasks.append((random.randrange(self.devices), _seconds(random)))
+        return Block(tuple(tasks), tuple(edges))
+
+
+def _seconds(random: Random) -> float:
+    """Often the same, so that many tasks are ready at the same time."""
+    return random.choice([0, 1, 1, 2, 3, 1000, random.randrange(1, 10**12)]) * TICK
+
+
+def _layer(devices: int, random: Random) -> Block:
+    count = random.choice([1, 2, devices])
+    return Block(tuple((random.randrange(devices), _seconds(random)) for _ in range(count)), ())
+
+
+def _network(random: Random) -> Network:
+    devices, layers = random.choice([1, 2, 4]), random.choice([3, 12, 60])
+    heard = [tuple(sorted({max(i - 1, 0), random.randrange(i)})) if i else () for i in range(layers)]
+    return Network(devices, tuple(heard))
+
+
+def _together(blocks: Sequence[Block], devices: int) -> TaskBlocks:
+    tasks, edges = [t for b in blocks for t in b.tasks], [e for b in blocks for e in b.edges]
+    return TaskBlocks(
+        np.cumsum([0, *(len(b.tasks) for b in blocks)]),
+        np.cumsum([0, *(len(b.edges) for b in blocks)]),
+        np.array([device for device, _ in tasks], np.int32),
+        np.array([seconds for _, seconds in tasks]),
+        np.array(edges, np.int64).reshape(-1, 4),
+        np.zeros(len(blocks), np.int64),
+        np.zeros((len(blocks), devices)),
+    )
+
+
+def _full(blocks: Sequence[Block], devices: int) -> tuple[IndexedGraph, TaskTimes, float]:
+    whole = _together(blocks, devices)
+    ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
+    edges = connect(whole.edges, whole.offsets)
+    order = np.zeros(whole.size, np.uint32)
+    seconds = simulate(*edges, whole.device, whole.seconds, ready, end, order, inf, devices)
+    assert order.tolist() == np.argsort(ready, kind="stable").tolist()
+    return indexed_graph(whole), TaskTimes(ready, end, order), seconds
+
+
+def _loaded(graph: IndexedGraph, times: TaskTimes, devices: int, slack: int) -> StateArrays:
+    room = allocate(len(graph.device) + slack, len(graph.owner) + slack, len(graph.sent), devices, devices)
+    load_state(room, graph, times)
+    return room
+
+
+def kept_in(room: StateArrays) -> CurrentGraph:
+    return getattr(open_state, "py_func", open_state)(room)[0]  # type: ignore[no-any-return]
+
+
+def assert_forgotten(room: StateArrays) -> None:
+    """That nothing is left of a change."""
+    kept, change, run = getattr(open_state, "py_func", open_state)(room)
+    assert not change.mark.any() and not change.is_anew.any()
+    assert np.flatnonzero(change.is_marked).tolist() == [kept.counts[LIVE]]
+    assert (change.first_waiting == NONE).all() and (change.begin == kept.begin).all()
+    assert (run.end == inf).all()
+
+
+def assert_kept(room: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
+    """That a memory has a graph and its timeline, whatever numbers tasks have there."""
+    kept = kept_in(room)
+    numbers = kept.order[: kept.counts[LIVE]]
+    keys = kept.key[numbers]
+    own = graph.offsets[keys >> INDEX] + (keys & ((1 << INDEX) - 1))
+    assert own.tolist() == times.order.tolist()
+    assert kept.ready[numbers].tolist() == times.ready[own].tolist()
+    assert kept.end[numbers].tolist() == times.end[own].tolist()
+    assert kept.device[numbers].tolist() == graph.device[own].tolist()
+    of = dict(zip(numbers.tolist(), own.tolist(), strict=True))
+    for first, count, other, links in (
+        (kept.waiting_first, kept.waiting_count, kept.waiting, graph.waiting),
+        (kept.before_first, kept.before_count, kept.before, graph.before),
+    ):
+        for number, task in of.items():
+            found = other[first[number] : first[number] + count[number]].tolist()
+            wanted = links.other[links.first[task] : links.first[task + 1]].tolist()
+            assert sorted(of[each] for each in found) == sorted(wanted)
+    for device in range(len(kept.load)):
+        on = own[kept.device[numbers] == device]
+        assert kept.load[device] == graph.seconds[on].sum()
+        assert (
+            kept.done[numbers][kept.device[numbers] == device].tolist()
+            == np.cumsum(graph.seconds[on]).tolist()
+        )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
+    random = Random(seed)
+    network = _network(random)
+    devices, count = network.devices, len(network.places)
+    layers = [_layer(devices, random) for _ in network.sources]
+    blocks = network.blocks(layers, range(count), random)
+    graph, times, old = _full(blocks, devices)
+    slack = random.choice([100, 10_000])
+    room = _loaded(graph, times, devices, slack)
+    held, none, leads = np.zeros(devices), _together([], devices), network.leads
+    taken_over = crowded = 0
+    before = IDLE
+    for _ in range(50):
+        changed = random.sample(range(len(layers)), random.choice([1, 1, 2]))
+        for layer in changed:
+            layers[layer] = _layer(devices, random)
+        numbers = np.unique([number for layer in changed for number in network.touched(layer)])
+        new = network.blocks(layers, numbers.tolist(), random)
+        for number, block in zip(numbers, new, strict=True):
+            blocks[number] = block
+        graph, times, seconds = _full(blocks, devices)
+        made = _together(new, devices)
+        for share in (0.9, 1.0, 0.5):
+            becomes, found, *_ = propose_blocks(
+                numbers, made, leads, before, room, held, (inf, share * seconds, old)
+            )
+            before = FORGOTTEN if becomes == PENDING else IDLE
+            if becomes == CROWDED:
+                break
+            assert found in ((seconds,) if share == 1.0 else (inf, seconds))
+            if becomes == ENDED:
+                assert_forgotten(room)
+        epoch = kept_in(room).counts[EPOCH].item()
+        becomes, found, *_ = propose_blocks(numbers, made, leads, before, room, held, (inf, inf, old))
+        taken_over += kept_in(room).counts[EPOCH].item() - epoch - 1
+        if becomes == PENDING:
+            assert found == seconds
+            becomes, found, *_ = propose_blocks(
+                none.offsets[:0], none, leads, KEPT, room, held, (inf, inf, seconds)
+            )
+        if becomes == CROWDED:
+            crowded += 1
+            before = IDLE
+            room = _loaded(graph, times, devices, slack)
+        else:
+            assert (becomes, found) == (PENDING, seconds)
+            before = FORGOTTEN
+        assert_kept(room, graph, times)
+        old = seconds
+    assert taken_over > 0 or len(layers) < 60
+    assert crowded > 0 or len(layers) < 60 or slack > 100
