@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
@@ -108,7 +109,7 @@ class Compiled:
 
         Raises `Unavailable` if JAX is missing or has too few devices.
         """
-        one_of("backend", backend, execution.BACKENDS)
+        one_of("backend", backend, tuple(BACKENDS))
         return cast(ModuleType, execution.load(self._module, backend))
 
     def cost(self) -> LayoutCost:
@@ -283,7 +284,7 @@ def verified(
         params_partial,
         seed,
     )
-    one_of("backend", backend or "numpy", execution.BACKENDS)
+    one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))
     number_option("seed", seed, 0, 2**32 - 1)
     # `verify` raises the precision of JAX's dots for the whole process

@@ -8,33 +8,20 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.npz import Array, Arrays
 
-BACKENDS = ("numpy", "jax")
-
 
 def source(program: Program, backend: str) -> str:
     """Return the text of the module that a backend generates."""
-    if backend == "numpy":
-        from mtfc.backends.numpy.backend import generate as generate_numpy
-
-        return generate_numpy(program)
-    from mtfc.backends.jax.backend import generate as generate_jax
-
-    return generate_jax(program)
+    return BACKENDS[backend].generate(program)
 
 
 def load(program: Program, backend: str) -> Any:
     """Return the module that a backend generates, ready to run. Raises `Unavailable`."""
-    if backend == "numpy":
-        from mtfc.backends.numpy.backend import load as load_numpy
-
-        return load_numpy(source(program, backend))
-    from mtfc.backends.jax.runtime import load as load_jax
-
-    return load_jax(source(program, backend))
+    return BACKENDS[backend].load(source(program, backend))
 
 
 @attrs.define
