@@ -17,8 +17,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.reshard_plans import Step, steps_from, wanted_runs, wire_bytes
+from mtfc.compiler.analysis.reshard_plans import goal_of, steps_from
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.collective import ReshardStep
 from mtfc.compiler.ir.core import Attr
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
@@ -27,7 +28,7 @@ from mtfc.compiler.search.solver.assignment_problem import NotFound
 Numbers: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
-StepPrice = Callable[[Step], float]
+StepPrice = Callable[[ReshardStep], float]
 """Returns the cost of one collective."""
 
 ONE_STEP = 2.0**-10
@@ -50,7 +51,7 @@ def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
 def seconds_on(topology: Topology, weight: float = 1.0) -> StepPrice:
     """Return a price: the seconds of a collective by itself, times a weight."""
 
-    def price(step: Step) -> float:
+    def price(step: ReshardStep) -> float:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
         return weight * max(lanes.values(), default=0.0)
 
@@ -59,7 +60,7 @@ def seconds_on(topology: Topology, weight: float = 1.0) -> StepPrice:
 
 def bytes_sent(mesh: Mesh) -> StepPrice:
     """Return a price: the bytes that all processors send together, which SoyBean minimizes (section 4.2)."""
-    return lambda step: wire_bytes(step.op, step.axes, step.before, mesh) * mesh.devices
+    return lambda step: step.bytes_sent(mesh) * mesh.devices
 
 
 @attrs.frozen(eq=False)
@@ -131,7 +132,7 @@ class _StepGraph:
     @classmethod
     def of(
         cls,
-        steps: Sequence[Step],
+        steps: Sequence[ReshardStep],
         numbers: Mapping[TensorType, int],
         mesh: Mesh,
         price: StepPrice,
@@ -156,7 +157,7 @@ class _StepGraph:
         """Return the costs from every placement by the compiler's chains to the target; infinite where there is none."""
         wanted = np.zeros(len(self.runs) + 1, bool)
         wanted[-1] = True
-        for dim, runs in zip(target.dims, wanted_runs(target), strict=True):
+        for dim, runs in zip(target.dims, goal_of(target).runs, strict=True):
             wanted[[self.runs[dim, run] for run in runs if (dim, run) in self.runs]] = True
         used = wanted[self.added] & (self.completed & _bits(self.mesh, target.pending) == 0)
         before, after = self.before[used], self.after[used]
@@ -175,17 +176,13 @@ class _StepGraph:
             costs[before[first]] = cost[first] + costs[after[first]]
 
 
-def _length(step: Step, mesh: Mesh) -> float:
-    return wire_bytes(step.op, step.axes, step.before, mesh) + ONE_STEP
+def _length(step: ReshardStep, mesh: Mesh) -> float:
+    return step.bytes_sent(mesh) + ONE_STEP
 
 
-def _added(step: Step) -> tuple[Attr, Axes] | None:
+def _added(step: ReshardStep) -> tuple[Attr, Axes] | None:
     """Return the dimension that a step adds axes to, and the axes."""
-    attributes = dict(step.attrs)
-    dim = attributes.get("target", attributes.get("dim"))
-    if not isinstance(dim, Dim) or len(step.after.axes_of(dim.name)) <= len(step.before.axes_of(dim.name)):
-        return None
-    return dim, step.axes
+    return None if step.split_dim is None else (step.split_dim, step.axes)
 
 
 def _bits(mesh: Mesh, axes: Iterable[str]) -> int:
