@@ -16,7 +16,9 @@ from itertools import combinations, count, permutations
 import attrs
 
 from mtfc.compiler.analysis.ring_formulas import RING
-from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.core import Attr, Equation
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 
@@ -59,6 +61,14 @@ def _runs(axes: Axes) -> Iterator[Axes]:
 def _subsets(axes: Axes) -> Iterator[Axes]:
     for size in range(1, len(axes) + 1):
         yield from combinations(axes, size)
+
+
+def needed_type(eqn: Equation, operand: int, pending: Axes = ()) -> TensorType:
+    """Return the type that an operand must have under the equation's layout, or for a loop under its region's."""
+    if eqn.regions:
+        (region,) = eqn.regions
+        return eqn.operands[operand].type.split_by(region.arguments[operand].layout or {}, pending)
+    return operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand, pending)
 
 
 Runs = Sequence[Sequence[Axes]]

@@ -104,8 +104,11 @@ def pairs(eqn: Equation) -> Iterator[tuple[Value, Argument]]:
     return zip(eqn.operands, region_of(eqn).arguments, strict=True)
 
 
-def loop_error(eqn: Equation) -> str | None:
-    """What is wrong with a loop, its region's inside left aside; None where nothing is."""
+def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
+    """Return the error of a loop, leaving its region's inside aside, or None.
+
+    Unless `fitting`, only the global types of operands and arguments, and of outputs and results, must agree.
+    """
     if eqn.op != LOOP or len(eqn.regions) != 1 or not isinstance(eqn.attrs.get("dim"), Dim):
         return f"op {eqn.op} with {len(eqn.regions)} regions: a loop has one, and a dimension"
     region = region_of(eqn)
@@ -118,25 +121,25 @@ def loop_error(eqn: Equation) -> str | None:
         a.value.name for a in carried(region)
     ]:
         return "the first outputs of a loop update what it carries, in order"
-    return _types_error(eqn, region)
+    return _types_error(eqn, region, (lambda type: type) if fitting else TensorType.unsplit)
 
 
-def _types_error(eqn: Equation, region: Function) -> str | None:
+def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], TensorType]) -> str | None:
     dim = dim_of(eqn)
     for value, argument in pairs(eqn):
-        if argument.role == "sliced" and (dim not in value.type.dims or value.type.axes_of(dim.name)):
+        operand, type = shown(value.type), shown(argument.value.type)
+        if argument.role == "sliced" and (dim not in operand.dims or operand.axes_of(dim.name)):
             return f"{value} is sliced along {dim.name}, which it must have whole"
-        wanted = sliced_type(value.type, dim) if argument.role == "sliced" else value.type
-        if argument.value.type != wanted:
-            return (
-                f"{argument.role} {argument.value} is {argument.value.type}, and its operand gives {wanted}"
-            )
+        wanted = sliced_type(operand, dim) if argument.role == "sliced" else operand
+        if type != wanted:
+            return f"{argument.role} {argument.value} is {type}, and its operand gives {wanted}"
     number = len(carried(region))
     for i, (result, output) in enumerate(zip(eqn.results, region.outputs, strict=True)):
         if (output.updates is not None) != (i < number):
             return "a loop's carried outputs come first"
-        if result.type != result_type(output, dim):
-            return f"{result} is {result.type}, and output {output.name} gives {result_type(output, dim)}"
+        found, given = shown(result.type), shown(result_type(output, dim))
+        if found != given:
+            return f"{result} is {found}, and output {output.name} gives {given}"
     return None
 
 
