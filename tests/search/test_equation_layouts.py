@@ -18,8 +18,8 @@ from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
 from mtfc.compiler.search.per_equation.best_layouts import tiling
 from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
 from mtfc.compiler.search.per_equation.equation_time import Roofline
-from mtfc.driver.layout_targets import prepared
-from mtfc.frontend.hardware_targets import named
+from mtfc.driver.loading.layout_targets import prepared
+from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
 from tests.documents import ROOT
 from tests.generators.programs import Generated, programs
@@ -64,7 +64,7 @@ def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) ->
 
 def test_equations_on_one_tpu_take_what_the_roofline_says() -> None:
     """What is added up is held in f32 there, once."""
-    mesh, device = Mesh("single", ()), named("tpu_v2", {}).device
+    mesh, device = Mesh("single", ()), find_hardware("tpu_v2", {}).device
     step = prepared(load((ROOT / "examples" / "two_layer.mtf").read_text("utf-8")).programs[0])
     roofline = Roofline(step, mesh, device)
     for eqn, expected in zip(step.body, work(step, mesh, device), strict=True):

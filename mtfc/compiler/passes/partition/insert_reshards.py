@@ -18,7 +18,7 @@ import attrs
 
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import maker, region_of
+from mtfc.compiler.ir.loops import charged_equation, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
@@ -129,7 +129,7 @@ class ReshardInserter:
     def _reshard(self, origin: PlacedVersion, needed: TensorType, user: Equation | None) -> Equation:
         """Insert a reshard. Its span is the value's if it completes a sum, and the user's if it only moves data."""
         completes = origin.value.type.pending != needed.pending
-        made_by = origin.by and maker(origin.by, origin.value)
+        made_by = origin.by and charged_equation(origin.by, origin.value)
         source = made_by if completes or user is None else user
         eqn = Equation(
             "reshard",
