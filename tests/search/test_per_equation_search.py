@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtfc.backends import hlo
 from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.compiler.analysis.reshard_plans import plan, wire_bytes
+from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers
@@ -47,7 +47,7 @@ SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
 def test_a_conversion_costs_what_the_compiler_sends(sizes: list[int], shape: tuple[int, int]) -> None:
     mesh = Mesh("grid", (("rows", shape[0]), ("cols", shape[1]), ("unit", 1)))
     type = TensorType("f32", tuple(Dim(f"d{i}", size) for i, size in enumerate(sizes)))
-    found = Conversions(mesh, lambda step: wire_bytes(step.op, step.axes, step.before, mesh)).of(type)
+    found = Conversions(mesh, lambda step: step.bytes_sent(mesh)).of(type)
     for source, target in product(found.types, repeat=2):
         cost = found.costs[found.numbers[source], found.numbers[target]]
         if set(target.pending) <= set(source.pending):

@@ -30,11 +30,10 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import Bridge
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
-
-KINDS = ("permute",)
 
 UNTILED = Device({}, 0.0, Rate.constant(1.0))
 """A device that does not pad arrays: the padding of all shards together is not known."""
@@ -48,7 +47,7 @@ class Halos:
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
         """Return the seconds on links; the kernels are a part of `roofline.Kernels`."""
-        return communication_of(function, Topology.of(mesh, hardware), KINDS)
+        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("halos"))
 
     def bound(self, program: CommonProgram) -> tuple[Halo, ...]:
         return tuple(halos_of(program.function, program.names, program.is_common, self.shards))

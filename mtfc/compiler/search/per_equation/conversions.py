@@ -1,6 +1,7 @@
 """What it costs to bring a tensor from any placement to any other: all pairs at once.
 
-The compiler takes the chain of collectives that sends the fewest bytes, and of equally many the shortest (`resharding.py`).
+The compiler takes the chain of collectives that sends the fewest bytes, and of equally many the shortest
+(`analysis/reshard_plans.py`).
 Here the same chains are found for all placements of a tensor together (Bellman and Ford's algorithm, target by target), with
 what each costs by another measure: seconds, say.
 """
@@ -16,8 +17,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.reshard_plans import Step, steps_from, wanted_runs, wire_bytes
+from mtfc.compiler.analysis.reshard_plans import goal_of, steps_from
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.collective import ReshardStep
 from mtfc.compiler.ir.core import Attr
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
@@ -26,7 +28,7 @@ from mtfc.compiler.search.per_equation.clock import in_time
 Numbers: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
-Price = Callable[[Step], float]
+Price = Callable[[ReshardStep], float]
 """What one collective costs."""
 
 ONE_STEP = 2.0**-10
@@ -36,7 +38,7 @@ ONE_STEP = 2.0**-10
 def seconds_on(topology: Topology, weight: float = 1.0) -> Price:
     """Seconds of a collective by itself, which count so much."""
 
-    def price(step: Step) -> float:
+    def price(step: ReshardStep) -> float:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
         return weight * max(lanes.values(), default=0.0)
 
@@ -45,7 +47,7 @@ def seconds_on(topology: Topology, weight: float = 1.0) -> Price:
 
 def bytes_sent(mesh: Mesh) -> Price:
     """Bytes that all processors together send, which is what SoyBean minimizes (section 4.2)."""
-    return lambda step: wire_bytes(step.op, step.axes, step.before, mesh) * mesh.devices
+    return lambda step: step.bytes_sent(mesh) * mesh.devices
 
 
 @attrs.frozen(eq=False)
@@ -117,7 +119,7 @@ class _Graph:
     @classmethod
     def of(
         cls,
-        steps: Sequence[Step],
+        steps: Sequence[ReshardStep],
         numbers: Mapping[TensorType, int],
         mesh: Mesh,
         price: Price,
@@ -142,7 +144,7 @@ class _Graph:
         """From every placement, by chains of the steps that the compiler takes to the target; infinite where there are none."""
         wanted = np.zeros(len(self.runs) + 1, bool)
         wanted[-1] = True
-        for dim, runs in zip(target.dims, wanted_runs(target), strict=True):
+        for dim, runs in zip(target.dims, goal_of(target).runs, strict=True):
             wanted[[self.runs[dim, run] for run in runs if (dim, run) in self.runs]] = True
         used = wanted[self.added] & (self.completed & _bits(self.mesh, target.pending) == 0)
         before, after = self.before[used], self.after[used]
@@ -161,17 +163,13 @@ class _Graph:
             costs[before[first]] = cost[first] + costs[after[first]]
 
 
-def _length(step: Step, mesh: Mesh) -> float:
-    return wire_bytes(step.op, step.axes, step.before, mesh) + ONE_STEP
+def _length(step: ReshardStep, mesh: Mesh) -> float:
+    return step.bytes_sent(mesh) + ONE_STEP
 
 
-def _added(step: Step) -> tuple[Attr, Axes] | None:
+def _added(step: ReshardStep) -> tuple[Attr, Axes] | None:
     """The dimension that a step adds axes to, and those."""
-    attributes = dict(step.attrs)
-    dim = attributes.get("target", attributes.get("dim"))
-    if not isinstance(dim, Dim) or len(step.after.axes_of(dim.name)) <= len(step.before.axes_of(dim.name)):
-        return None
-    return dim, step.axes
+    return None if step.split_dim is None else (step.split_dim, step.axes)
 
 
 def _bits(mesh: Mesh, axes: Iterable[str]) -> int:
