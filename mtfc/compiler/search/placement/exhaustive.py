@@ -82,11 +82,11 @@ class _Search:
         self,
         evaluator: StrategyEvaluator,
         choices: Sequence[OperatorConfigurations],
-        waits: TransferTimes,
+        times: TransferTimes,
         known: EvaluatedStrategy,
     ) -> None:
         self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
-        self.everything, self.bounds = waits.parts > 0, StrategyBounds(waits)
+        self.everything, self.bounds = times.parts > 0, StrategyBounds(times)
         self.sets = self.simulated = 0
         self.least = 0.0
 

@@ -31,7 +31,7 @@ from mtfc.compiler.cost.roofline import works
 from mtfc.compiler.ir.core import Equation, Function, Training, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
-from mtfc.compiler.search.jit import jit, jit_internal
+from mtfc.compiler.search.jit import jit, jit_internal, warm_up
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import (
@@ -106,7 +106,7 @@ class StepForms:
             for step in each.operator.steps
         }
         self.tables = self._arrays()
-        self._compile()
+        warm_up(self._compile)
 
     def number(self, step: OperatorStep, degrees: Degrees) -> int:
         """Return the form of a step at some legal degrees."""

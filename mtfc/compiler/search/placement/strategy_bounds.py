@@ -75,7 +75,7 @@ def transfer_times(
 
     Raises `TablesTooLarge`. `deadline` is a time of `time.perf_counter`.
     """
-    return _Tables(tasks, choices, deadline).waits()
+    return _Tables(tasks, choices, deadline).times()
 
 
 class _Tables:
@@ -97,7 +97,7 @@ class _Tables:
         self.work = np.zeros((3, *self.parts.shape, self.room))
         self.common = 0.0
 
-    def waits(self) -> TransferTimes:
+    def times(self) -> TransferTimes:
         graph = self.tasks.graph
         uses: list[ValueUse] = [name.of for name in self.tasks.names if name.kind == "taken"]
         forward, backward = self._compute()
@@ -300,52 +300,52 @@ class _StepEdges:
 class StrategyBounds:
     """Lower bounds for sets of strategies of a graph."""
 
-    def __init__(self, waits: TransferTimes) -> None:
-        self.waits = waits
-        order = np.argsort(waits.users, kind="stable")
-        makers, users = waits.makers[order], waits.users[order]
-        self.forth = _StepEdges(makers, users, waits.taken[order])
-        self.to_start = _StepEdges(makers, users, waits.returned[order])
+    def __init__(self, times: TransferTimes) -> None:
+        self.times = times
+        order = np.argsort(times.users, kind="stable")
+        makers, users = times.makers[order], times.users[order]
+        self.forth = _StepEdges(makers, users, times.taken[order])
+        self.to_start = _StepEdges(makers, users, times.returned[order])
         self.back = self.to_start.reversed()
-        is_before = self.forth.sources != waits.loss
+        is_before = self.forth.sources != times.loss
         self.to_loss = _StepEdges(*(each[is_before] for each in attrs.astuple(self.forth))).reversed()
-        parts = waits.parts[waits.operator]
-        self.zero = np.where(np.arange(waits.taken.shape[-1]) < parts[:, :, None], 0.0, -inf)
+        parts = times.parts[times.operator]
+        self.zero = np.where(np.arange(times.taken.shape[-1]) < parts[:, :, None], 0.0, -inf)
 
     def of(self, allowed: Array) -> Array:
         """Return a lower bound of the step for each operator and configuration, given `allowed` [operator, configuration];
         infinity for configurations that are not allowed.
         """
-        w = self.waits
-        start = self._longest(self.forth, self.zero, w.forward, allowed)
-        rest = self._longest(self.to_loss, self._loss(-w.forward), w.forward, allowed)
-        nothing = np.zeros_like(w.work[0])
-        found = self._of_pass(start, rest, w.forward, w.work[0], nothing, 0.0, allowed)
-        if w.loss >= 0:
-            start = self._longest(self.back, self._loss(w.forward), w.backward, allowed)
-            rest = self._longest(self.to_start, self._updates(allowed), w.backward, allowed)
-            found = found + self._of_pass(start, rest, w.backward, w.work[1], w.work[2], w.common, allowed)
+        t = self.times
+        start = self._longest(self.forth, self.zero, t.forward, allowed)
+        rest = self._longest(self.to_loss, self._loss(-t.forward), t.forward, allowed)
+        nothing = np.zeros_like(t.work[0])
+        found = self._of_pass(start, rest, t.forward, t.work[0], nothing, 0.0, allowed)
+        if t.loss >= 0:
+            start = self._longest(self.back, self._loss(t.forward), t.backward, allowed)
+            rest = self._longest(self.to_start, self._updates(allowed), t.backward, allowed)
+            found = found + self._of_pass(start, rest, t.backward, t.work[1], t.work[2], t.common, allowed)
         return np.where(allowed, found, inf)
 
     def _loss(self, seconds: Array) -> Array:
         """Return seconds at the step of the loss and -inf elsewhere; 0 everywhere without a loss."""
-        if self.waits.loss < 0:
+        if self.times.loss < 0:
             return self.zero
         found = np.full_like(self.zero, -inf)
-        found[self.waits.loss] = self.zero[self.waits.loss] + seconds[self.waits.loss][:, None]
+        found[self.times.loss] = self.zero[self.times.loss] + seconds[self.times.loss][:, None]
         return found
 
     def _updates(self, allowed: Array) -> Array:
         """Return the least time from the end of a part's backward pass to the end of updates. [step, configuration, part]"""
-        w = self.waits
-        found = np.maximum(self.zero, w.updated)
-        shared = np.where(allowed[w.others][:, None, :, None], w.shared, inf).min(axis=2)
-        np.maximum.at(found, w.sharers, shared)
+        t = self.times
+        found = np.maximum(self.zero, t.updated)
+        shared = np.where(allowed[t.others][:, None, :, None], t.shared, inf).min(axis=2)
+        np.maximum.at(found, t.sharers, shared)
         return found
 
-    def _longest(self, way: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
+    def _longest(self, edges: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
         found = first.copy()
-        raise_along(way.sources, way.targets, way.tables, self.waits.operator, seconds, allowed, found)
+        raise_along(edges.sources, edges.targets, edges.tables, self.times.operator, seconds, allowed, found)
         return found
 
     def _of_pass(
@@ -359,10 +359,10 @@ class StrategyBounds:
         allowed: Array,
     ) -> Array:
         """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends."""
-        w = self.waits
+        t = self.times
         found = np.zeros(allowed.shape)
-        np.maximum.at(found, w.operator, (start + rest).max(axis=2) + seconds)
-        add_work(w.operator, w.parts, start, rest, seconds, work, later, common, allowed, found)
+        np.maximum.at(found, t.operator, (start + rest).max(axis=2) + seconds)
+        add_work(t.operator, t.parts, start, rest, seconds, work, later, common, allowed, found)
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
 
 
@@ -461,8 +461,8 @@ def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations])
     """Return the least seconds of a step under any strategy, for graphs of any size. Transfers are left out."""
     if not choices:
         return 0.0
-    waits = _least(tasks, choices)
-    return float(StrategyBounds(waits).of(waits.parts > 0).max())
+    times = _least(tasks, choices)
+    return float(StrategyBounds(times).of(times.parts > 0).max())
 
 
 def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> TransferTimes:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.jit import jit
+from mtfc.compiler.search.jit import jit, warm_up
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.placement.simulator.full_simulator import (
     ROUNDING,
@@ -189,7 +189,7 @@ class StrategyEvaluator:
         self._last: EvaluatedStrategy | None = None
         self._plan = tuple(tasks.plan)
         self._memory: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
-        self._compile()
+        warm_up(self._compile)
 
     def full(self, strategy: Strategy, limit: float = inf) -> EvaluatedStrategy:
         """Evaluate a strategy by full simulation."""
