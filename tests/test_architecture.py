@@ -96,14 +96,41 @@ def test_imports_go_downward(module: str) -> None:
     assert not apart
 
 
+def test_only_the_command_parses_arguments() -> None:
+    importing = {
+        module_name(path) for path in MODULES if "argparse" in imported(ast.parse(path.read_text("utf-8")))
+    }
+    assert {module for module in importing if not within(module, "mtfc.cli")} == set()
+
+
+def test_only_tests_of_the_command_import_the_command() -> None:
+    """Tests elsewhere and benchmarks call the API or the driver. This file runs the command in processes of its own."""
+    paths = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in paths
+        if (ROOT / "tests" / "cli") not in path.parents
+        and any(within(name, "mtfc.cli") for name in imported(ast.parse(path.read_text("utf-8"))))
+    }
+    assert importing == set()
+
+
 def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Return the groups of modules that import each other, by removing modules that import nothing of the rest."""
-    left = {name: set(found) & graph.keys() for name, found in graph.items()}
-    while free := {name for name, found in left.items() if not found & left.keys()}:
-        left = {name: found for name, found in left.items() if name not in free}
-    while free := left.keys() - set().union(*left.values()):
-        left = {name: found for name, found in left.items() if name not in free}
-    return [sorted(left)] if left else []
+    """Return the groups of modules that reach each other through imports."""
+    reached = {name: reach(name, graph) for name in graph}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def reach(name: str, graph: Mapping[str, Set[str]]) -> set[str]:
+    """Return the modules that a module imports, directly or through others."""
+    found: set[str] = set()
+    work = [name]
+    while work:
+        new = (graph[work.pop()] & graph.keys()) - found
+        found |= new
+        work += new
+    return found
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

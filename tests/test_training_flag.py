@@ -199,7 +199,7 @@ def test_the_verifier_knows_where_the_flag_may_stand() -> None:
     verify(differentiated, "global")
     forward = differentiated.function("forward")
     renamed = attrs.evolve(forward, name="gradients")
-    with pytest.raises(VerifyError, match="`forward` alone"):
+    with pytest.raises(VerifyError, match="only in `forward`"):
         verify(attrs.evolve(program, functions=(forward, renamed)), "global")
     module = load(model(BODIES["plain"]))
     layout = module.layouts[0]

@@ -77,7 +77,29 @@ function step placed {
 }
 """
 
-SOUND: dict[Level, str] = {"global": GLOBAL, "assigned": ASSIGNED, "resharded": RESHARDED, "lowered": LOWERED}
+PLACED = """
+program m
+mesh grid = [rows: 2, cols: 2]
+dim batch = 8
+dim io = 4
+
+function step placed {
+  input %x: f32[batch{rows}, io]
+  %y: f32[batch{rows}] +{cols} = sum %x over=[io] layout {batch: rows, io: cols}
+  %z: f32[batch{rows}] +{cols} = add %y, %y
+  %s: f32[batch{rows}] = square %z
+  output s = %s
+  output z = %z
+}
+"""
+
+SOUND: dict[Level, str] = {
+    "global": GLOBAL,
+    "assigned": ASSIGNED,
+    "placed": PLACED,
+    "resharded": RESHARDED,
+    "lowered": LOWERED,
+}
 
 
 @pytest.mark.parametrize("level", SOUND)
@@ -115,7 +137,7 @@ BROKEN: list[tuple[Level, str, str, str]] = [
     ("resharded", "%x: f32[batch{rows}, io]", "%x: f32[batch{rows}, io{rows}]", "a mesh axis is used twice"),
     ("resharded", "dim batch = 8", "dim batch = 9", "a split does not divide its dimension evenly"),
     ("resharded", "%y: f32[batch{rows}] +{cols}", "%y: f32[batch] +{cols, rows}", "pending axes are not in mesh order"),
-    ("resharded", "output y = %y_2", "output y = %y", "nothing may be pending there"),
+    ("resharded", "output y = %y_2", "output y = %y", "no reduction may be pending there"),
     # placement
     ("global", "%y: f32[batch, io] = mul", "%y: f32[batch{rows}, io] = mul", "the mesh lacks one of its axes"),
     ("assigned", "%y: f32[batch] =", "%y: f32[batch{rows}] =", "at level assigned types are global"),
@@ -127,6 +149,8 @@ BROKEN: list[tuple[Level, str, str, str]] = [
      "its layout names io, which is no dimension of its iteration space"),
     ("assigned", "%y: f32[batch] = sum %x over=[io] layout {batch: rows, io: cols}\n  output y = %y layout {batch: rows}",
      "%y: f32[batch, io] = shift %x dim=io by=1 wrap=false layout {io: cols}", "its layout splits io, which the op needs whole"),
+    ("placed", "%y: f32[batch{rows}] +{cols}", "%y: f32[batch{rows}]", "the place rule of sum gives f32[batch{rows}] +{cols}"),
+    ("placed", "%s: f32[batch{rows}] =", "%s: f32[batch{rows}] +{cols} =", "the place rule of square gives f32[batch{rows}]"),
     ("resharded", "%x: f32[batch{rows}, io]", "%x: f32[batch{rows}, io] layout {}", "and its layout makes it f32[batch, io]"),
     ("resharded", "sum %x_2 ", "sum %x ", "the place rule of sum refuses: operand %x is f32[batch{rows}, io], and the layout"
      " needs f32[batch{rows}, io{cols}]"),
@@ -239,10 +263,10 @@ def test_a_region_has_a_scope_of_its_own() -> None:
             "%z: f32[io] = sum %y over=[io]",
             r"the type rule of sum infers f32\[\]",
         ),
-        ("loop %w, %w, %x", "loop %w, %x", "one to one"),
-        ("loop %w, %w, %x", "loop %w, %w, %w", "sliced along batch, which it must have whole"),
+        ("loop %w, %w, %x", "loop %w, %x", "one operand for each argument"),
+        ("loop %w, %w, %x", "loop %w, %w, %w", "sliced along batch, which must not be split"),
         ("carried %h", "sliced %h", "carried, then invariant, then sliced"),
-        ("output h = %z updates h", "output h = %z", "update what it carries"),
+        ("output h = %z updates h", "output h = %z", "update its carries"),
         ("%all: f32[batch, io] = loop", "%all: f32[io] = loop", "output all gives"),
         ("dim=batch", "dim=io", "sliced %x is f32\\[io\\], and its operand gives f32\\[batch\\]"),
         ("loop %w, %w, %x dim", "neg %w, %w, %x dim", "op neg with 1 regions"),

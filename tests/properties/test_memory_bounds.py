@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from mtfc.compiler.search.global_layouts.bound import Bound
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
-from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
@@ -33,10 +33,10 @@ def check_memory(source: str, most: int | None = None) -> None:
     """Under all layouts, or so many, where each is known and where only some of its rules are. The machine only matters as it
     pads nothing.
     """
-    module, hardware = load(source), named("k80_cluster", {})
+    module, hardware = load(source), find_hardware("k80_cluster", {})
     program, mesh = module.programs[0], module.layouts[0].mesh
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=True)
-    bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)
     rows, columns = layouts(space, mesh, most), range(len(space.columns))
     chosen = [layout_of(space, row.tolist(), mesh) for row in rows]
     held = [pricer(mesh, layout).memory for layout in chosen]

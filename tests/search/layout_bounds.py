@@ -10,11 +10,11 @@ import numpy as np
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.global_layouts.bound import Bound
-from mtfc.compiler.search.global_layouts.layout_space import Rows, Space, layout_of, space_of
-from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
+from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.harness import load
 
@@ -68,14 +68,14 @@ SLOW_TPU = attrs.evolve(
 )
 """Where what a TPU fills up, holds and draws again is."""
 
-TORUS = named("tpu_v2", {})
+TORUS = find_hardware("tpu_v2", {})
 
 
 def example(name: str) -> Program:
     return load((ROOT / "examples" / f"{name}.mtf").read_text("utf-8")).programs[0]
 
 
-def layouts(space: Space, mesh: Mesh, most: int | None = None) -> Rows:
+def layouts(space: LayoutSpace, mesh: Mesh, most: int | None = None) -> Rows:
     """Every legal row, or a random choice of that many on the way."""
     rows, random = np.zeros((1, len(space.columns)), np.uint8), np.random.default_rng(0)
     for column in range(len(space.columns)):
@@ -92,11 +92,11 @@ def check_bounds(
     check_rows(program, mesh, hardware, space, layouts(space, mesh, most))
 
 
-def check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: Space, rows: Rows) -> None:
+def check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: LayoutSpace, rows: Rows) -> None:
     """Where all columns are decided, and where only some are."""
     pricer, columns = Pricer.of(program, hardware), range(len(space.columns))
-    step = Step.of(pricer.undistributed(), hardware.device)
-    bound, beside = (Bound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
+    step = StepFacts.of(pricer.undistributed(), hardware.device)
+    bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
     prices = [pricer.with_overlap(mesh, layout_of(space, row.tolist(), mesh)) for row in rows]
     computing = [i for i in columns if i not in space.storing]
     for decided in (columns, computing, columns[::2], columns[1::2], ()):

@@ -12,20 +12,19 @@ from mtfc.backends import hlo
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.topology import COMBINED
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Objective, Price, value_of
-from mtfc.compiler.search.global_layouts.bound import Bound
-from mtfc.compiler.search.global_layouts.branching import Branching
-from mtfc.compiler.search.global_layouts.collective_bounds import COMBINED
-from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.global_layouts.effect_bounds import MaskRange
+from mtfc.compiler.search.global_layouts.global_search import Branching, search
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
-from mtfc.compiler.search.global_layouts.lookup_tables import Known
-from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.generators.programs import programs
 from tests.generators.scope import Options
@@ -81,7 +80,7 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
     hardware = attrs.evolve(SLOW_CORES, device=device)
     program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"))
-    bound = Bound(space, Step.of(pricer.undistributed(), hardware.device), mesh, hardware)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)
     rows = np.array([[int(column.name == "hidden") for column in space.columns]], np.uint8)
     known = bound.known(rows, frozenset(range(len(space.columns))))
     price = pricer(mesh, layout).seconds
@@ -105,10 +104,10 @@ model m(x: [io], w: [batch, io], v: [batch, hidden]) {
     module = load(text)
     program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
     pricer, space = Pricer.of(program, SLOW_LINKS), space_of(program.function("forward"))
-    bound = Bound(space, Step.of(pricer.undistributed(), SLOW_LINKS.device), mesh, SLOW_LINKS)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), SLOW_LINKS.device), mesh, SLOW_LINKS)
     row = np.array([[{"io": 3, "hidden": 1}.get(each.name, 0) for each in space.columns]], np.uint8)
     price = pricer(mesh, layout).seconds
-    assert 0.95 * price < bound.seconds(Known(row, row))[0] <= price
+    assert 0.95 * price < bound.seconds(MaskRange(row, row))[0] <= price
 
 
 COPYING = attrs.evolve(
@@ -141,13 +140,13 @@ model m(x: [batch, io]) {
     rows = layouts(space, mesh)
     check_rows(program, mesh, COPYING, space, rows)
     pricer = Pricer.of(program, COPYING)
-    bound = Bound(space, Step.of(pricer.undistributed(), COPYING.device), mesh, COPYING)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), COPYING.device), mesh, COPYING)
     whole = np.zeros_like(rows[:1])
     price = pricer(mesh, layout_of(space, whole[0].tolist(), mesh))
-    assert bound.seconds(Known(whole, whole))[0] == pytest.approx(price.seconds, rel=1e-3)
+    assert bound.seconds(MaskRange(whole, whole))[0] == pytest.approx(price.seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize("hardware", [SLOW_LINKS, named("k80_cluster", {})])
+@pytest.mark.parametrize("hardware", [SLOW_LINKS, find_hardware("k80_cluster", {})])
 def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> None:
     """Images that are split alike in all layers, or in some; and a sum that a reshape makes whole, and its use splits."""
     program, mesh = example("lenet"), Mesh("grid", (("rows", 2), ("cols", 2)))
@@ -165,7 +164,7 @@ def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> Non
 
 def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None:
     """By images, as everyone does it: halos and what moves between layers cost more than they save."""
-    program, hardware = example("lenet"), named("k80_cluster", {})
+    program, hardware = example("lenet"), find_hardware("k80_cluster", {})
     pricer, forward = Pricer.of(program, hardware), program.function("forward")
     step, shapes = pricer.undistributed(), list(meshes(4, 1))
     found = search(step, forward, shapes, hardware, pricer, monotonic() + 60)
@@ -181,7 +180,7 @@ def test_a_bound_of_no_layouts() -> None:
     """Where no layout of a mesh is new, or fits."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
-    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     nothing = layouts(space, mesh)[:0]
     assert bound.seconds(bound.known(nothing, frozenset())).shape == (0,)
 
@@ -258,7 +257,7 @@ def test_an_interrupt_before_anything_is_known() -> None:
 def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
     """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
     program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
-    hardware = named("k80_cluster", {})
+    hardware = find_hardware("k80_cluster", {})
     pricer = Pricer.of(program, hardware)
     rules = [(("batch", ("x", "y")),), (("batch", ("x", "y")), ("features", ("x",))), (("batch", ("x",)),)]
     every = [Layout(f"l{i}", Rules(each)) for i, each in enumerate(rules)]
@@ -270,7 +269,7 @@ def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
 def test_a_bound_has_as_much_as_time_allows() -> None:
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
-    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
     for seconds in (bound.seconds, bound.sure_seconds):
         assert (seconds(known, until=monotonic() - 1) == 0).all()
@@ -312,7 +311,7 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     """Of a mixture of experts, of which a device holds a small part; what is not split is nearly twice as large as its memory."""
     program, mesh = example("moe_lm"), Mesh("grid", (("x", 8), ("y", 8), ("z", 8)))
     pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
-    bound = Bound(space, Step.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
+    bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     on = Branching.on(bound, False, "time")
     rows = on.dive(monotonic() + 60).rows
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
@@ -324,9 +323,9 @@ def test_where_nothing_can_be_split_a_layout_has_no_neighbours() -> None:
         Mesh("one", ()),
     )
     pricer = Pricer.of(program, SLOW_LINKS)
-    step = Step.of(pricer.undistributed(), SLOW_LINKS.device)
+    step = StepFacts.of(pricer.undistributed(), SLOW_LINKS.device)
     space = space_of(program.function("forward"), storage=True)
-    on = Branching.on(Bound(space, step, mesh, SLOW_LINKS), False, "time")
+    on = Branching.on(LayoutBound(space, step, mesh, SLOW_LINKS), False, "time")
     row = on.row(Rules())
     assert on.neighbours(row).tolist() == [row.tolist()]
 
@@ -346,8 +345,10 @@ model m(x: [batch, io], y: [batch, hidden]) {
 """
     module = load(text)
     program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + 60
-    step = Step.of(Pricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
-    on = Branching.on(Bound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time")
+    step = StepFacts.of(Pricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
+    on = Branching.on(
+        LayoutBound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time"
+    )
     block = on.start()
     while block.depth < len(on.order):
         block = on.children(block, np.inf, until)

@@ -26,8 +26,9 @@ from mtfc.compiler.search.placement.part_costs import (
 )
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
 from mtfc.compiler.search.placement.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
-from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import choose
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search import placement_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -47,7 +48,7 @@ def prepared(name: str) -> Program:
 def space_of(
     name: str, target: str = "p100_cluster", overhead: float = 0.0, overlap: float = 1.0
 ) -> PlacementSpace:
-    hardware = named(target, {})
+    hardware = find_hardware(target, {})
     device = attrs.evolve(hardware.device, overhead=overhead, overlap=overlap)
     return placement_space(prepared(name), attrs.evolve(hardware, device=device), DEVICES)
 
@@ -115,7 +116,7 @@ def _boxes(value: Value, region: Region, parts: OperatorParts) -> Any:
 
 def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of theirs is written as a function once there is a space."""
-    spaces = [placement_space(prepared(name), named("k80_cluster", {}), 8) for name in NETWORKS]
+    spaces = [placement_space(prepared(name), find_hardware("k80_cluster", {}), 8) for name in NETWORKS]
     monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.part_function", None)
     for space in spaces:
         assert space.data_parallel().seconds > 0

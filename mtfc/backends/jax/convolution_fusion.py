@@ -18,7 +18,7 @@ import attrs
 
 from mtfc.backends.jax.convolution import SPATIAL, Array, Axis, Convolution, Pooled, Pooling, Sizes
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Code
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.ops.structure import reshape_groups
@@ -379,7 +379,7 @@ def fused(
             if found is not None:
                 operands, texts[eqn.result] = found
                 eqn = attrs.evolve(eqn, operands=operands)
-            body.append(within(eqn, rewritten))
+            body.append(map_regions(eqn, rewritten))
         return _used(attrs.evolve(function, body=tuple(body)))
 
     return rewritten(function), texts

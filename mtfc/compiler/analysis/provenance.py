@@ -14,9 +14,9 @@ import attrs
 from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
-from mtfc.compiler.ir.loops import ROLES, dim_of, maker, pairs, region_of
+from mtfc.compiler.ir.loops import ROLES, charged_equation, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, gathered_dims, kind_of
+from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, gathered_dims, kind_of
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
@@ -90,7 +90,7 @@ def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> It
         elif has_trait(eqn, "sends"):
             for value, result in zip(eqn.operands, eqn.results, strict=True):
                 made_by = tracer.makers.get(value)
-                owner = maker(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
+                owner = charged_equation(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
                 yield Sending(
                     kind_of(eqn),
                     axes_of(eqn),
@@ -167,12 +167,12 @@ class _Tracer:
         completed = [axis for axis in value.type.pending if axis not in result.type.pending]
         for axis in completed:
             yield from self._sums(value, axis)
-        source, target = eqn.attrs.get("source", eqn.attrs.get("dim")), eqn.attrs.get("target")
+        collective = collective_of(eqn)
+        source = eqn.attrs.get(collective.joins) if collective.joins else None
+        target = eqn.attrs.get(collective.splits) if collective.splits else None
         if has_trait(eqn, "all_gather"):
             source = gathered_dims(eqn)[eqn.operands.index(value)]
-        if completed:  # a reduce-scatter names the dimension that it splits
-            source, target = None, source
-        if isinstance(source, Dim) and not completed:
+        if isinstance(source, Dim):
             yield from self._splits(value, source, axes_of(eqn))
         if isinstance(target, Dim):
             yield from self._wants(result, target, axes_of(eqn))

@@ -49,7 +49,7 @@ from mtfc.compiler.cost.tpu.tiling import (
     wholes_of,
 )
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, is_loop
+from mtfc.compiler.ir.loops import carried, is_loop_body
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
@@ -96,7 +96,7 @@ class Memory:
         self.is_near = False
         if self.is_tpu:
             self._know_tpu(whole or function)
-        if device is not None and device.own and is_loop(function):
+        if device is not None and device.own and is_loop_body(function):
             if whole is None:
                 self._stay(function, device)
             else:
@@ -361,7 +361,7 @@ def _able_to_stay(region: Function) -> Iterator[Value]:
 
 def _kept(region: Function) -> Iterator[Value]:
     """What a loop keeps of each iteration; nothing of what is no loop's."""
-    if is_loop(region):
+    if is_loop_body(region):
         yield from (output.value for output in region.outputs if output.updates is None)
 
 

@@ -19,19 +19,22 @@ A formula for the peak is the sum at the equation where it is with the file's ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import attrs
 
-from mtfc.compiler.analysis.liveness import Buffer, buffers, peak, unstored
-from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
+from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, bridge_of, rule_of
+from mtfc.compiler.analysis.liveness import Buffer, buffers, peak, takes_over, unstored
+from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.lower_bounds import CommonProgram
+from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of, whole
 from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Function, Role, Value, walk
-from mtfc.compiler.ir.loops import maker
-from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
+from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
+from mtfc.compiler.ir.opdef import no_flops
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
 
@@ -141,7 +144,7 @@ def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator
     for eqn in walk(function.body):
         for region in eqn.regions:
             lines |= {each.value: eqn.span for each in region.arguments}
-        lines |= {value: maker(eqn, value).span for value in eqn.results if value in wanted}
+        lines |= {value: charged_equation(eqn, value).span for value in eqn.results if value in wanted}
     yield from ((lines[value], bytes_of(value.type, scale)) for value in values)
 
 
@@ -157,4 +160,320 @@ def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amo
             yield argument.span, bytes_of(argument.value.type, scale)
     for eqn in function.body:
         if eqn.stage == "forward" and eqn.operands:
-            yield from ((maker(eqn, v).span, bytes_of(v.type, scale)) for v in eqn.results if v in needed)
+            yield from (
+                (charged_equation(eqn, v).span, bytes_of(v.type, scale)) for v in eqn.results if v in needed
+            )
+
+
+# Lower bounds
+
+
+@attrs.frozen
+class HeldMemory:
+    """The effect of holding arrays in memory, in bytes."""
+
+    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
+        return whole(memory_of(function, mesh, Numbers(mesh)).total)
+
+    def bound(self, program: CommonProgram) -> MemoryBound:
+        return memory_bound(program.function, program.names, program.replaced)
+
+
+@attrs.frozen(cache_hash=True)
+class Splitting:
+    """Arrays that may be split over `dims`, and that count only where the dimensions `unless` are whole."""
+
+    dims: Dims
+    unless: Dims
+
+
+@attrs.frozen
+class MemoryBound:
+    """A lower bound on the bytes that a step holds under every layout: those of `always`, and of one of the `points`."""
+
+    always: Mapping[Dims, int]
+    points: tuple[Mapping[Splitting, int], ...]
+
+
+@attrs.frozen
+class _Lifetime:
+    """The time of a value from the equation `birth` to the equation `death` of one function."""
+
+    splitting: Splitting
+    bytes: int
+    birth: int
+    death: int
+
+
+def memory_bound(
+    function: Function, names: DimensionNames, replaced: Mapping[Equation, Dims | None]
+) -> MemoryBound:
+    """Return the bytes of arguments and gradients, and of other values at each point of an undistributed function.
+
+    replaced: equations that a layout may replace, with the dimensions that are split then; None for dots of several operands,
+    which are always replaced.
+
+    While an equation runs, each value made before it and read by it or later is alive in some placement, in a buffer of its own.
+    The buffer has at least the bytes that remain if all axes split the value that may (`analysis/dimension_names.py`). For under
+    every layout the same equations run in the same order. Only reshards stand between them, and a placement is dropped after its
+    last use. These exceptions count less, or nothing:
+
+    - An equation that mixes positions of a split dimension, and a dot of several operands, is replaced by others. These may read
+      an array that was made of a value before. The results of the first kind, and values that only that kind reads, count where
+      the dimensions are whole. A value that the second kind reads counts for its other uses.
+    - The last reader of a value may overwrite it, wherever both have the same dimensions. A slice of a parameter must not be
+      overwritten, but its gathered copy may. So a value counts up to the equation before (`_may_take_over`). Values that may share
+      a buffer with a gradient do not count.
+    - A value that replaces an argument, of the step or of a loop, may be written into the argument.
+    - A view, such as windows or a broadcast, may be stored if it is sent, and then the array that it shows is dropped. So the array
+      counts as if split like all of its views (`_LastUse`).
+    - Values without FLOPs may be computed again: filled arrays, slices, concatenations. Casts and renames are taken to be kept.
+    - Two scalings of a value may become one (`merging_in`).
+    - A dot of several operands may compute on its way what another equation computes later of its operands (`_LastUses.multiplied`).
+    - Values that differ here may become equal (`equal_in`).
+    """
+    equal = equal_in(function, replaced)
+    without = _shared_with_gradients(function) | equal | merging_in(function)
+    always: dict[Dims, int] = {}
+    for values in _always_alive(function):
+        if equal.isdisjoint(values):
+            dims = frozenset[str]().union(*(names.names[value] for value in values))
+            always[dims] = always.get(dims, 0) + values[0].type.local_bytes(SINGLE)
+    return MemoryBound(always, tuple(_LiveValues(names, replaced, without).points(function)))
+
+
+def _always_alive(function: Function) -> Iterator[Sequence[Value]]:
+    """Yield arguments, and the gradients with the values that were in their buffers before. Each may be split like any of these."""
+    yield from ([argument.value] for argument in function.arguments)
+    yield from (buffer.values for buffer in by_gradients(function, SINGLE)[0])
+
+
+def _shared_with_gradients(function: Function) -> set[Value]:
+    """Return the values that may share the buffer of a gradient, before the gradient or after it."""
+    before, after = set(gradients(function)), set(gradients(function))
+    for eqn in reversed(function.body):
+        for result in before.intersection(eqn.results):
+            before.update(value for value in eqn.operands if _are_alike(value, result))
+    for eqn in function.body:
+        for operand in after.intersection(eqn.operands):
+            after.update(value for value in eqn.results if _are_alike(value, operand))
+    return before | after
+
+
+def _are_alike(one: Value, other: Value) -> bool:
+    return one.type.local_bytes(SINGLE) == other.type.local_bytes(SINGLE)
+
+
+def equal_in(function: Function, replaced: Mapping[Equation, Dims | None]) -> set[Value]:
+    """Return the values, also those in loops, that a layout may make equal to earlier values.
+
+    These are dots of several operands with the same dimensions, as their order of contraction depends on the layout; equations
+    that mix positions of the same value; and equal functions of both.
+    """
+    return set(_equal(function, replaced, {}, ()))
+
+
+def _equal(
+    function: Function,
+    replaced: Mapping[Equation, Dims | None],
+    known: dict[Value, object],
+    arguments: Iterable[tuple[Value, object]],
+) -> Iterator[Value]:
+    """Yield those values. known: numbers, the same for values that may be equal. arguments: each with its key outside."""
+    numbers: dict[object, int] = {}
+
+    def is_new(value: Value, key: object) -> bool:
+        count = len(numbers)
+        known[value] = numbers.setdefault(key, count)
+        return len(numbers) == count
+
+    yield from (value for value, key in arguments if is_new(value, key))
+    for eqn in function.body:
+        if eqn.regions:
+            inside = ((a.value, (a.role, known.get(v, v))) for v, a in pairs(eqn) if a.role != "carried")
+            yield from _equal(region_of(eqn), replaced, known, inside)
+        yield from (value for value, key in _keys(eqn, replaced, known) if is_new(value, key))
+
+
+def _keys(
+    eqn: Equation, replaced: Mapping[Equation, Dims | None], known: Mapping[Value, object]
+) -> Iterator[tuple[Value, object]]:
+    """Yield each result with a key; results of equal keys may be equal."""
+    if eqn.regions:
+        for result, output in zip(eqn.results, region_of(eqn).outputs, strict=True):
+            yield result, result if output.updates else (eqn, known.get(output.value, output.value))
+        return
+    operands, mixed = [known.get(value, value) for value in eqn.operands], replaced.get(eqn, frozenset())
+    attributes = [(name, repr(value)) for name, value in sorted(eqn.attrs.items()) if name != "over"]
+    of: object = (eqn.op, *attributes, *operands) if mixed is not None else eqn.op
+    for i, result in enumerate(eqn.results):
+        yield result, (i, frozenset(operands) if mixed else of, frozenset(result.type.dims))
+
+
+def _may_take_over(eqn: Equation, operand: Value) -> bool:
+    """Return True if a result may overwrite the operand; its dimensions may come in another order than here."""
+    if eqn.regions:
+        return any(takes_over(eqn, operand, result, SINGLE) for result in eqn.results)
+    index = rule_of(eqn).index
+    along = {index.get(name, name) for name in operand.type.names}
+    return any(_are_alike(operand, result) and along == set(result.type.names) for result in eqn.results)
+
+
+def _can_be_recomputed(eqn: Equation) -> bool:
+    return not eqn.regions and not has_trait(eqn, "cast", "rename") and OPS[eqn.op].flops is no_flops
+
+
+def merging_in(function: Function) -> set[Value]:
+    """Return the values, also those in loops, of two scalings in a row, of which one is an einsum.
+
+    An einsum by a scalar becomes a `mul` where its operand has the order of its dimensions. Then the two scalings become one.
+    """
+    made = {eqn.results[0]: eqn for eqn in walk(function.body) if _is_scaling(eqn)}
+    found: set[Value] = set()
+    for eqn in made.values():
+        for value in (v for v in eqn.operands if v in made):
+            if has_trait(eqn, "dot") or has_trait(made[value], "dot"):
+                found |= {value, *eqn.results}
+    return found
+
+
+def _is_scaling(eqn: Equation) -> bool:
+    """Return True if an equation multiplies one operand by a scalar."""
+    dims = [frozenset(value.type.dims) for value in eqn.operands]
+    is_multiplied = has_trait(eqn, "multiply", "dot") and len(dims) == 2
+    return is_multiplied and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
+
+
+@attrs.frozen
+class _LiveValues:
+    """The values that are alive at each point of a function. without: values that do not count."""
+
+    names: DimensionNames
+    replaced: Mapping[Equation, Dims | None]
+    without: set[Value]
+
+    def points(self, function: Function) -> Iterator[dict[Splitting, int]]:
+        """Yield the bytes that are alive while each equation runs; while a loop runs, at each point of an iteration."""
+        changes: list[list[tuple[Splitting, int]]] = [[] for _ in range(len(function.body) + 2)]
+        for life in self._lives(function):
+            changes[life.birth].append((life.splitting, life.bytes))
+            changes[life.death + 1].append((life.splitting, -life.bytes))
+        now: dict[Splitting, int] = {}
+        for i, eqn in enumerate(function.body):
+            for splitting, bytes in changes[i]:
+                now[splitting] = now.get(splitting, 0) + bytes
+            if eqn.regions:
+                for inside in self.points(region_of(eqn)):
+                    yield {each: now.get(each, 0) + inside.get(each, 0) for each in {*now, *inside}}
+            elif any(bytes > 0 for _, bytes in changes[i]):
+                yield dict(now)
+        yield {}
+
+    def _lives(self, function: Function) -> Iterator[_Lifetime]:
+        uses, nothing = _LastUses.of(function, self.replaced), frozenset[str]()
+        made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
+        replacing = (output.value for output in function.outputs if output.updates)
+        without = self.without.union(replacing, uses.views)
+        for value in (a.value for a in function.arguments if a.role == "sliced"):
+            if value not in without:
+                yield from self._life(value, 0, nothing, uses)
+        for value, (birth, eqn) in made.items():
+            if value not in without and value.type.dims and not _can_be_recomputed(eqn):
+                yield from self._life(value, birth, self.replaced.get(eqn, nothing) or nothing, uses)
+
+    def _life(self, value: Value, birth: int, mixed: Dims, uses: _LastUses) -> Iterator[_Lifetime]:
+        """Yield the time until the last sure use, then the time that a part is used, then the uses where dimensions are whole."""
+        dims, bytes = self.names.names[value], value.type.local_bytes(SINGLE)
+        for use in uses.of_value(value):
+            further = frozenset[str]().union(*(self.names.names[view] for view in use.views))
+            if birth <= use.last:
+                splitting = Splitting(dims | further, mixed | use.mixed)
+                yield _Lifetime(splitting, int(bytes * use.share), birth, use.last)
+                birth = use.last + 1
+
+
+@attrs.frozen
+class _LastUse:
+    """A use of a value: the number of the equation, the share that is used, the views it is read as.
+
+    mixed: dimensions that must be whole for the use to be sure.
+    """
+
+    last: int
+    share: float = 1.0
+    views: tuple[Value, ...] = ()
+    mixed: Dims = frozenset()
+
+
+@attrs.frozen
+class _LastUses:
+    """The uses of values in a function, by numbers of equations. A use of a view is a use of the array that it shows.
+
+    multiplied: the operands of dots of several operands, and the arrays that these show, by the numbers of the dots.
+    """
+
+    uses: Mapping[Value, list[tuple[int, Equation]]]
+    outputs: frozenset[Value]
+    views: Mapping[Value, tuple[Value, ...]]
+    replaced: Mapping[Equation, Dims | None]
+    length: int
+    multiplied: Mapping[int, set[Value]]
+
+    @classmethod
+    def of(cls, function: Function, replaced: Mapping[Equation, Dims | None]) -> _LastUses:
+        uses: dict[Value, list[tuple[int, Equation]]] = {}
+        for i, eqn in enumerate(function.body):
+            for value in dict.fromkeys(eqn.operands):
+                uses.setdefault(value, []).append((i, eqn))
+        outputs = frozenset(output.value for output in function.outputs)
+        views = unstored(function)
+        products = {i: eqn for i, eqn in enumerate(function.body) if replaced.get(eqn, eqn) is None}
+        multiplied = {i: set(_seen(eqn.operands, views)) for i, eqn in products.items()}
+        return cls(uses, outputs, views, replaced, len(function.body), multiplied)
+
+    def of_value(self, value: Value) -> list[_LastUse]:
+        """Return all uses, the surest first: the fewer dimensions must be whole, and the fewer views, the surer."""
+        found = list(self._of(value))
+        return sorted(found, key=lambda use: (len(use.mixed), len(use.views), use.last))
+
+    def _of(self, value: Value) -> Iterator[_LastUse]:
+        if value in self.outputs:
+            yield _LastUse(self.length)
+        for i, eqn in self.uses.get(value, ()):
+            is_view = len(eqn.results) == 1 and eqn.results[0] in self.views
+            taken = not is_view and _may_take_over(eqn, value)
+            later = list(self._of(eqn.result)) if is_view else [_LastUse(i - taken)]
+            bridge, mixed = bridge_of(eqn), self.replaced.get(eqn, frozenset())
+            if mixed is None or self._may_be_made_before(i, eqn, value):
+                continue
+            for use in later:
+                if bridge is not None and is_view:
+                    views, share = (*use.views, eqn.result), use.share * bridge.share
+                    yield attrs.evolve(use, views=views, share=share)
+                elif is_view and not has_trait(eqn, "broadcast"):  # a broadcast adds dimensions
+                    views, share = (*use.views, eqn.result), use.share * _share_read(eqn)
+                    yield attrs.evolve(use, views=views, share=share, mixed=use.mixed | mixed)
+                else:
+                    yield attrs.evolve(use, mixed=use.mixed | mixed)
+
+    def _may_be_made_before(self, number: int, eqn: Equation, value: Value) -> bool:
+        """Return True if a dot of several operands may compute on its way what the equation computes of the value."""
+        if not self.multiplied or not has_trait(eqn, "dot", "multiply", "sum"):
+            return False
+        seen = set(_seen((value,), self.views))
+        return any(i < number and not seen.isdisjoint(values) for i, values in self.multiplied.items())
+
+
+def _seen(values: Iterable[Value], views: Mapping[Value, tuple[Value, ...]]) -> Iterator[Value]:
+    """Yield values, and the arrays that they are views of."""
+    for value in values:
+        yield value
+        yield from _seen(views.get(value, ()), views)
+
+
+def _share_read(eqn: Equation) -> float:
+    """Return the largest share of its operands' bytes that a view or dot can read."""
+    before, after = (
+        [value.type.local_bytes(SINGLE) for value in each] for each in ({*eqn.operands}, eqn.results)
+    )
+    return min(1.0, sum(after) / sum(before))

@@ -11,17 +11,38 @@ On a TPU (`Device.matrix`) products are filled up besides (`tiling.py`). Loops t
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from math import inf
+
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise, storage
+from mtfc.compiler.analysis.dimension_names import (
+    PARAMS,
+    SINGLE,
+    DimensionNames,
+    Dims,
+    Pairs,
+    bridge_of,
+    called,
+    iteration,
+    own_dims,
+    pairs_of,
+    rule_of,
+)
 from mtfc.compiler.analysis.dot_operand_layout import reordered, transposed
 from mtfc.compiler.cost.fusion import Memory
-from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.loop_kernels import Loops
+from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.loop_kernels import Loops, is_repeated, stacks
+from mtfc.compiler.cost.lower_bounds import CommonProgram, Least, Most, Shard, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.tpu.register_traffic import HELD, is_held, is_holding, is_short, is_widened
 from mtfc.compiler.cost.tpu.scratchpad import kernels_of
-from mtfc.compiler.cost.tpu.tiling import filled
-from mtfc.compiler.ir.core import Equation, Function
+from mtfc.compiler.cost.tpu.tiling import filled, is_dot, is_sum, least_bytes, ways
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
@@ -63,6 +84,15 @@ def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
     return Work(flops, size + 2 * sum(copied), seconds + sum(copy_seconds(each, device) for each in copied))
 
 
+def computation_of(function: Function, mesh: Mesh, device: Device) -> float:
+    """Return the seconds that one processor computes in one execution of a placed function."""
+    total = 0.0
+    for eqn, each in zip(function.body, work(function, mesh, device), strict=True):
+        inside = computation_of(region_of(eqn), mesh, device) * dim_of(eqn).size if eqn.regions else 0.0
+        total += inside + each.seconds
+    return total
+
+
 def largest(eqn: Equation, mesh: Mesh) -> int:
     """Elements of the largest array that a placed equation reads or writes; of a table, those that indices point at."""
     values = eqn.operands if has_trait(eqn, "scatter") else (*eqn.operands, *eqn.results)
@@ -92,3 +122,290 @@ def kernel_seconds(
         if rate := device.ops.get(part):
             seconds += elements(placed, memory.mesh) / rate
     return seconds + memory.waiting(eqn, device)
+
+
+# Lower bounds
+
+
+@attrs.frozen
+class Kernels:
+    """The effect of computing, in seconds."""
+
+    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
+        return computation_of(function, mesh, hardware.device)
+
+    def bound(
+        self, program: CommonProgram, sums: Mapping[Value, Collection[Equation]] = {}
+    ) -> tuple[KernelBound, ...]:
+        """Return bounds of all kernels. sums: values in which a sum may be completed, with their readers."""
+        return tuple(kernel_bounds(program, program.function, sums))
+
+
+@attrs.frozen
+class KernelBound:
+    """A lower bound on the seconds of a kernel in one step.
+
+    arithmetic: seconds of its FLOPs at the peak rate. completing: pending sums that the kernel makes or reads, each with the seconds of the
+    kernel if the sum is completed there. A completed sum is sent, and therefore stored and read again.
+    """
+
+    arithmetic: Shard
+    seconds: Term
+    completing: tuple[tuple[Value, Term], ...] = ()
+
+
+@attrs.frozen
+class _KernelParts:
+    """The parts of a kernel's bound: bytes in `moved`, seconds in all others.
+
+    loads: seconds of loading a matrix unit with either operand of a dot, if any.
+    """
+
+    arithmetic: Shard = attrs.field(factory=lambda: Shard(0.0))
+    loads: tuple[Term, ...] = ()
+    moved: tuple[Term, ...] = ()
+    overhead: float = 0.0
+    copied: tuple[Term, ...] = ()
+
+    def seconds(self, device: Device, trips: int) -> Term:
+        computing = Total((self.arithmetic, Least(self.loads))) if self.loads else self.arithmetic
+        moving = Total(self.moved, 1 / device.bandwidth.peak)
+        return Total((Most((computing, moving)), Shard(self.overhead), *self.copied), trips)
+
+
+def kernel_bounds(
+    program: CommonProgram,
+    function: Function,
+    sums: Mapping[Value, Collection[Equation]],
+    trips: int = 1,
+    stored: Collection[Value] = (),
+) -> Iterator[KernelBound]:
+    """Yield a bound for each kernel that all layouts have, at peak rates. `function` is the program's, or a loop's that runs `trips` times.
+
+    Whether other equations store or fuse their operands is not known. Every equation that computes something reads its operands.
+    sums: values in which a sum may be completed, with their readers. stored: slices of arguments of the whole function.
+    """
+    device, is_common = program.device, program.is_common
+    body = tuple(eqn for eqn in function.body if eqn.regions or is_common(eqn))
+    memory = Memory(attrs.evolve(function, body=body), SINGLE, device, whole=function)
+    known = {*memory.makers, *(argument.value for argument in function.arguments)}
+    reads = _Reads(memory, program.names, device, known, frozenset(stored))
+
+    def bound(parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
+        arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
+        others = tuple((value, each.seconds(device, trips)) for value, each in completing)
+        return KernelBound(arithmetic, parts.seconds(device, trips), others)
+
+    stays = {*stored, *(a.value for a in function.arguments if a.role in ("parameter", "input"))}
+    for eqn in body:
+        if eqn.regions:
+            slices = [a.value for v, a in pairs(eqn) if a.role == "sliced" and v in stays]
+            inner = trips * dim_of(eqn).size
+            yield from kernel_bounds(program, region_of(eqn), sums, inner, slices)
+            yield bound(_KernelParts(moved=tuple(_cleared(eqn, reads))))
+        elif OPS[eqn.op].storage not in ("view", "made"):
+            operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands)}
+            each = _parts_of(eqn, operands, reads)
+            yield bound(each, *_completing(eqn, each, operands, reads, sums))
+    for eqn in function.body:
+        is_replaced = not eqn.regions and is_binary(eqn) and not is_common(eqn)
+        if is_replaced and OPS[eqn.op].flops is not no_flops:
+            found = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
+            yield bound(_KernelParts(moved=tuple(each for each in found if each is not None)))
+
+
+def is_binary(eqn: Equation) -> bool:
+    """False for dots of several operands, whose order of contraction depends on the layout."""
+    return not has_trait(eqn, "dot") or len(eqn.operands) == 2
+
+
+def _cleared(eqn: Equation, reads: _Reads) -> Iterator[Term]:
+    """Yield the arrays that a backward loop clears before it fills them."""
+    if reads.device.matrix is not None and is_repeated(eqn) and eqn.attrs["reverse"]:
+        yield from (reads.tiled(value) for value in stacks(eqn))
+        yield from (reads.widened(value) for value in stacks(eqn) if is_short(value.type))
+
+
+def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Reads) -> _KernelParts:
+    memory, device = reads.memory, reads.device
+    stored = [value for value in eqn.results if value in memory.stored and value not in memory.ends]
+    stored += [value for value in stored if memory.is_kept(value)]
+    dtype = (eqn.operands or eqn.results)[0].type.dtype
+    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
+    rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
+    loaded = zip(loads, eqn.operands, strict=False) if any(loads) else ()
+    elements = largest(eqn, SINGLE) * reads.copies(eqn)
+    is_waiting = device.matrix is not None and is_dot(eqn) and not memory.is_near
+    waits = any(operands.values()) + bool(stored) if is_waiting else 0
+    seconds = max(computed * min(rows), elements / _fastest(eqn, device))
+    written = (reads.tiled(value) for value in stored)
+    return _KernelParts(
+        arithmetic=Shard(seconds, _split(eqn, reads.names), pairs_of(bridge_of(eqn))),
+        loads=tuple(Shard(computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in loaded),
+        moved=(*written, *(each for each in (*operands.values(), reads.held(eqn)) if each is not None)),
+        overhead=waits * device.overhead + (_overhead(eqn, device) if memory.is_stored(eqn) else 0.0),
+        copied=tuple(reads.copied(eqn)),
+    )
+
+
+def _completing(
+    eqn: Equation,
+    parts: _KernelParts,
+    operands: Mapping[Value, Term | None],
+    reads: _Reads,
+    sums: Mapping[Value, Collection[Equation]],
+) -> Iterator[tuple[Value, _KernelParts]]:
+    """Yield the sums that change the kernel when they are completed here: results not stored yet, operands not read yet."""
+    if eqn.results[0] in sums and reads.is_passing(eqn):
+        moved = (*parts.moved, *reads.stored(eqn))
+        yield eqn.result, attrs.evolve(parts, moved=moved, overhead=_overhead(eqn, reads.device))
+    for value, read in operands.items():
+        if read is None and eqn in sums.get(value, ()) and OPS[eqn.op].storage != "lookup":
+            moved = (*parts.moved, Least(reads.arrays(eqn, [value])))
+            yield value, attrs.evolve(parts, moved=moved)
+
+
+def _overhead(eqn: Equation, device: Device) -> float:
+    """Return the overhead of a stored equation. On a TPU an elementwise equation may join the kernel of its operand."""
+    is_sure = device.matrix is None or (
+        not is_elementwise(eqn) and (not has_trait(eqn, "dot") or is_sum(eqn))
+    )
+    return device.overhead if is_sure else 0.0
+
+
+def _fastest(eqn: Equation, device: Device) -> float:
+    """Return the elements/s of the fastest kernel that the op may be, or be a part of."""
+    return max(device.ops.get(name, inf) for name in (eqn.op, _joined(eqn)))
+
+
+def _joined(eqn: Equation) -> str:
+    """Return the kernel that the op may be a part of, or the op."""
+    if has_trait(eqn, "fold"):
+        return "unpool"
+    if has_trait(eqn, "dot"):
+        return "convolution"
+    return "pool" if OPS[eqn.op].storage == "reduced" else eqn.op
+
+
+@attrs.frozen(eq=False, slots=False)
+class _Reads:
+    """The reads of the equations of a function, which must be asked for in order.
+
+    known: values of which it is known whether they are stored. slices: slices of arguments of the whole function. before: arrays
+    that were read before.
+
+    A folded array is read again where halos are added to it, and the sum may not be stored. So only the first use of an array
+    counts where halos may be added to it.
+    """
+
+    memory: Memory
+    names: DimensionNames
+    device: Device
+    known: set[Value]
+    slices: frozenset[Value]
+    before: set[Value] = attrs.field(factory=set)
+
+    def operand(self, eqn: Equation, value: Value) -> Term | None:
+        """Return the bytes read of an operand; None where nothing is known."""
+        views = [] if self.memory.is_joined(eqn, value, self.device) else self.memory.views(value)
+        if not views or not self.known.issuperset(views):
+            return None
+        base, arrays = views[-1], self.arrays(eqn, views)
+        unless = self._haloed(base) if base in self.before else frozenset()
+        self.before.add(base)
+        if OPS[eqn.op].storage == "lookup" and value == eqn.operands[0]:
+            arrays = (*arrays, self.tiled(eqn.result))
+        return Unless(Least(arrays), unless) if unless else Least(arrays)
+
+    def held(self, eqn: Equation) -> Term | None:
+        """Return the register traffic of results in 16 bits, or of the largest operand that is added up; None if not known."""
+        seen = {value: self.memory.seen(value) for value in eqn.operands}
+        is_known = all(map(self.known.issuperset, seen.values()))
+        if is_widened(self.memory, eqn, self.device) and (is_known or not is_elementwise(eqn)):
+            return self.widened(eqn.result)
+        if not (is_holding(self.memory, eqn, self.device) and is_known):
+            return None
+        value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
+        return Least(self.arrays(eqn, seen[value], HELD))
+
+    def copies(self, eqn: Equation) -> int:
+        """Return the number of kernels that compute an equation at least. Halos are joined to a value once for all readers."""
+        return 1 if self._has_halos else self.memory.copies(eqn, self.device)
+
+    @cached_property
+    def _has_halos(self) -> bool:
+        return any(bridge_of(each) for each in self.memory.makers.values())
+
+    def copied(self, eqn: Equation) -> Iterator[Term]:
+        """Yield the seconds of copying a loop's slice of an argument for a dot, on CPUs and GPUs (`fusion.py`).
+
+        Every layout copies at least the shard of a slice, unless the slice is resharded for the dot. The loop leaves a slice placed
+        as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules put it
+        (propagate-layouts). Slices that the loop computes may follow other uses, and do not count.
+        """
+        if self.device.matrix is not None or not is_dot(eqn) or eqn.stage == "update":
+            return
+        for value in (value for value in eqn.operands if value in self.slices):
+            names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.names.own[value]))
+            seconds = 2 * self.tiled(value).amount / self.device.bandwidth.peak
+            copy = Total((Shard(seconds, frozenset(own for _, own in names)), Shard(self.device.overhead)))
+            yield Unmoved(copy, names, own_dims(eqn, rule_of(eqn)))
+
+    def arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Shard, ...]:
+        """Return the least bytes that all shards together read of an operand, and of each array that the operand is a view of."""
+        found, share = [], 1.0
+        for i, each in enumerate(views):
+            bridge = bridge_of(self.memory.makers[views[i - 1]]) if i else None
+            share *= bridge.share if bridge else 1.0
+            type = each.type.with_dtype(dtype or each.type.dtype)
+            least = int(type.local_bytes(SINGLE) * share) if share < 1 else least_bytes(type, self.device)
+            found.append(Shard(least, self.names.names[each] if i else _needed(eqn, each, self.names)))
+        return tuple(found)
+
+    def is_passing(self, eqn: Equation) -> bool:
+        """Return True if the only result is not stored, but would be if it were sent."""
+        return len(eqn.results) == 1 and eqn.result not in self.memory.stored | self.memory.folded
+
+    def stored(self, eqn: Equation) -> Iterator[Term]:
+        """Yield the further bytes that a kernel moves if its result is stored."""
+        yield self.tiled(eqn.result)
+        is_able = self.device.matrix is not None and is_elementwise(eqn) and is_short(eqn.result.type)
+        is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
+        if is_able and is_known and not is_held(self.memory, eqn, self.device):
+            yield self.widened(eqn.result)
+
+    def widened(self, value: Value) -> Shard:
+        """Return the bytes of a value in registers."""
+        return Shard(least_bytes(value.type.with_dtype(HELD), self.device), self.names.names[value])
+
+    def tiled(self, value: Value) -> Shard:
+        """Return the bytes of a value in memory."""
+        return Shard(least_bytes(value.type, self.device), self.names.names[value])
+
+    def _haloed(self, value: Value) -> Pairs:
+        """Return the pairs of dimensions along which halos may be added to a value, or to values that it is folded from."""
+        maker = self.memory.makers.get(value)
+        bridge = bridge_of(maker) if maker else None
+        if maker is None or bridge is None:
+            return frozenset()
+        own: Pairs = frozenset() if bridge.is_local else pairs_of(bridge)
+        return own | self._haloed(maker.operands[0])
+
+
+def _needed(eqn: Equation, value: Value, names: DimensionNames) -> Dims:
+    """Return the dimensions that may split an operand where an equation needs it."""
+    rule = rule_of(eqn)
+    if rule.reduced:
+        return iteration(eqn, rule, value)
+    if rule is BY_NAME and len(eqn.results) == 1:
+        return names.names[eqn.result]
+    return names.names[value].union(*(names.names[result] for result in eqn.results))
+
+
+def _split(eqn: Equation, names: DimensionNames) -> Dims:
+    """Return all names of the dimensions of the iteration space that can be computed in parts."""
+    rule = rule_of(eqn)
+    if rule.reduced:
+        return own_dims(eqn, rule)
+    whole = {called(eqn, name) for name in rule.whole}
+    return frozenset[str]().union(*(names.names[value] for value in eqn.results)) - whole

@@ -6,30 +6,32 @@ lets overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.roofline import work
+from mtfc.compiler.cost.roofline import computation_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
+from mtfc.compiler.ir.ops.collectives import KINDS, axes_of, kind_of
 
 
 def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
-    """Seconds that one processor computes and communicates in one execution of a placed function."""
-    compute = communication = 0.0
-    for eqn, each in zip(function.body, work(function, topology.mesh, device), strict=True):
+    """Return the seconds that one processor computes and communicates in one execution of a placed function."""
+    computing = computation_of(function, topology.mesh, device)
+    return computing, communication_of(function, topology, KINDS)
+
+
+def communication_of(function: Function, topology: Topology, kinds: Collection[str]) -> float:
+    """Return the seconds of the collectives of some kinds in one execution of a placed function."""
+    total = 0.0
+    for eqn in function.body:
         if eqn.regions:
-            inside, trips = seconds_of(region_of(eqn), topology, device), dim_of(eqn).size
-            compute += inside[0] * trips + each.seconds
-            communication += inside[1] * trips
-        elif has_trait(eqn, "sends"):
-            communication += max(lanes_of(eqn, topology).values(), default=0.0)
-        else:
-            compute += each.seconds
-    return compute, communication
+            total += dim_of(eqn).size * communication_of(region_of(eqn), topology, kinds)
+        elif has_trait(eqn, "sends") and kind_of(eqn) in kinds:
+            total += max(lanes_of(eqn, topology).values(), default=0.0)
+    return total
 
 
 def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:

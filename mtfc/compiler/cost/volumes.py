@@ -12,14 +12,13 @@ from typing import TypeVar
 
 import attrs
 
-from mtfc.compiler.analysis.ring_formulas import RING
 from mtfc.compiler.cost.memory import Memory, memory_of
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
-from mtfc.compiler.ir.loops import dim_of, maker, region_of
+from mtfc.compiler.ir.loops import charged_equation, dim_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
+from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 
 Key = TypeVar("Key")
@@ -134,9 +133,11 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
     An operand of a combined collective belongs to the equation that made it.
     """
     kind = kind_of(eqn)
-    factor = RING[kind](scale.group(axes_of(eqn)))
+    factor = SENDINGS[kind].ring_bytes(scale.group(axes_of(eqn)))
     for i, value in enumerate(eqn.operands):
-        owner = maker(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
+        owner = (
+            charged_equation(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
+        )
         elements, size = scale.elements(value.type), bytes_of(value.type, scale)
         sent = Sent(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
         yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)

@@ -1,4 +1,4 @@
-"""Builds equations: types from the ops' own rules, fresh names, and the span and stage that they are built under."""
+"""Build equations: the builder infers types by the ops' rules, and gives fresh names, the current span and the current stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtfc.compiler.ir.types import Dim, TensorType
 
 
 class Names:
-    """Hands out names that are unique within one function: `h`, `h_2`, `h_3` ..."""
+    """Gives names that are unique within one function: `h`, `h_2`, `h_3` ..."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
@@ -27,7 +27,7 @@ class Names:
 
 
 class Builder:
-    """Appends equations to `body`. `span` and `stage` mark those that follow."""
+    """Appends equations to `body`; they get the current `span` and `stage`."""
 
     def __init__(self, names: Names, span: Span | None = None, stage: Stage = "forward") -> None:
         self.names, self.span, self.stage = names, span, stage
@@ -35,14 +35,14 @@ class Builder:
         self._constants: dict[tuple[str, str], Value] = {}
 
     def __call__(self, op: str, *operands: Value, name: str = "", **attributes: Attr) -> Value:
-        """Append one equation and give its only result. Raises `OpError` where the op refuses the operands."""
+        """Append one equation and return its only result. Raise `OpError` if the op refuses the operands."""
         (result,) = self.several(op, *operands, names=(name or op,), **attributes)
         return result
 
     def several(
         self, op: str, *operands: Value, names: Sequence[str], **attributes: Attr
     ) -> tuple[Value, ...]:
-        """Append one equation and give its results, called `names`. Raises `OpError` where the op refuses the operands."""
+        """Append one equation and return its results, called `names`. Raise `OpError` if the op refuses the operands."""
         types = OPS[op].infer([v.type.unsplit() for v in operands], attributes)
         results = tuple(Value(self.names.fresh(name), type) for name, type in zip(names, types, strict=True))
         self.append(Equation(op, operands, results, attributes, span=self.span, stage=self.stage))
@@ -52,25 +52,25 @@ class Builder:
         self.body.append(eqn)
 
     def replace(self, old: Equation, new: Equation) -> None:
-        """Put `new` where `old` stands."""
+        """Put `new` in the place of `old`."""
         self.body[self.body.index(old)] = new
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
-        """The scalar `value`; one equation for each different constant."""
-        key = (dtype, repr(value))  # not the value: 0.0 == -0.0
+        """Return the scalar `value`. Equal constants share one equation."""
+        key = (dtype, repr(value))  # `repr` tells 0.0 from -0.0
         if key not in self._constants:
             self._constants[key] = self("constant", name="c", value=value, dtype=dtype)
         return self._constants[key]
 
     def like(self, value: float | int | bool, other: Value) -> Value:
-        """The scalar `value` in the dtype of `other`."""
+        """Return the scalar `value` in the dtype of `other`."""
         return self.constant(value, other.type.dtype)
 
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.type.dtype == dtype else self("cast", x, dtype=dtype)
 
     def sum_to(self, x: Value, dims: Sequence[Dim]) -> Value:
-        """`x` summed over the dimensions that `dims` lacks: how a broadcast is transposed."""
+        """Sum `x` over the dimensions that `dims` lacks: the transpose of a broadcast."""
         over = tuple(dim for dim in x.type.dims if dim not in dims)
         return self("sum", x, over=over) if over else x
 
@@ -78,9 +78,9 @@ class Builder:
         return self("einsum", *operands, dims=tuple(dims))
 
     def ordered(self, x: Value, dims: Sequence[Dim]) -> Value:
-        """`x` with its dimensions in the given order."""
+        """Return `x` with its dimensions in the given order."""
         return x if x.type.dims == tuple(dims) else self("transpose", x, dims=tuple(dims))
 
     def broadcast(self, x: Value, type: TensorType) -> Value:
-        """`x` with all dimensions of `type`."""
+        """Return `x` broadcast to the dimensions of `type`."""
         return x if set(type.dims) == set(x.type.dims) else self("broadcast", x, dims=type.dims)

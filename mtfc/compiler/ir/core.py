@@ -1,8 +1,8 @@
 """The IR: immutable equations in A-normal form, inside functions, inside a program.
 
-Nothing here is mutated and nothing knows who uses it: a pass builds new equations and leaves the old ones be. A value is
-identified by its object, printed by its name, and defined once. Every equation carries the span of the user's line that it
-comes from, through differentiation and partitioning, so that a cost or an error can always point at it.
+A pass builds new equations and never changes old ones. No object knows its users. A value is identified by its object, printed by
+its name, and defined once. Every equation keeps the span of its source line through differentiation and partitioning, so costs
+and errors can always point at the line.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, TensorType
 
 Attr = int | float | bool | str | Dim | tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim], ...]
-"""Dimensions stand as `Dim`s, mesh axes as strings, `length -> memory` as a pair of `Dim`s."""
+"""The value of an attribute. A dimension is a `Dim`, a mesh axis a string, and `length -> memory` a pair of `Dim`s."""
 
 Stage = Literal["forward", "backward", "update"]
 Role = Literal["input", "parameter", "state", "step", "carried", "invariant", "sliced"]
-"""What an argument is for. The last three are those of a loop's body: see `loops.py`."""
+"""The role of an argument. Arguments of a loop's region have one of the last three: see `loops.py`."""
 
 
 @attrs.frozen(eq=False)
 class Value:
-    """One result or argument. Compared by identity; `name` is unique within its function."""
+    """A result or an argument. Values are compared by identity; `name` is unique within the function."""
 
     name: str
     type: TensorType
@@ -39,9 +39,9 @@ class Value:
 class Equation:
     """`results = op operands {attrs}`, with the layout of its iteration space once one is assigned.
 
-    `layout` maps iteration dimensions to mesh axes; None means that no layout is assigned yet (global level).
-    `path` is the user's dotted name for the result, where it has one: what a `value` rule refers to. `regions` are bodies that it
-    executes, a loop's for example: functions that see their own arguments and nothing around them.
+    `layout` maps iteration dimensions to mesh axes; None means that no layout is assigned yet (global level). `path` is the
+    user's dotted name for the result, if any; `value` rules of a layout refer to it. `regions` are the bodies that the equation
+    executes, such as a loop's: functions that see their own arguments and nothing around them.
     """
 
     op: str
@@ -63,9 +63,9 @@ class Equation:
 
 @attrs.frozen(eq=False)
 class Argument:
-    """A function's argument, what it is for, and (once assigned) the layout it arrives in.
+    """A function's argument, its role, and (once assigned) its layout at the start of the function.
 
-    `initial` is what every element of a state is before the first step.
+    `initial` is the value of every element of a state before the first step.
     """
 
     value: Value
@@ -77,9 +77,9 @@ class Argument:
 
 @attrs.frozen(eq=False)
 class Output:
-    """A named result, and (once assigned) the layout it leaves in.
+    """A named result, and (once assigned) its layout at the end of the function.
 
-    `updates` is the name of the argument that it replaces in the next step, or the next iteration, if any.
+    `updates` is the name of the argument that the output replaces in the next step or iteration, if any.
     """
 
     name: str
@@ -90,7 +90,10 @@ class Output:
 
 @attrs.frozen(eq=False)
 class Function:
-    """Arguments, equations in order of definition, and named outputs. Names of values are unique within it, regions aside."""
+    """Arguments, equations in order of definition, and named outputs.
+
+    Names of values are unique within a function; each region has names of its own.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
@@ -99,7 +102,7 @@ class Function:
 
 
 def source_file(functions: Sequence[Function]) -> str | None:
-    """The file of the functions' inputs, or where they have none of anything: the user's own, whatever it imports."""
+    """Return the user's file, not an imported one: the file of the first input with a span, or else of anything with a span."""
     arguments = [argument for function in functions for argument in function.arguments]
     inputs = [argument.span for argument in arguments if argument.role == "input"]
     spans = chain(inputs, (a.span for a in arguments), (eqn.span for f in functions for eqn in f.body))
@@ -108,7 +111,7 @@ def source_file(functions: Sequence[Function]) -> str | None:
 
 @attrs.frozen
 class Initializer:
-    """How a parameter starts: the name of a distribution and its numbers, e.g. `normal`, {stddev: 0.05}."""
+    """The initial value of a parameter: the name of a distribution and its numbers, e.g. `normal`, {stddev: 0.05}."""
 
     name: str
     args: tuple[tuple[str, float], ...] = ()
@@ -116,7 +119,7 @@ class Initializer:
 
 @attrs.frozen
 class Parameter:
-    """A model's parameter: full name, global type, initial value, and where it is declared."""
+    """A model's parameter: its full name, global type, initial value, and the place of its declaration."""
 
     name: str
     type: TensorType
@@ -126,11 +129,11 @@ class Parameter:
 
 @attrs.frozen(eq=False)
 class Update:
-    """How an optimizer updates some of the parameters: a function of one of them.
+    """The function that an optimizer applies to each of some parameters.
 
-    Its arguments are the parameter (role `parameter`), its gradient (`input`), and what is kept for it between steps (`state`);
-    its outputs update the parameter and each state. A parameter may have more dimensions than the function's: those of the loops
-    that it is declared in. Each slice along them is updated by itself.
+    Its arguments are the parameter (role `parameter`), the gradient (`input`), and the states that are kept between steps
+    (`state`). Its outputs update the parameter and each state. A parameter that is declared in loops has their dimensions in
+    front of the function's. Each slice along them is updated by itself.
     """
 
     parameters: tuple[str, ...]
@@ -139,10 +142,10 @@ class Update:
 
 @attrs.frozen
 class Training:
-    """The contents of a `train` block: the output of `forward` to minimize, and how.
+    """The contents of a `train` block: the output of `forward` to minimize, and the way to do it.
 
-    A parameter without an update is frozen. `report` names further outputs of the step (see `reports.py`); `learning_rate`
-    computes the learning rate of a step, if that is reported.
+    A parameter without an update is frozen. `report` names further outputs of the step (see `training.py`). `learning_rate`
+    computes the learning rate of a step, if it is reported.
     """
 
     minimize: str
@@ -159,7 +162,7 @@ class Training:
 class Program:
     """One model, compiled for one mesh and layout (or for none yet).
 
-    `dims` are the declared dimensions by name. `functions` holds `forward` and, once differentiated, `step` or `gradients`.
+    `dims` are the declared dimensions by name. `functions` has `forward`, and after `differentiate` also `step` or `gradients`.
     """
 
     name: str
@@ -172,7 +175,7 @@ class Program:
 
     @property
     def placed_on(self) -> Mesh:
-        """The mesh, which every program has from `assign-layouts` on."""
+        """The mesh; every program has one from `assign-layouts` on."""
         assert self.mesh is not None, "this pass comes after assign-layouts"
         return self.mesh
 

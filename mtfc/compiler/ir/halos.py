@@ -9,14 +9,14 @@ from __future__ import annotations
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.opdef import BlockBuilder, Split
+from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Dim
 
 Part = tuple[Value, Dim]
 """A tensor, and the dimension that it has in place of `inner`."""
 
 
-def slice_blocks(b: BlockBuilder, part: Part, s: Split, start: int, size: int) -> Part:
+def slice_blocks(b: BlockRewriter, part: Part, s: Split, start: int, size: int) -> Part:
     """Return `size` elements of every block, from `start` on."""
     x, source = part
     if size == source.size:
@@ -25,7 +25,9 @@ def slice_blocks(b: BlockBuilder, part: Part, s: Split, start: int, size: int) -
     return b.build("slice", x, source=source, target=target, start=start, stride=1), target
 
 
-def shift_blocks(b: BlockBuilder, part: Part, s: Split, by: int, wrap: bool = False, fill: float = 0) -> Part:
+def shift_blocks(
+    b: BlockRewriter, part: Part, s: Split, by: int, wrap: bool = False, fill: float = 0
+) -> Part:
     """Move every block's part `by` blocks on. Blocks that receive no part get `fill`, unless the shift wraps around."""
     (x, dim), count = part, s.blocks.size
     if by == 0 or (wrap and by % count == 0):
@@ -40,7 +42,7 @@ def shift_blocks(b: BlockBuilder, part: Part, s: Split, by: int, wrap: bool = Fa
     return b.build("where", outside, b.build.like(fill, x), found), dim
 
 
-def concat_parts(b: BlockBuilder, s: Split, *parts: Part) -> Part:
+def concat_parts(b: BlockRewriter, s: Split, *parts: Part) -> Part:
     """Join parts of every block, in the order given."""
     if len(parts) == 1:
         return parts[0]
@@ -49,7 +51,7 @@ def concat_parts(b: BlockBuilder, s: Split, *parts: Part) -> Part:
     return b.build("concat", *(x for x, _ in parts), sources=sources, target=dim), dim
 
 
-def shift_elements(b: BlockBuilder, x: Value, s: Split, by: int, wrap: bool) -> Part:
+def shift_elements(b: BlockRewriter, x: Value, s: Split, by: int, wrap: bool) -> Part:
     """Move every element `by` places on, across blocks: the elements that leave a block go one block further than the rest."""
     hops, rest = divmod(by, s.inner.size)
     first, block = s.inner.size - rest, (x, s.inner)
@@ -61,7 +63,7 @@ def shift_elements(b: BlockBuilder, x: Value, s: Split, by: int, wrap: bool) -> 
     )
 
 
-def extend_blocks(b: BlockBuilder, x: Value, s: Split, left: int, right: int, fill: float) -> Part:
+def extend_blocks(b: BlockRewriter, x: Value, s: Split, left: int, right: int, fill: float) -> Part:
     """Give every block its halos: the `left` elements that precede it, and the `right` elements that follow it.
 
     A negative `right` cuts elements off. A halo that is longer than a block comes from several blocks. Beyond the ends of the
@@ -105,7 +107,7 @@ class NeededRange:
 
 
 def needed_range(
-    b: BlockBuilder, eqn: Equation, source: Dim, target: Dim, first: int, stride: int = 1, extent: int = 1
+    b: BlockRewriter, eqn: Equation, source: Dim, target: Dim, first: int, stride: int = 1, extent: int = 1
 ) -> NeededRange | None:
     """Return the range for an op whose element i reads `extent` elements of the source, from `first` + `stride` * i on.
 
@@ -120,7 +122,7 @@ def needed_range(
     return found if found.left + max(0, found.right) <= source.size - split.inner.size else None
 
 
-def take_range(b: BlockBuilder, x: Value, needed: NeededRange, fill: float = 0) -> Part:
+def take_range(b: BlockRewriter, x: Value, needed: NeededRange, fill: float = 0) -> Part:
     """Return the range of `x` that each block needs; beyond the ends lies `fill`."""
     s = needed.split
     x, dim = extend_blocks(b, b.cut(x, s), s, needed.left, needed.right, fill)
@@ -133,7 +135,7 @@ def take_range(b: BlockBuilder, x: Value, needed: NeededRange, fill: float = 0) 
     return b.build.ordered(found, dims), target
 
 
-def _positions(b: BlockBuilder, needed: NeededRange, target: Dim, start: int) -> Value:
+def _positions(b: BlockRewriter, needed: NeededRange, target: Dim, start: int) -> Value:
     """Return the positions of each block's range in the extended block: start + drift * j + i."""
     build, dims = b.build, (needed.split.blocks, target)
     drift = build("mul", build("range", dim=needed.split.blocks), build.constant(needed.drift, "i32"))

@@ -1,9 +1,9 @@
-"""How parameters start: each distribution, its numbers, and how it follows from a standard draw.
+"""The distributions of initial parameters: the numbers of each, and its formula in terms of a standard draw.
 
-What is drawn for an element depends on the seed, the parameter's name and the element's global index alone, so
-that every layout, either backend and any number of processors start alike, to the last bit. The stream is that of
-`jax.random` (Threefry 2x32, partitionable) under `fold_in(key(seed), crc32(name))`, drawn as f32 whatever the dtype: see
-`common/random_numbers.py`.
+The number drawn for an element depends only on the seed, the parameter's name and the element's global index. So parameters start
+with the same bits under every layout, on both backends, and on any number of processors. The numbers are those of `jax.random`
+(Threefry 2x32, partitionable) under `fold_in(key(seed), crc32(name))`. They are drawn in f32 for every dtype: see
+`backends/common/random_numbers.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Literal
 import attrs
 
 Draw = Literal["normal", "uniform"]
-"""Standard normal, or uniform on [0, 1)."""
+"""The standard draws: normal with mean 0 and deviation 1, or uniform on [0, 1)."""
 
 
 @attrs.frozen
 class Distribution:
-    """One way to start.
+    """One distribution.
 
-    args: its numbers -> their defaults, None where one must be given. draw: what is drawn for each element, if
-    anything. start, scale: the value is start + scale * draw, as expressions in the numbers, the same in both backends.
+    args: its numbers -> their defaults; None for a number that must be given. draw: the standard draw for each element, if any.
+    start, scale: expressions in the numbers, for both backends; an element is start + scale * draw.
     """
 
     name: str

@@ -9,13 +9,18 @@
       output hs = %h_2
     }
 
-The region is executed once for each index of `dim`, from the last one down where `reverse` holds. Its arguments belong to the
-operands one to one and stand in the order of their roles: what is *carried* starts as the operand and is replaced by the output
-that updates it; what is *invariant* stays; of what is *sliced* each iteration sees one slice along `dim`. Results belong to the
-region's outputs one to one: first the last values of what is carried, then what is yielded, stacked along `dim` in front.
+The region runs once for each index of `dim`, from the last index down if `reverse` holds. It has one argument for each operand,
+in the order of their roles:
 
-A region sees nothing but its arguments, so that a pass treats it as it treats a function. `checkpoint` asks `differentiate` to
-keep only what is carried for the backward pass, and to compute the rest again.
+- a *carry* (role `carried`) starts as the operand, and after each iteration is replaced by the output that updates it;
+- an *invariant* is the operand in every iteration;
+- a *sliced* argument is one slice of the operand along `dim` in each iteration.
+
+The loop has one result for each output of the region: first the last values of the carries, then the other outputs, which are
+stacked along `dim` as a new first dimension.
+
+A region sees only its arguments, so a pass treats it as it treats a function. `checkpoint` asks `differentiate` to keep only the
+carries for the backward pass, and to compute the other values again.
 """
 
 from __future__ import annotations
@@ -37,14 +42,14 @@ ROLES = ("carried", "invariant", "sliced")
 
 
 def dim_of(eqn: Equation) -> Dim:
-    """The dimension that a loop runs along; its size is the number of iterations."""
+    """Return the dimension that a loop runs along; its size is the number of iterations."""
     dim = eqn.attrs["dim"]
     assert isinstance(dim, Dim)
     return dim
 
 
 def looped_dims(function: Function) -> frozenset[Dim]:
-    """Dimensions that loops run along, at any depth."""
+    """Return the dimensions that loops run along, at any depth."""
     return frozenset(dim_of(eqn) for eqn in walk(function.body) if eqn.regions)
 
 
@@ -54,12 +59,12 @@ def region_of(eqn: Equation) -> Function:
 
 
 def is_over_micro_batches(eqn: Equation) -> bool:
-    """True if an equation is the loop over micro-batches: any other loop names its region after its dimension."""
+    """Return True for the loop over micro-batches. Any other loop names its region after its dimension."""
     return bool(eqn.regions) and region_of(eqn).name == MICRO_BATCHES != dim_of(eqn).name
 
 
-def is_loop(function: Function) -> bool:
-    """Whether it is the body of one."""
+def is_loop_body(function: Function) -> bool:
+    """Return True if the function is a loop's region."""
     return any(argument.role in ROLES for argument in function.arguments)
 
 
@@ -68,14 +73,14 @@ def carried(region: Function) -> tuple[Argument, ...]:
 
 
 def sliced_type(type: TensorType, dim: Dim) -> TensorType:
-    """The type of one slice along `dim`."""
+    """Return the type of one slice along `dim`."""
     kept = [i for i, each in enumerate(type.dims) if each != dim]
     dims, splits = tuple(type.dims[i] for i in kept), tuple(type.splits[i] for i in kept)
     return TensorType(type.dtype, dims, splits, type.pending, type.reduction)
 
 
 def stacked_type(type: TensorType, dim: Dim) -> TensorType:
-    """The type of values of one type stacked along a new first dimension."""
+    """Return the type of values that are stacked along a new first dimension."""
     return TensorType(type.dtype, (dim, *type.dims), ((), *type.splits), type.pending, type.reduction)
 
 
@@ -86,71 +91,78 @@ def result_type(output: Output, dim: Dim) -> TensorType:
 def make_loop(
     names: Names, region: Function, operands: Sequence[Value], like: Equation, results: Sequence[Value] = ()
 ) -> Equation:
-    """A loop over `region` with the attributes, span and stage of `like`; `results` are those that exist already."""
+    """Return a loop with attributes, span and stage of `like`. Its first results are `results`; the rest are new values."""
     dim = dim_of(like)
     new = [Value(names.fresh(o.name), result_type(o, dim)) for o in region.outputs[len(results) :]]
     return attrs.evolve(like, operands=tuple(operands), results=(*results, *new), regions=(region,))
 
 
-def within(eqn: Equation, change: Callable[[Function], Function]) -> Equation:
-    """The equation with its regions changed, in ways that keep arguments and outputs what they are."""
+def map_regions(eqn: Equation, change: Callable[[Function], Function]) -> Equation:
+    """Change the regions of an equation. `change` must keep the roles and types of arguments and outputs."""
     if not eqn.regions:
         return eqn
     return attrs.evolve(eqn, regions=tuple(change(region) for region in eqn.regions))
 
 
 def pairs(eqn: Equation) -> Iterator[tuple[Value, Argument]]:
-    """Each operand with the region's argument that it is for."""
+    """Pair each operand of a loop with its argument of the region."""
     return zip(eqn.operands, region_of(eqn).arguments, strict=True)
 
 
-def loop_error(eqn: Equation) -> str | None:
-    """What is wrong with a loop, its region's inside left aside; None where nothing is."""
+def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
+    """Return the first mistake in a loop, or None. The equations of its region are not checked.
+
+    Unless `fitting`, only the global types of operands and arguments, and of outputs and results, must agree.
+    """
     if eqn.op != LOOP or len(eqn.regions) != 1 or not isinstance(eqn.attrs.get("dim"), Dim):
-        return f"op {eqn.op} with {len(eqn.regions)} regions: a loop has one, and a dimension"
+        return f"op {eqn.op} with {len(eqn.regions)} regions: a loop has one region, and a dimension"
     region = region_of(eqn)
     if len(eqn.operands) != len(region.arguments) or len(eqn.results) != len(region.outputs):
-        return "operands and results of a loop belong to its region's arguments and outputs one to one"
+        return "a loop has one operand for each argument of its region, and one result for each output"
     order = [ROLES.index(a.role) if a.role in ROLES else -1 for a in region.arguments]
     if order != sorted(order) or -1 in order:
-        return "a loop's arguments are carried, then invariant, then sliced"
+        return "the arguments of a loop's region are first carried, then invariant, then sliced"
     if [o.updates for o in region.outputs if o.updates is not None] != [
         a.value.name for a in carried(region)
     ]:
-        return "the first outputs of a loop update what it carries, in order"
-    return _types_error(eqn, region)
+        return "the first outputs of a loop's region update its carries, in order"
+    return _types_error(eqn, region, (lambda type: type) if fitting else TensorType.unsplit)
 
 
-def _types_error(eqn: Equation, region: Function) -> str | None:
+def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], TensorType]) -> str | None:
     dim = dim_of(eqn)
     for value, argument in pairs(eqn):
-        if argument.role == "sliced" and (dim not in value.type.dims or value.type.axes_of(dim.name)):
-            return f"{value} is sliced along {dim.name}, which it must have whole"
-        wanted = sliced_type(value.type, dim) if argument.role == "sliced" else value.type
-        if argument.value.type != wanted:
-            return (
-                f"{argument.role} {argument.value} is {argument.value.type}, and its operand gives {wanted}"
-            )
+        operand, type = shown(value.type), shown(argument.value.type)
+        if argument.role == "sliced" and (dim not in operand.dims or operand.axes_of(dim.name)):
+            return f"{value} is sliced along {dim.name}, which must not be split"
+        wanted = sliced_type(operand, dim) if argument.role == "sliced" else operand
+        if type != wanted:
+            return f"{argument.role} {argument.value} is {type}, and its operand gives {wanted}"
     number = len(carried(region))
     for i, (result, output) in enumerate(zip(eqn.results, region.outputs, strict=True)):
         if (output.updates is not None) != (i < number):
-            return "a loop's carried outputs come first"
-        if result.type != result_type(output, dim):
-            return f"{result} is {result.type}, and output {output.name} gives {result_type(output, dim)}"
+            return "the outputs of a loop's region that update carries come first"
+        found, given = shown(result.type), shown(result_type(output, dim))
+        if found != given:
+            return f"{result} is {found}, and output {output.name} gives {given}"
     return None
 
 
-def maker(eqn: Equation, result: Value) -> Equation:
-    """The equation whose line answers for a result: for a loop's that in its region which makes it, or each term of a sum."""
+def charged_equation(eqn: Equation, result: Value) -> Equation:
+    """Return the equation to which a report charges a result.
+
+    A loop's result belongs to the equation of the region that makes it. A carry that sums a term over the iterations belongs to
+    the equation that makes the term.
+    """
     if not eqn.regions:
         return eqn
     region = region_of(eqn)
     makers = {value: each for each in region.body for value in each.results}
-    going = {argument.value for argument in carried(region)}
+    carries = {argument.value for argument in carried(region)}
     value = region.outputs[eqn.results.index(result)].value
     while value in makers and has_trait(makers[value], "add"):
-        terms = [term for term in makers[value].operands if term not in going]
+        terms = [term for term in makers[value].operands if term not in carries]
         if len(terms) != 1:
             break
         (value,) = terms
-    return maker(makers[value], value) if value in makers else eqn
+    return charged_equation(makers[value], value) if value in makers else eqn

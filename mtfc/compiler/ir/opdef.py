@@ -5,7 +5,7 @@ import. The columns speak of *global* types. How an op treats split and pending 
 they reduce an op to facts about its dimensions, so one algorithm lays out all ops.
 
 Gradient and `distribute` rules rewrite an op in terms of other ops. This file states what they need for that as two protocols,
-`OpBuilder` and `BlockBuilder`, because the classes behind them use the ops in turn.
+`OpBuilder` and `BlockRewriter`, because the classes behind them use the ops in turn.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Split:
     inner: Dim
 
 
-class BlockBuilder(Protocol):
+class BlockRewriter(Protocol):
     """Cuts split dimensions into [blocks, inner] and puts them together: see `passes/spatial/position_blocks.py`."""
 
     @property
@@ -201,13 +201,13 @@ class BlockBuilder(Protocol):
     def merged(self, x: Value, blocks: Dim, inner: Dim, into: Dim) -> Value: ...
 
     def transposed(
-        self, linear: Callable[[BlockBuilder, Value], Value], type: TensorType, y: Value
+        self, linear: Callable[[BlockRewriter, Value], Value], type: TensorType, y: Value
     ) -> Value: ...
 
 
 Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
 Gradient = Callable[[OpBuilder, Equation, Sequence[Value]], tuple[Value | None, ...]]
-Distribute = Callable[[BlockBuilder, Equation], tuple[Value, ...] | None]
+Distribute = Callable[[BlockRewriter, Equation], tuple[Value, ...] | None]
 Linear = Callable[[Equation], tuple[tuple[int, ...], ...]]
 Text = str | Callable[[Code], str]
 Storage = Literal["view", "made", "fused", "reduced", "lookup", "kernel"]

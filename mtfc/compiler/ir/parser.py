@@ -1,7 +1,7 @@
-"""IR text back into a program, and the structural comparison of two programs.
+"""Parse IR text into a program, and compare the structures of two programs.
 
-The text names values and dimensions; a program has objects. `_Reader` keeps the dimensions of the program, `_Scope` the values
-of one function, and each method turns the tree of one grammar rule (`mtfc/grammar/ir.lark`) into the object it stands for.
+The text names values and dimensions; a program has objects. `_ProgramParser` keeps the dimensions of the program, and `_Scope`
+the values of one function. Each method turns the tree of one rule of the grammar (`mtfc/grammar/ir.lark`) into an object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Node = Tree[Token]
 
 
 class ReadError(Exception):
-    """The text is not IR: what is wrong, and in which line."""
+    """The text is not IR: `line` is the line of the mistake."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(f"line {line}: {message}")
@@ -47,7 +47,7 @@ class ReadError(Exception):
 
 
 def read_program(text: str) -> Program:
-    """The program that `text` describes. Raises `ReadError`."""
+    """Return the program that `text` describes. Raise `ReadError`."""
     try:
         tree = _parser().parse(text if text.endswith("\n") else text + "\n")
     except UnexpectedInput as error:
@@ -55,7 +55,7 @@ def read_program(text: str) -> Program:
             text.splitlines()[error.line - 1].strip() if 0 < error.line <= text.count("\n") + 1 else "the end"
         )
         raise ReadError(f"cannot read `{found}` from column {error.column} on", error.line) from None
-    return _Reader(tree).program()
+    return _ProgramParser(tree).program()
 
 
 @cache
@@ -132,8 +132,8 @@ class _Scope:
         return self._values[name]
 
 
-class _Reader:
-    """Reads one program's tree."""
+class _ProgramParser:
+    """Turns the syntax tree of one program into a program."""
 
     def __init__(self, tree: Node) -> None:
         self.tree = tree
@@ -190,10 +190,10 @@ class _Reader:
         return Update(tuple(parameters), self.function(node))
 
     def function(self, node: Node) -> Function:
-        return self.inside(node, _token(node, "PLACED") is not None, "forward")
+        return self.contents(node, _token(node, "PLACED") is not None, "forward")
 
-    def inside(self, node: Node, placed: bool, stage: Stage) -> Function:
-        """A function or region: it sees its own arguments only."""
+    def contents(self, node: Node, placed: bool, stage: Stage) -> Function:
+        """Return a function or region, which sees only its own arguments."""
         scope = _Scope()
         arguments = tuple(self.argument(a, scope, placed) for a in _children(node, "argument"))
         (body,) = _children(node, "body")
@@ -225,7 +225,7 @@ class _Reader:
     def equation(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> Equation:
         (operands,) = _children(node, "operands")
         used = tuple(scope.use(token) for token in _tokens(operands, "VALUE"))
-        regions = tuple(self.inside(r, placed, stage) for r in _children(node, "region"))
+        regions = tuple(self.contents(r, placed, stage) for r in _children(node, "region"))
         results = self.defined(node, scope)
         op, path = _first_name(node), _child(node, "path")
         return Equation(
@@ -241,7 +241,7 @@ class _Reader:
         )
 
     def under(self, node: Node, implied: Mapping[str, Axes], placed: bool) -> Mapping[str, Axes] | None:
-        """The layout written, or where none is, the implied one."""
+        """Return the layout that is written, or else the implied one."""
         written = _child(node, "under")
         if written is None:
             return implied if placed else None
@@ -313,12 +313,12 @@ class _Reader:
 
 
 def same_program(a: Program, b: Program, locations: bool = True) -> bool:
-    """Whether two programs have the same structure, values matched by where they are defined."""
+    """Return True if two programs have the same structure. Values match if they are defined at the same place."""
     return _same(a, b, {}, locations)
 
 
 def _same(a: Any, b: Any, values: dict[int, object], locations: bool) -> bool:
-    """Compare two pieces of IR; `values` maps each value of the first program met so far to that of the second."""
+    """Compare two pieces of IR; `values` maps the values of the first program seen so far to those of the second."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key], values, locations) for key in a)
     if type(a) is not type(b):
@@ -339,7 +339,7 @@ def _same_fields(a: Any, b: Any, values: dict[int, object], locations: bool) -> 
 
 
 def _field(node: Any, name: str) -> Any:
-    """A field's value; a layout without the dims that it does not split."""
+    """Return the value of a field; a layout loses the dims that it does not split."""
     value = getattr(node, name)
     if name == "layout" and isinstance(value, Mapping):
         return {dim: axes for dim, axes in value.items() if axes}

@@ -1,8 +1,8 @@
-"""The IR as text that a person can read and `reader.py` can read back.
+"""Print the IR as text that people can read and `parser.py` can parse.
 
-One line holds one thing. What follows from something already on the line is left out: in a function that is `placed` an
-layout is written only where it is not the one that the type shows, or for a loop, reshard or collective, which has no iteration
-space, where it is not empty. The grammar is `mtfc/grammar/ir.lark`. Printing is linear in the size of the program.
+One line holds one thing. The layout of an equation in a `placed` function is omitted where it follows from the rest of the line:
+it is the layout that the type shows, or for a loop, reshard or collective, which has no iteration space, the empty one. The
+grammar is `mtfc/grammar/ir.lark`. Printing takes time linear in the size of the program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules, TensorType
 
 FEW = 6
-"""So many rules for single values are shown one by one in a summary."""
+"""The number of rules for single values that a summary still shows one by one."""
 
 _WORDS = frozenset({"true", "false", "params", "optimizer", "value"})
 _SUFFIXES = frozenset({"layout", "as", "at"})
@@ -41,45 +41,45 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def print_program(program: Program, locations: bool = False) -> str:
-    """The text of a program; with `locations` every span is part of it, else source lines stand in comments."""
+    """Return the text of a program. With `locations` it has every span; otherwise comments show source lines."""
     return "\n".join(_Printer(program, locations).program(program)) + "\n"
 
 
 def equation_text(eqn: Equation) -> str:
-    """One equation on one line, without its regions: for messages."""
+    """Return one equation on one line, without its regions, for messages."""
     return _Printer(None, locations=False).head(eqn, placed=eqn.layout is not None)
 
 
 def shown_layout(type: TensorType) -> dict[str, Axes]:
-    """The layout that a type shows by itself: the dims that are split."""
+    """Return the layout that a type shows by itself: the dims that are split."""
     return {dim.name: axes for dim, axes in zip(type.dims, type.splits, strict=True) if axes}
 
 
 def implied_layout(op: str, first: TensorType) -> dict[str, Axes]:
-    """The layout of an equation of a placed function that does not write one, by its op and first result's type."""
+    """Return the layout of an equation whose text omits it, in a placed function; `first` is the type of its first result."""
     opdef = OPS.get(op)  # a loop has none
     return {} if opdef is None or "placement" in opdef.traits else shown_layout(first)
 
 
 def is_placed(function: Function) -> bool:
-    """Whether anything in a function has a layout."""
+    """Return True if anything in a function has a layout."""
     nodes: Iterable[Argument | Output | Equation] = chain(function.arguments, function.outputs, function.body)
     regions = (region for eqn in function.body for region in eqn.regions)
     return any(node.layout is not None for node in nodes) or any(map(is_placed, regions))
 
 
 def name_text(name: str, reserved: frozenset[str] = _WORDS) -> str:
-    """A name, in backquotes where the reader would take it for something else."""
+    """Return a name, in backquotes if the parser would take it for something else."""
     return name if _PLAIN.fullmatch(name) and name not in reserved else f"`{name}`"
 
 
 def number_text(number: float) -> str:
-    """`repr`, but that infinities and NaN carry a sign, which tells them from names."""
+    """Return the `repr` of a number; infinities and NaN have a sign, which tells them from names."""
     return repr(number) if math.isfinite(number) else f"{number:+}"
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes as people read it: `512 B`, `32 KiB`, `1.5 MiB`."""
+    """Return a number of bytes for people: `512 B`, `32 KiB`, `1.5 MiB`."""
     if count < 1024:
         return f"{count} B"
     exponent = min((count.bit_length() - 1) // 10, 6)
@@ -87,7 +87,7 @@ def bytes_text(count: int) -> str:
 
 
 def axes_text(axes: Axes) -> str:
-    """Axes as a layout rule has them: `rows` or `(rows, cols)`."""
+    """Return axes as a layout rule writes them: `rows` or `(rows, cols)`."""
     return name_text(axes[0]) if len(axes) == 1 else f"({', '.join(map(name_text, axes))})"
 
 
@@ -106,7 +106,7 @@ def attr_text(value: Attr) -> str:
 
 
 def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim], ...]) -> str:
-    """Dims in square brackets, axes in braces, `old -> new` in parentheses."""
+    """Return dims in square brackets, axes in braces, or `old -> new` in parentheses."""
     dims = [name_text(item.name) for item in value if isinstance(item, Dim)]
     axes = [name_text(item) for item in value if isinstance(item, str)]
     pairs = [
@@ -123,7 +123,7 @@ def _rules_text(rules: Rules) -> str:
 
 
 def layout_summary(layout: Layout) -> str:
-    """The user's layout between braces; many rules for single values, which a search writes, by their number."""
+    """Return the user's layout between braces. If a search wrote many rules for single values, give only their number."""
     if len(layout.values) <= FEW:
         return program_layout_text(layout)
     shown = program_layout_text(attrs.evolve(layout, values=()))[1:-1]
@@ -131,7 +131,7 @@ def layout_summary(layout: Layout) -> str:
 
 
 def program_layout_text(layout: Layout) -> str:
-    """The user's layout between braces, as a .mtf file has it."""
+    """Return the user's layout between braces, as in a .mtf file."""
     entries = [_rules_text(layout.rules)] if layout.rules.axes else []
     stored = (("params", layout.params), ("optimizer", layout.optimizer))
     entries += [f"{section}: {{{_rules_text(rules)}}}" for section, rules in stored if rules.axes]
@@ -144,7 +144,7 @@ def _call_text(name: str, settings: tuple[tuple[str, float], ...]) -> str:
 
 
 class _Printer:
-    """Holds what every line needs: the mesh, how to show spans, and the texts of types already seen."""
+    """Prints one program. It keeps the mesh, the form of spans, and the texts of types."""
 
     def __init__(self, program: Program | None, locations: bool) -> None:
         self.file = source_file(program.functions) if program else None
@@ -195,10 +195,10 @@ class _Printer:
     def function(self, function: Function, head: str = "function") -> Iterator[str]:
         placed = is_placed(function)
         yield f"{head} {name_text(function.name)}{' placed' if placed else ''} {{"
-        yield from self.inside(function, "forward", placed, "  ")
+        yield from self.contents(function, "forward", placed, "  ")
         yield "}"
 
-    def inside(self, function: Function, stage: Stage, placed: bool, indent: str) -> Iterator[str]:
+    def contents(self, function: Function, stage: Stage, placed: bool, indent: str) -> Iterator[str]:
         yield from (f"{indent}{self.argument(argument, placed)}" for argument in function.arguments)
         yield from self.body(function.body, stage, placed, indent)
         yield from (f"{indent}{self.output(output, placed)}" for output in function.outputs)
@@ -214,7 +214,7 @@ class _Printer:
         return f"output {name_text(output.name)} = {output.value}{updates}{under}"
 
     def body(self, body: tuple[Equation, ...], stage: Stage, placed: bool, indent: str) -> Iterator[str]:
-        """The equations' lines, with a line for the stage wherever it changes."""
+        """Yield the lines of equations, and a line for the stage wherever it changes."""
         for eqn in body:
             if eqn.stage != stage:
                 stage = eqn.stage
@@ -228,7 +228,7 @@ class _Printer:
         start = f"{indent}{self.head(eqn, placed)} "
         for region in eqn.regions:
             yield f"{start}region {name_text(region.name)} {{{self.comment(eqn)}"
-            yield from self.inside(region, eqn.stage, placed, indent + "  ")
+            yield from self.contents(region, eqn.stage, placed, indent + "  ")
             start = f"{indent}}} "
         yield f"{indent}}}"
 
@@ -242,7 +242,7 @@ class _Printer:
         return f"{results} = {' '.join(parts)}{under}{path}{self.at(eqn.span)}"
 
     def under(self, layout: Mapping[str, Axes] | None, implied: Mapping[str, Axes], placed: bool) -> str:
-        """A layout, where it is not the implied one."""
+        """Return the text of a layout; it is empty for the implied one."""
         if layout is None:
             return " layout none" if placed else ""
         split = {dim: axes for dim, axes in layout.items() if axes}
@@ -270,7 +270,7 @@ class _Printer:
         return f"{file}{span.line}:{span.column}-{span.end_line}:{span.end_column}"
 
     def comment(self, eqn: Equation) -> str:
-        """What is sent, and the source line that the equation comes from."""
+        """Return a comment: the bytes that the equation sends, and its source line."""
         facts = []
         if self.mesh and has_trait(eqn, "sends"):
             facts.append(bytes_text(sum(value.type.local_bytes(self.mesh) for value in eqn.operands)))

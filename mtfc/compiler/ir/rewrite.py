@@ -1,4 +1,4 @@
-"""Helpers for passes: substitute values through a function, and fresh names for one."""
+"""Helpers for passes: substitute and rename values in a function, and copy functions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 
 
 def names_of(function: Function) -> Names:
-    """The names taken in a function."""
+    """Return the names that a function uses."""
     return Names(value.name for value in defined_values(function))
 
 
 def defined_values(function: Function) -> Iterable[Value]:
-    """Arguments and results, in order of definition; what regions define has a scope of its own."""
+    """Yield arguments and results in order of definition; values of regions are in scopes of their own."""
     yield from (argument.value for argument in function.arguments)
     for eqn in function.body:
         yield from eqn.results
 
 
 class Substitution:
-    """A map from old values to new ones that grows as a pass walks a body; a value without an entry stays itself.
+    """A map from old values to new ones that grows while a pass walks a body. A value without an entry maps to itself.
 
-    A new value may itself be replaced later: looking up follows the chain.
+    A new value may be replaced later too: a lookup follows the chain.
     """
 
     def __init__(self, entries: Mapping[Value, Value] = {}) -> None:
@@ -43,14 +43,14 @@ class Substitution:
         return tuple(self[value] for value in values)
 
     def equation(self, eqn: Equation) -> Equation:
-        """The equation with operands and results substituted; the same object if none changes. Regions see nothing of either."""
+        """Substitute operands and results; return the same object if none changes. Regions use neither, so they stay."""
         operands, results = self.all(eqn.operands), self.all(eqn.results)
         if operands == eqn.operands and results == eqn.results:
             return eqn
         return attrs.evolve(eqn, operands=operands, results=results)
 
     def function(self, function: Function, body: Iterable[Equation]) -> Function:
-        """The function with `body` (already substituted) and its outputs substituted."""
+        """Return the function with a body that is substituted already, and substitute its outputs."""
         outputs = tuple(
             o if self[o.value] is o.value else attrs.evolve(o, value=self[o.value]) for o in function.outputs
         )
@@ -58,7 +58,7 @@ class Substitution:
 
 
 def fresh_copy(function: Function) -> Function:
-    """The same function over values of its own, regions included, under the same names."""
+    """Return a copy of the function, regions included, with new values under the same names."""
     new = Substitution()
 
     def renewed(value: Value) -> Value:
@@ -74,7 +74,7 @@ def fresh_copy(function: Function) -> Function:
 
 
 def rename_values(function: Function, names: Mapping[Value, str]) -> Function:
-    """The function with some of its equations' results renamed; a name that is taken gets a number."""
+    """Rename some results of a function's equations; a name that is taken gets a number."""
     taken = names_of(function)
     renamed = Substitution(
         {value: attrs.evolve(value, name=taken.fresh(name)) for value, name in names.items()}

@@ -1,7 +1,7 @@
-"""How the types of an equation's results follow from its layout: one rule for every op that computes.
+"""Sharding rules: the types of an equation's results under its layout. One rule serves every op that computes.
 
-Under a layout each operand must be split as the layout says; the result is too, and a reduced dimension that is split leaves a
-reduction pending. A pending sum in an operand passes through where the op is linear. Collectives have rules of their own.
+Each operand must be split as the layout says, and so is the result. A reduced dimension that is split leaves a reduction pending.
+A pending sum in an operand passes through where the op is linear. Collectives have rules of their own.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 
 class PlacementError(Exception):
-    """An equation's operands are not placed as its layout needs them: the compiler made a mistake."""
+    """An equation's operands are not placed as its layout needs them, so the compiler has a bug."""
 
 
 def operand_type(rule: LayoutRule, eqn: Equation, operand: int, pending: Axes = ()) -> TensorType:
-    """The type that operand number `operand` must have under the equation's layout."""
+    """Return the type that operand number `operand` must have under the equation's layout."""
     type = eqn.operands[operand].type
     layout = eqn.layout or {}
     axes = {dim.name: rule.operand_axes(dim.name, layout) for dim in type.dims}
@@ -24,26 +24,52 @@ def operand_type(rule: LayoutRule, eqn: Equation, operand: int, pending: Axes = 
 
 
 def result_types(eqn: Equation, rule: LayoutRule, passed: Axes, mesh: Mesh) -> tuple[TensorType, ...]:
-    """The results' types under the equation's layout when sums over the axes `passed` arrive pending."""
+    """Return the results' types under the equation's layout, if sums over the axes `passed` are pending in operands."""
     layout = eqn.layout or {}
     reduced = [axis for dim in rule.reduced for axis in layout.get(dim.name, ())]
     pending = mesh.ordered((*reduced, *passed))
     return tuple(value.type.split_by(layout, pending, rule.reduction) for value in eqn.results)
 
 
+def operand_types(opdef: OpDef, eqn: Equation) -> tuple[TensorType, ...]:
+    """Return the types that an equation's operands must have for its layout and the types of its results.
+
+    A sum that is pending in the results, and that the equation does not leave pending itself, passes through the first group of
+    linear operands that are all pending. Every other operand must be complete.
+    """
+    rule, layout = opdef.layout_rule(eqn), eqn.layout or {}
+    reduced = {axis for dim in rule.reduced for axis in layout.get(dim.name, ())}
+    pending: dict[int, Axes] = {}
+    for axis in eqn.results[0].type.pending:
+        if axis not in reduced:
+            for i in _passing_group(opdef, eqn, axis):
+                pending[i] = (*pending.get(i, ()), axis)
+    return tuple(operand_type(rule, eqn, i, pending.get(i, ())) for i in range(len(eqn.operands)))
+
+
+def _passing_group(opdef: OpDef, eqn: Equation, axis: str) -> tuple[int, ...]:
+    """Return the first group of linear operands in which a sum over `axis` is pending, or () if there is none."""
+
+    def is_pending(i: int) -> bool:
+        type = eqn.operands[i].type
+        return axis in type.pending and type.reduction == "sum"
+
+    return next((group for group in opdef.linear(eqn) if all(map(is_pending, group))), ())
+
+
 def type_with(eqn: Equation, dim: str) -> TensorType:
-    """The type of a result, or else an operand, that has dimension `dim`: it says how the equation splits it."""
+    """Return the type of a result, or else of an operand, that has dimension `dim`: it shows how the equation splits `dim`."""
     return next(v.type for v in (*eqn.results, *eqn.operands) if dim in v.type.names)
 
 
 def passes(opdef: OpDef, eqn: Equation, axis: str) -> bool:
-    """Whether a sum pending over `axis` in exactly the operands where it is pending passes through."""
+    """Return True if the op is linear in exactly the operands in which a sum over `axis` is pending."""
     pending = tuple(i for i, v in enumerate(eqn.operands) if axis in v.type.pending)
     return pending in opdef.linear(eqn)
 
 
 def place_by_layout(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Check the operands' placement and give the results' types. Raises `PlacementError`."""
+    """Check the operands' placement and return the results' types. Raise `PlacementError`."""
     rule = opdef.layout_rule(eqn)
     passed = mesh.ordered(axis for value in eqn.operands for axis in value.type.pending)
     for axis in passed:

@@ -38,7 +38,7 @@ def update_of(training: Training, parameter: str) -> Function:
     return next(update.function for update in training.updates if parameter in update.parameters)
 
 
-def handed_out(forward: Function, training: Training) -> tuple[str, ...]:
+def returned_outputs(forward: Function, training: Training) -> tuple[str, ...]:
     """Return the names of the outputs of `forward` that the step returns, the loss first."""
     outputs = {output.name for output in forward.outputs}
     return (training.minimize, *(name for name in training.report if name in outputs))

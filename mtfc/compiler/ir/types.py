@@ -1,8 +1,8 @@
 """Dimensions, meshes, layouts, and the type that says where a tensor's data is.
 
-A `TensorType` is the whole truth about one value: its element type, its named dimensions in storage order, for each
-dimension the mesh axes that split it, and the axes over which a reduction is still pending. At the global level nothing is
-split and nothing is pending, so one class serves both levels (Mesh-TensorFlow paper, sections 4 and 5).
+A `TensorType` has everything about the placement of one value: its element type, its named dimensions in storage order, the mesh
+axes that split each, and the axes over which a reduction is pending. At the global level no dimension is split and no reduction
+is pending, so one class serves both levels (Mesh-TensorFlow paper, sections 4 and 5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 DType = Literal["f32", "bf16", "f16", "f64", "i32", "u32", "bool"]
 Reduction = Literal["sum", "max", "min"]
 Axes = tuple[str, ...]
-"""Mesh axes that together split one dimension, most major first."""
+"""Mesh axes that together split one dimension, the most major axis first."""
 
 ITEM_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "u32": 4, "bool": 1}
 FLOATS = frozenset({"f32", "bf16", "f16", "f64"})
@@ -51,18 +51,18 @@ class Mesh:
         return prod(size for _, size in self.axes)
 
     def size(self, axes: Iterable[str]) -> int:
-        """How many processors a group over `axes` holds."""
+        """Return the number of processors in a group over `axes`."""
         sizes = self.sizes
         return prod([sizes[axis] for axis in axes]) if axes else 1
 
     def ordered(self, axes: Iterable[str]) -> Axes:
-        """The given axes in the mesh's own order, each once."""
+        """Return the given axes in the mesh's order, each once."""
         wanted = set(axes)
         return tuple([name for name, _ in self.axes if name in wanted]) if wanted else ()
 
 
 EVERY = "*"
-"""Stands in rules of storage for the dimension of each parameter that can best be split: see `partition/layout_rules.py`."""
+"""In rules of storage, the dimension of each parameter that can best be split: see `passes/partition/layout_rules.py`."""
 
 
 @attrs.frozen
@@ -79,7 +79,7 @@ class Rules:
         return self.by_dim.get(dim, ())
 
     def override(self, other: Rules) -> Rules:
-        """These rules with those of `other` added; where both name a dimension, `other` wins."""
+        """Return these rules and those of `other`; where both name a dimension, `other` wins."""
         return Rules(tuple({**self.by_dim, **other.by_dim}.items()))
 
 
@@ -87,9 +87,9 @@ class Rules:
 class Layout:
     """A computation layout, and the rules of storage that differ from it.
 
-    `params` and `optimizer` override `rules` for how parameters and optimizer state are stored, and may have a rule for
-    `EVERY`; `values` gives single values (by dotted path) rules of their own, in place of `rules`. `blocks` are rules for
-    dimensions that the compiler has added: see `blocks.py`.
+    `params` and `optimizer` override `rules` for the storage of parameters and optimizer state, and may have a rule for `EVERY`.
+    `values` gives single values, by dotted path, rules of their own in place of `rules`. `blocks` are rules for dimensions that
+    the compiler has added: see `passes/spatial/position_blocks.py`.
     """
 
     name: str
@@ -113,8 +113,8 @@ class Layout:
 class TensorType:
     """`dtype[dim{axes}, ...]` and the axes over which a reduction is pending, in mesh order.
 
-    `splits` runs parallel to `dims`: the axes that split each, most major first. A processor's array has the sizes that
-    `local_shape` gives.
+    `splits` runs parallel to `dims`: the axes that split each dimension, most major first. `local_shape` gives the sizes of a
+    processor's array.
     """
 
     dtype: str
@@ -133,7 +133,7 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """Elements of the whole tensor."""
+        """The number of elements of the whole tensor."""
         return prod(dim.size for dim in self.dims)
 
     @property
@@ -148,11 +148,11 @@ class TensorType:
         return self.dims[self.names.index(name)]
 
     def axes_of(self, name: str) -> Axes:
-        """The axes that split dimension `name`."""
+        """Return the axes that split dimension `name`."""
         return self.splits[self.names.index(name)]
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
-        """Sizes of one processor's array."""
+        """Return the sizes of one processor's array."""
         return tuple(
             [
                 d.size // mesh.size(axes) if axes else d.size
@@ -161,24 +161,24 @@ class TensorType:
         )
 
     def local_size(self, mesh: Mesh) -> int:
-        """Elements of one processor's array."""
+        """Return the number of elements of one processor's array."""
         return prod(self.local_shape(mesh))
 
     def local_bytes(self, mesh: Mesh) -> int:
-        """Bytes of one processor's array."""
+        """Return the bytes of one processor's array."""
         return self.local_size(mesh) * ITEM_BYTES[self.dtype]
 
     def varying(self, mesh: Mesh) -> Axes:
-        """The axes along which processors hold different data, in mesh order."""
+        """Return the axes along which processors hold different data, in mesh order."""
         return mesh.ordered((*self.split_axes, *self.pending))
 
     def split_by(self, axes: Mapping[str, Axes], pending: Axes = (), reduction: str = "sum") -> TensorType:
-        """The same tensor split as `axes` says (dims that it does not name stay whole)."""
+        """Return the type of the same tensor split as `axes` says; dims that `axes` does not name are whole."""
         splits = tuple([axes.get(dim.name, ()) for dim in self.dims])
         return TensorType(self.dtype, self.dims, splits, pending, reduction if pending else "sum")
 
     def unsplit(self) -> TensorType:
-        """The tensor's global type."""
+        """Return the tensor's global type."""
         return self if self.is_global else TensorType(self.dtype, self.dims)
 
     def with_dtype(self, dtype: str) -> TensorType:

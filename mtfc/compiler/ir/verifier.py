@@ -1,30 +1,31 @@
-"""What must hold of a program between any two passes.
+"""The invariants of a program between any two passes, and the verifier that checks them.
 
-A pass that breaks one of these has a bug; `verify` names the equation and the source line. The invariants:
+A pass that breaks an invariant has a bug; `verify` names the equation and the source line. The invariants:
 
 Names and scopes
- 1. Functions, and in each function or region arguments, outputs and values, have unique names.
+ 1. Functions have unique names. So have the arguments, outputs and values of each function or region.
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
- 3. A parameter's argument is declared in the program with that global type; what training minimizes is an output of
-    `forward`, a floating-point scalar; what it reports are other outputs, or what `training.py` has.
- 4. An output that updates an argument is the only one that does, and has the argument's type. Training updates a parameter
-    in one way or not at all, by a function as `updates.py` describes it, or `differentiate` has taken the updates into `step`.
+ 3. The program declares the argument of each parameter, with the argument's global type. Training minimizes an output of
+    `forward` that is a floating-point scalar; it reports other outputs, or the built-in reports of `training.py`.
+ 4. An output that updates an argument is the only one that does, and has the argument's type. Training has at most one update
+    for a parameter, whose function is as `training.py` describes it. `differentiate` moves the updates into `step`.
 
 Dimensions and types
- 5. Every dimension is declared in the program, with the size that it has there.
- 6. A type has no dimension twice; a mesh axis splits one of its dimensions, or has a reduction pending, or neither; axes belong
-    to the mesh; split sizes divide evenly; pending axes stand in mesh order.
- 7. The results' global types are what the op's own type rule infers from the operands' global types and the attributes.
- 8. Nothing is pending in an argument or an output, but that a loop may carry and yield pending reductions.
+ 5. The program declares every dimension, with the size that it has there.
+ 6. A type has no dimension twice, and uses a mesh axis at most once: to split a dimension, or for a pending reduction. Its axes
+    belong to the mesh, split sizes divide evenly, and pending axes stand in mesh order.
+ 7. The results' global types are the ones that the op's type rule infers from the operands' global types and the attributes.
+ 8. No reduction is pending in an argument or an output, except in those of a loop's region.
 
-Placement (which of it applies depends on the level, see `LEVELS`)
- 9. Nothing has a layout, or everything has: arguments, equations, outputs.
-10. An equation's layout is injective, divides evenly, and splits only dimensions of its iteration space that the op can compute
-    in parts.
-11. Types are global, or: an argument's or output's type is split as its layout says, and the results' types are what the op's
-    own place rule gives for the operands' types.
-12. Only ops legal at the level occur. The only equations with regions are loops, as `loops.py` describes them. `training`
-    occurs in `forward` alone, and before anything has a layout: `bind-training` leaves none.
+Placement (`LEVELS` says which of these apply at a level)
+ 9. Either no argument, equation or output has a layout, or each has one.
+10. An equation's layout uses a mesh axis once, divides evenly, and splits only dimensions of its iteration space that the op can
+    compute in parts.
+11. Types are global; or the type of an argument or output is split as its layout says, and the types of results are the ones that
+    the op's place rule gives for the operands' types. At level `placed` operands and outputs do not have to fit: the place rule
+    is asked with the operand types that the equation needs (`sharding_rules.operand_types`), and outputs have any placement.
+12. Only ops that are legal at the level occur. The only equations with regions are loops, as `loops.py` describes them.
+    `training` occurs only in `forward`, and only before layouts are assigned: `bind-training` leaves none.
 """
 
 from __future__ import annotations
@@ -40,23 +41,25 @@ from mtfc.compiler.ir.loops import LOOP, loop_error
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.sharding_rules import PlacementError
+from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types
 from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 
-Level = Literal["global", "assigned", "resharded", "lowered"]
+Level = Literal["global", "assigned", "placed", "resharded", "lowered"]
 
 
 @attrs.frozen
 class LevelRule:
-    """The forms that a level allows.
+    """The forms of a program that a level allows.
 
-    layouts: everything has a layout. placed: types say where data is. moves: what changes placements, if anything may.
+    layouts: arguments, equations and outputs have layouts. placed: types say where data is. moves: the ops that may change
+    placements, if any. fitting: operands and outputs have the placements that their uses need.
     """
 
     layouts: bool
     placed: bool
     moves: Literal["reshards", "collectives"] | None
+    fitting: bool = True
 
     def allows(self, eqn: Equation) -> bool:
         if not has_trait(eqn, "placement"):
@@ -67,13 +70,14 @@ class LevelRule:
 LEVELS: Mapping[Level, LevelRule] = {
     "global": LevelRule(layouts=False, placed=False, moves=None),
     "assigned": LevelRule(layouts=True, placed=False, moves=None),
+    "placed": LevelRule(layouts=True, placed=True, moves=None, fitting=False),
     "resharded": LevelRule(layouts=True, placed=True, moves="reshards"),
     "lowered": LevelRule(layouts=True, placed=True, moves="collectives"),
 }
 
 
 class VerifyError(Exception):
-    """An invariant does not hold: where, and which."""
+    """An invariant does not hold: `reason` says which, `where` and `span` say where."""
 
     def __init__(self, reason: str, where: str, span: Span | None = None) -> None:
         super().__init__(f"{reason}\n  in {where}" + (f"\n  from {span}" if span else ""))
@@ -81,12 +85,12 @@ class VerifyError(Exception):
 
 
 def verify(program: Program, level: Level) -> None:
-    """Check every invariant once. Raises `VerifyError`."""
+    """Check every invariant once. Raise `VerifyError`."""
     Verifier().check(program, level)
 
 
 class Verifier:
-    """Checks the programs of one compilation. An equation that it has found sound, and any just like it, is not checked again."""
+    """Checks the programs of one compilation. It remembers sound equations, and checks neither them nor equal ones again."""
 
     def __init__(self) -> None:
         self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
@@ -94,7 +98,7 @@ class Verifier:
         self._alike: dict[Level, set[tuple[object, ...]]] = {}
 
     def check(self, program: Program, level: Level) -> None:
-        """Check every invariant. Raises `VerifyError`."""
+        """Check every invariant. Raise `VerifyError`."""
         if self._context != (program.dims, program.mesh):
             self._context, self._seen, self._alike = (program.dims, program.mesh), {}, {}
         if LEVELS[level].placed and program.mesh is None:
@@ -109,7 +113,7 @@ class Verifier:
             self._check_updates(program, program.training)
 
     def _check_updates(self, program: Program, training: Training) -> None:
-        """They are global at every level, as only `differentiate` reads them."""
+        """Check the functions of updates, which are global at every level because only `differentiate` reads them."""
         wrong = updates_error(training, program) or report_error(training, program)
         if wrong is not None:
             raise VerifyError(wrong, f"program {program.name}")
@@ -151,7 +155,7 @@ def _check_minimized(program: Program, name: str) -> None:
 
 
 def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> str | None:
-    """What is wrong with a type by itself (invariants 5 and 6), or None."""
+    """Return the first mistake in a type by itself (invariants 5 and 6), or None."""
     axes = (*type.split_axes, *type.pending)
     sizes = mesh.sizes if mesh else {}
     if type.dtype not in ITEM_BYTES:
@@ -177,7 +181,7 @@ def type_error(type: TensorType, dims: Mapping[str, Dim], mesh: Mesh | None) -> 
 
 
 def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], rule: LayoutRule, mesh: Mesh) -> str | None:
-    """What is wrong with an equation's layout (invariant 10), or None."""
+    """Return the first mistake in an equation's layout (invariant 10), or None."""
     sizes = {dim.name: dim.size for dim in dims}
     used = [axis for axes in layout.values() for axis in axes]
     for name, axes in layout.items():
@@ -193,7 +197,7 @@ def layout_error(layout: Mapping[str, Axes], dims: Iterable[Dim], rule: LayoutRu
 
 
 class _Equations:
-    """Checks equations by themselves, out of any scope."""
+    """Checks equations by themselves, without regard to scopes."""
 
     def __init__(
         self,
@@ -206,10 +210,10 @@ class _Equations:
         self.seen, self.alike = seen, alike
 
     def check(self, eqn: Equation) -> None:
-        """Raises `VerifyError` unless the equation is sound or is like one that is."""
+        """Raise `VerifyError` unless the equation, or an equal one, is sound."""
         if eqn in self.seen:
             return
-        key = _likeness(eqn)
+        key = _signature(eqn)
         if key not in self.alike or eqn.regions:
             reason = self.error(eqn)
             if reason is not None:
@@ -218,7 +222,7 @@ class _Equations:
         self.seen.add(eqn)
 
     def error(self, eqn: Equation) -> str | None:
-        """The first invariant of an equation that does not hold, or None."""
+        """Return the first mistake in an equation, or None."""
         if eqn.op not in OPS and eqn.op != LOOP:
             return f"unknown op {eqn.op}"
         if not self.rule.allows(eqn):
@@ -230,7 +234,7 @@ class _Equations:
             if wrong:
                 return f"{value} is {value.type}: {wrong}"
         if eqn.op == LOOP or eqn.regions:
-            return self.attrs_error(eqn) or loop_error(eqn)
+            return self.attrs_error(eqn) or loop_error(eqn, self.rule.fitting)
         opdef = OPS[eqn.op]
         return self.attrs_error(eqn) or _infer_error(opdef, eqn) or self.place_error(opdef, eqn)
 
@@ -256,11 +260,15 @@ class _Equations:
             wrong = layout_error(eqn.layout, space, rule, self.mesh)
             if wrong:
                 return wrong
-        return _placement_error(opdef, eqn, self.mesh) if self.rule.placed and self.mesh else None
+        if not self.rule.placed or not self.mesh:
+            return None
+        return _placement_error(
+            opdef, eqn if self.rule.fitting else _with_fitting_operands(opdef, eqn), self.mesh
+        )
 
 
-def _likeness(eqn: Equation) -> tuple[object, ...]:
-    """All that an equation's soundness depends on."""
+def _signature(eqn: Equation) -> tuple[object, ...]:
+    """Return everything that the soundness of an equation depends on."""
     return (
         eqn.op,
         tuple([value.type for value in eqn.operands]),
@@ -271,7 +279,7 @@ def _likeness(eqn: Equation) -> tuple[object, ...]:
 
 
 def _dims_in(value: Any) -> list[Dim]:
-    """The dimensions in an attribute."""
+    """Return the dimensions in an attribute."""
     if isinstance(value, tuple):
         return [dim for item in value for dim in _dims_in(item)]
     return [value] if isinstance(value, Dim) else []
@@ -291,6 +299,14 @@ def _infer_error(opdef: OpDef, eqn: Equation) -> str | None:
         None
         if inferred == found
         else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
+    )
+
+
+def _with_fitting_operands(opdef: OpDef, eqn: Equation) -> Equation:
+    """Return the equation with operands of the types that it needs."""
+    types = operand_types(opdef, eqn)
+    return attrs.evolve(
+        eqn, operands=tuple(Value(v.name, t) for v, t in zip(eqn.operands, types, strict=True))
     )
 
 
@@ -338,7 +354,7 @@ class _FunctionCheck:
         return VerifyError(reason, equation_text(eqn), eqn.span) if eqn else VerifyError(reason, self.where)
 
     def define(self, value: Value, eqn: Equation | None = None) -> None:
-        """A value that `eqn` (or, without one, the function as an argument) defines comes into scope."""
+        """Bring a value into scope that `eqn` defines, or the function as an argument if there is no `eqn`."""
         if value in self.visible:
             raise self.wrong(f"{value} is defined twice", eqn)
         if value.name in self.names:
@@ -350,7 +366,7 @@ class _FunctionCheck:
         for eqn in body:
             self.used(eqn.operands, eqn)
             if has_trait(eqn, "training") and not self.may_ask:
-                raise self.wrong("`training` occurs in `forward` alone", eqn)
+                raise self.wrong("`training` occurs only in `forward`", eqn)
             self.equations.check(eqn)
             for region in eqn.regions:
                 _FunctionCheck(self.program, region, self.rule, self.equations, self.where).run()
@@ -363,7 +379,7 @@ class _FunctionCheck:
             raise self.wrong(f"{value} is not defined before its use", eqn)
 
     def end(self, node: Argument | Output, where: str, pending: bool) -> None:
-        """What holds of arguments and outputs alike: invariants 6, 8, 9 and 11; `pending` says whether anything may be."""
+        """Check what arguments and outputs have in common: invariants 6, 8, 9 and 11. Reductions may be pending if `pending`."""
         if node in self.equations.seen:
             return
         type, layout = node.value.type, node.layout
@@ -371,7 +387,7 @@ class _FunctionCheck:
         if wrong:
             raise VerifyError(f"{node.value} is {type}: {wrong}", where)
         if type.pending and not pending:
-            raise VerifyError(f"{node.value} is {type}: nothing may be pending there", where)
+            raise VerifyError(f"{node.value} is {type}: no reduction may be pending there", where)
         if (layout is not None) != self.rule.layouts:
             raise VerifyError("it has no layout" if layout is None else "it has a layout", where)
         placed = (
@@ -379,7 +395,7 @@ class _FunctionCheck:
             if self.rule.placed
             else type.unsplit()
         )
-        if type != placed:
+        if type != placed and (self.rule.fitting or isinstance(node, Argument)):
             raise VerifyError(f"{node.value} is {type}, and its layout makes it {placed}", where)
         self.equations.seen.add(node)
 
@@ -395,6 +411,9 @@ class _FunctionCheck:
         where = f"output {output.name} of {self.where}"
         if output.value not in self.visible:
             raise VerifyError(f"{output.value} is not defined", where)
-        self.end(output, where, self.is_region)
-        if output.updates is not None and self.arguments.get(output.updates) != output.value.type:
+        self.end(output, where, self.is_region or not self.rule.fitting)
+        updated, found = self.arguments.get(output.updates or ""), output.value.type
+        if not self.rule.fitting:
+            updated, found = updated and updated.unsplit(), found.unsplit()
+        if output.updates is not None and updated != found:
             raise VerifyError(f"it is {output.value.type} and updates {output.updates}", where)

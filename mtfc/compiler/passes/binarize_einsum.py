@@ -21,7 +21,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims
 from mtfc.compiler.ir.rewrite import names_of
@@ -173,7 +173,7 @@ def binarized(function: Function, cost: Cost, most: int) -> Function:
     body: list[Equation] = []
     for eqn in function.body:
         if is_simple(eqn) or len(eqn.operands) > most:
-            body.append(within(eqn, lambda region: binarized(region, cost, most)))
+            body.append(map_regions(eqn, lambda region: binarized(region, cost, most)))
             continue
         builder = Builder(names, eqn.span, eqn.stage)
         value = _contract(builder, eqn, cost)

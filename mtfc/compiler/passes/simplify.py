@@ -16,7 +16,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.rewrite import Substitution, names_of
@@ -380,7 +380,7 @@ def simplified(function: Function, named: set[str]) -> Function:
     work = list(reversed(function.body))
     done: list[Equation] = []
     while work:
-        eqn = within(new.equation(work.pop()), lambda region: simplified(region, named))
+        eqn = map_regions(new.equation(work.pop()), lambda region: simplified(region, named))
         build.span, build.stage = eqn.span, eqn.stage
         value = _rewrite(context, eqn, named)
         if value is None:

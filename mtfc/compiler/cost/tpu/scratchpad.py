@@ -29,7 +29,7 @@ from mtfc.compiler.cost.memory import memory_on
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.tpu.tiling import is_dot, is_sum
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import is_loop
+from mtfc.compiler.ir.loops import is_loop_body
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh
 
@@ -43,7 +43,7 @@ def kernels_of(function: Function, mesh: Mesh, device: Device, is_placed: bool =
     is_placed: whether it is known what is sent. If not, nothing is sure to be rounded.
     """
     own = device.own
-    has_loops = is_loop(function) or any(eqn.regions for eqn in function.body)
+    has_loops = is_loop_body(function) or any(eqn.regions for eqn in function.body)
     if own is None or has_loops or whole(memory_on(function, mesh, device).total) > own.bytes:
         return Memory(function, mesh, device)
     return Resident(function, mesh, device, own, is_placed)

@@ -1,4 +1,4 @@
-"""The registry of ops: a table from name to record, one file per family; and `has_trait`, the question that replaces tests of names."""
+"""The registry of ops: a table from name to record, one file per family. `has_trait` replaces tests of an op's name."""
 
 from __future__ import annotations
 

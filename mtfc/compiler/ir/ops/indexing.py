@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
     Attrs,
-    BlockBuilder,
+    BlockRewriter,
     Code,
     LayoutRule,
     OpBuilder,
@@ -210,7 +210,7 @@ def _top_k_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Valu
     return (b("scatter_add", updates, indices, dim=e.attrs["dim"], dims=x.dims),)
 
 
-def _distribute_top_k(b: BlockBuilder, eqn: Equation) -> tuple[Value, Value] | None:
+def _distribute_top_k(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value] | None:
     """Take the k best of the shards' k best. Among equals, elements of earlier shards come first: their indices are lower."""
     build, split, k = b.build, b.split(eqn, _dim(eqn.attrs)), _k(eqn.attrs)
     if split is None or k.size >= split.inner.size:

@@ -12,7 +12,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import NeededRange, needed_range, shift_elements, take_range
 from mtfc.compiler.ir.opdef import (
     Attrs,
-    BlockBuilder,
+    BlockRewriter,
     Code,
     LayoutRule,
     OpBuilder,
@@ -83,7 +83,7 @@ def _slice_text(code: Code) -> str:
     return f"{code.args[0]}[..., {cut.start}:{cut.stop}{step}{', :' * (-axis - 1)}]"
 
 
-def _distribute_slice(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_slice(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Each block takes the elements that it needs, from other blocks too."""
     source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
     needed = needed_range(b, eqn, source, target, _int(eqn.attrs, "start"), _int(eqn.attrs, "stride"))
@@ -92,7 +92,7 @@ def _distribute_slice(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
     return (_sliced(b, eqn.operands[0], needed, target, _int(eqn.attrs, "stride")),)
 
 
-def _sliced(b: BlockBuilder, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
+def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride: int) -> Value:
     x, part = take_range(b, x, needed)
     if stride > 1:
         whole, part = part, b.part(target, target.size // needed.split.blocks.size)
@@ -100,7 +100,7 @@ def _sliced(b: BlockBuilder, x: Value, needed: NeededRange, target: Dim, stride:
     return b.merged(x, needed.split.blocks, part, target)
 
 
-def _distribute_pad(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice."""
     source, target = _dim(eqn.attrs, "source"), _dim(eqn.attrs, "target")
     before, stride = _int(eqn.attrs, "before"), _int(eqn.attrs, "stride")
@@ -179,7 +179,7 @@ def _shift_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(single=frozenset({_dim(eqn.attrs, "dim").name}))
 
 
-def _distribute_shift(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_shift(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Each block sends the elements that leave it to the blocks where they arrive."""
     dim, by, wrap = _dim(eqn.attrs, "dim"), _int(eqn.attrs, "by"), bool(eqn.attrs["wrap"])
     split = b.split(eqn, dim)

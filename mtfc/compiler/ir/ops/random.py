@@ -1,7 +1,7 @@
 """Random tensors, and `step_number`, which makes every step draw other numbers.
 
-The number drawn for an element depends only on the call's name (the attribute `stream`), the operands (the number of the step, and
-the iterations of the loops around the call), and the element's global index. So every layout and both backends draw the same
+The number drawn for an element depends only on the call's name (the attribute `stream`), the operands (the number of the step,
+and the iterations of the loops around the call), and the element's global index. So every layout and both backends draw the same
 numbers: see `common/random_numbers.py`. Numbers are drawn in f32. A processor with a part of a split dimension draws from the
 index of the part's first element on.
 """
@@ -60,7 +60,7 @@ def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Te
 
 
 def _drawing(code: Code, module: str, draw: str) -> str:
-    """Return the call that draws. A processor with a part of the tensor also passes the whole shape and the part's first indices."""
+    """Return the call that draws. For a part of a tensor it also has the whole shape and the part's first indices."""
     type = code.eqn.result.type
     key = ", ".join(["0", f'"{code.eqn.attrs["stream"]}"', *code.args])
     arguments = f"random_key({key}), {code.sizes}"

@@ -1,8 +1,8 @@
 """Reductions, whose attribute `over` names the dimensions reduced away (Mesh-TensorFlow paper, section 6); and `cumsum`.
 
-Each processor reduces its shard of a split dimension; a reduction over the dimension's axes stays pending. No collective completes
-`prod` and `cumsum`: the shards' products, or sums, are gathered. `argmax` takes two reductions: the largest element, then the lowest
-index at which it stands. So does `is_argmax`.
+Each processor reduces its shard of a split dimension; a reduction over the dimension's axes stays pending. No collective
+completes `prod` and `cumsum`: the shards' products, or sums, are gathered. `argmax` takes two reductions: the largest element,
+then the lowest index at which it stands. So does `is_argmax`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
     Attrs,
-    BlockBuilder,
+    BlockRewriter,
     Code,
     Distribute,
     Gradient,
@@ -182,7 +182,7 @@ def _prod_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value
     return (b("mask", alone, b("mul", g[0], b("div", product, filled))),)
 
 
-def _distribute_prod(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_prod(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Multiply the shards' products."""
     splits = [split for dim in over(eqn) if (split := b.split(eqn, dim))]
     if not splits:
@@ -204,7 +204,7 @@ def _argmax(shard: Shard, x: Any) -> Any:
     return shard.np.argmax(x, axis=_positions(shard)[0]).astype(shard.np.int32)
 
 
-def _distribute_argmax(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Take the lowest index of the shards' largest elements that are the largest of all, or not a number."""
     build, (dim,) = b.build, over(eqn)
     split = b.split(eqn, dim)
@@ -260,8 +260,8 @@ def _is_argmax_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(index={dim.name: None for dim in over(eqn)}, whole=frozenset(d.name for d in over(eqn)))
 
 
-def _distribute_is_argmax(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
-    """Mark one dimension after the other. Along a split one, mark the first shard with the largest element, and the first there."""
+def _distribute_is_argmax(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
+    """Mark one dimension after the other. Along a split one, mark the first place in the first shard with the largest element."""
     build, gone, x = b.build, over(eqn), eqn.operands[0]
     if not any(b.split(eqn, dim) for dim in gone):
         return None
@@ -303,7 +303,7 @@ IS_ARGMAX = OpDef(
     numpy=_is_argmax_text,
     jax=_is_argmax_text,
     jax_differentiated=None,
-    doc="True where an element is the largest one over dimensions, the first among equals in the order in which `over` names them.",
+    doc="True at the largest element over dimensions: the first among equals, in the order in which `over` names dimensions.",
 )
 
 
@@ -337,7 +337,7 @@ def _cumsum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Val
     )
 
 
-def _distribute_cumsum(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_cumsum(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Add the total of the shards before to the sums within each shard. Sum 16-bit numbers in 32 bits."""
     build, split = b.build, b.split(eqn, _dim(eqn.attrs))
     if split is None:

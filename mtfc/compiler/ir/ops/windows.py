@@ -16,7 +16,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import NeededRange, needed_range, take_range
 from mtfc.compiler.ir.opdef import (
     Attrs,
-    BlockBuilder,
+    BlockRewriter,
     Bridge,
     Code,
     LayoutRule,
@@ -196,7 +196,7 @@ def _fold_text(code: Code) -> str:
     return f"fold({code.args[0]}, {axes}, {g.source.size}, {numbers})"
 
 
-def _chain(b: BlockBuilder, eqn: Equation) -> list[Equation]:
+def _chain(b: BlockRewriter, eqn: Equation) -> list[Equation]:
     """Return the chain of equations of the same op that ends with `eqn`, each along dimensions of its own.
 
     All halos, which include padding, are made before any windows. A `window` whose dimension is not split pads later, when it
@@ -228,13 +228,13 @@ def _makes(eqn: Equation) -> set[Dim]:
     return {g.out, g.kernel} if eqn.op == "window" else {g.source}
 
 
-def _needed(b: BlockBuilder, eqn: Equation) -> NeededRange | None:
+def _needed(b: BlockRewriter, eqn: Equation) -> NeededRange | None:
     g = geometry(eqn.attrs)
     return needed_range(b, eqn, g.source, g.out, -g.before, g.stride, g.extent)
 
 
-def _windows(b: BlockBuilder, chain: Sequence[Equation], x: Value, fill: float | None = None) -> Value:
-    """Make all windows of `x`: first the halos along every dimension, so that no window is sent, then the windows of each block."""
+def _windows(b: BlockRewriter, chain: Sequence[Equation], x: Value, fill: float | None = None) -> Value:
+    """Make all windows of `x`. Halos come first, along every dimension, so that elements are sent and not windows."""
     found: list[tuple[Geometry, Any, NeededRange | None]] = []
     for eqn in chain:
         g = geometry(eqn.attrs)
@@ -252,18 +252,18 @@ def _windows(b: BlockBuilder, chain: Sequence[Equation], x: Value, fill: float |
     return x
 
 
-def _distribute_window(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_window(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     chain = _chain(b, eqn)
     return (_windows(b, chain, chain[0].operands[0]),) if _needed(b, eqn) else None
 
 
-def _distribute_fold(b: BlockBuilder, eqn: Equation) -> tuple[Value] | None:
+def _distribute_fold(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """The transpose of windows: sums beyond a block's ends go to the neighbouring blocks, which add them."""
     chain = _chain(b, eqn)
     if not any(_needed(b, each) for each in chain):
         return None
 
-    def windows(b: BlockBuilder, x: Value) -> Value:
+    def windows(b: BlockRewriter, x: Value) -> Value:
         return _windows(b, chain[::-1], x, fill=0)
 
     return (b.transposed(windows, eqn.result.type, chain[0].operands[0]),)

@@ -24,7 +24,7 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
-from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, handed_out, update_of, updated
+from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, returned_outputs, update_of, updated
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.passes.autodiff.backward import backward
@@ -143,7 +143,7 @@ def _whole_batch(forward: Function, training: Training) -> Differentiated:
     parameters = _trained(forward, training)
     gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
     values = {output.name: output.value for output in forward.outputs}
-    outputs = {name: values[name] for name in handed_out(forward, training)}
+    outputs = {name: values[name] for name in returned_outputs(forward, training)}
     return Differentiated(builder, forward.arguments, outputs, gradients)
 
 
@@ -161,7 +161,7 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
         seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
         return backward(inner, body.body, {loss: seed}, _trained(body, training))
 
-    names = handed_out(forward, training)
+    names = returned_outputs(forward, training)
     totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]

@@ -29,7 +29,7 @@ from typing import ClassVar, get_args
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
-from mtfc.compiler.ir.loops import is_loop, pairs, within
+from mtfc.compiler.ir.loops import is_loop_body, map_regions, pairs
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, gathered_dims
 from mtfc.compiler.ir.types import Axes, Mesh
@@ -61,10 +61,10 @@ def combined(
 
     def with_combined_region(eqn: Equation) -> Equation:
         inner = frozenset(a.value for v, a in pairs(eqn) if v in known) if eqn.regions else frozenset()
-        return within(eqn, lambda region: combined(region, mesh, max_bytes, inner))
+        return map_regions(eqn, lambda region: combined(region, mesh, max_bytes, inner))
 
     body = [with_combined_region(eqn) for eqn in function.body]
-    if not is_loop(function):
+    if not is_loop_body(function):
         known.update(output.value for output in function.outputs if output.updates)
     inside = attrs.evolve(function, body=tuple(Gathers(mesh, max_bytes, known).run(body)))
     return attrs.evolve(function, body=tuple(Combiner(mesh, max_bytes).run(inside)))

@@ -14,8 +14,9 @@ import attrs
 from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import SHIFT_SHARDS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
@@ -50,7 +51,9 @@ def _between_processors(eqn: Equation) -> Equation:
     dim = eqn.attrs["dim"]
     assert isinstance(dim, Dim)
     axes = eqn.result.type.axes_of(dim.name)
-    return attrs.evolve(eqn, op="shift_shards", attrs={**eqn.attrs, "axes": axes}, layout={}) if axes else eqn
+    return (
+        attrs.evolve(eqn, op=SHIFT_SHARDS.name, attrs={**eqn.attrs, "axes": axes}, layout={}) if axes else eqn
+    )
 
 
 def lowered(function: Function, mesh: Mesh) -> Function:
@@ -62,5 +65,5 @@ def lowered(function: Function, mesh: Mesh) -> Function:
         elif has_trait(eqn, "shift"):
             body.append(_between_processors(eqn))
         else:
-            body.append(within(eqn, lambda region: lowered(region, mesh)))
+            body.append(map_regions(eqn, lambda region: lowered(region, mesh)))
     return attrs.evolve(function, body=tuple(body))

@@ -19,7 +19,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import within
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
@@ -60,7 +60,7 @@ class SpatialPartitioner:
         defined = {value: eqn for eqn in function.body for value in eqn.results}
         body: list[Equation] = []
         for eqn in function.body:
-            body += self._equations(within(eqn, self.function), names, defined)
+            body += self._equations(map_regions(eqn, self.function), names, defined)
         return attrs.evolve(function, body=tuple(body))
 
     def _equations(self, eqn: Equation, names: Names, defined: Mapping[Value, Equation]) -> list[Equation]:

@@ -1,9 +1,9 @@
 """The working material of `distribute` rules: a dimension that the layout splits, cut into the two dimensions [blocks, inner].
 
-`blocks` has one element for each shard, and is split over the same mesh axes. `inner` holds the elements of a shard, and is whole.
-A tensor that is cut that way stays where it is, so the reshapes there and back send nothing. A rule then writes the op in terms
-of other ops, as for one processor. The layout applies to them as to the rest of the program: an op along `inner` is local, and
-an op along `blocks` lets shards communicate.
+`blocks` has one element for each shard, and is split over the same mesh axes. `inner` holds the elements of a shard, and is
+whole. A tensor that is cut that way stays where it is, so the reshapes there and back send nothing. A rule then writes the op in
+terms of other ops, as for one processor. The layout applies to them as to the rest of the program: an op along `inner` is local,
+and an op along `blocks` lets shards communicate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.opdef import BlockBuilder, Split
+from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import backward
 
@@ -41,7 +41,7 @@ class NewDims:
 
 @attrs.frozen
 class PositionBlocks:
-    """The `BlockBuilder` of one equation.
+    """The `BlockRewriter` of one equation.
 
     build: makes equations.
     axes: (equation, dimension) -> the mesh axes over which the layout splits the dimension there; none if it cannot be split.
@@ -89,7 +89,9 @@ class PositionBlocks:
         x = self.build.ordered(x, [*dims[:place], blocks, *dims[place:]])
         return self.build("reshape", x, dims=(*dims[:place], into, *dims[place + 1 :]))
 
-    def transposed(self, linear: Callable[[BlockBuilder, Value], Value], type: TensorType, y: Value) -> Value:
+    def transposed(
+        self, linear: Callable[[BlockRewriter, Value], Value], type: TensorType, y: Value
+    ) -> Value:
         """Apply the transpose of a linear map of tensors of `type` to `y`. The map's equations that use no tensor are kept."""
         x, build = Value("x", type), Builder(self.build.names, self.build.span, self.build.stage)
         result = linear(attrs.evolve(self, build=build), x)

@@ -1,1 +1,1 @@
-"""Mesh-TensorFlow's layouts: one map from dimensions to mesh axes for the whole program. `search.py` finds the best of them."""
+"""The best global layout (Mesh-TensorFlow): one map from dimensions to mesh axes for the whole program."""

@@ -1,15 +1,14 @@
 """The best global layout: branch and bound over meshes, and dimension by dimension over layouts.
 
 Partial layouts wait in a queue by their bounds, as blocks of rows that are worked on together. The block with the smallest bound
-is taken: its rows get one more dimension, or, if they have all, the best of them is compiled and priced. What is priced is so
-exactly what the compiler makes; once no bound is below the best price, that is proven to be the best. Bounds are tested, not
-proven: where a price turns out to be below its own, nothing is proven.
+is taken. Its rows get one more dimension; or, if they have all, the best row is compiled and priced. Once no bound is below the best
+price, the best layout is proven optimal. Bounds are tested, not proven: if a price is below its own bound, nothing is proven.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from time import monotonic
 
@@ -17,6 +16,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import lie_as_one
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
@@ -30,30 +30,203 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.global_layouts.bound import Bound
-from mtfc.compiler.search.global_layouts.branching import NEVER, Block, Branching
-from mtfc.compiler.search.global_layouts.layout_space import Rows, space_of
-from mtfc.compiler.search.global_layouts.step_parts import Step
+from mtfc.compiler.search.global_layouts.collective_tables import Seconds
+from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
+from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound
+from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, layout_of, space_of
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 
 PROVING, DESCENDING = 0.5, 0.2
-"""Which part of the time branching has before good layouts are looked for otherwise, and which part that has."""
+"""The part of the time for branching before a descent to good layouts, and the part for the descent."""
 
 COMPILED = 6
-"""How many layouts are compiled at the end of each descent."""
+"""Layouts that are compiled at the end of each descent."""
 
 DIVING = 0.2
-"""Where no layout is known, in which part of the time one is dived for."""
+"""The part of the time to dive for a layout where none is known."""
 
 ROUNDING = 1e-9
-"""By which part a bound may be too large."""
+"""The relative error of a bound."""
+
+
+MANY = 1 << 8
+"""Rows whose full bounds take little longer than that of one row. Fewer rows wait until there are more, or all is decided."""
+
+BEAM = 1 << 6
+"""Partial layouts that a dive follows at once."""
+
+NEVER = 1e9
+"""Seconds that no step takes."""
+
+
+@attrs.frozen(eq=False)
+class PartialLayouts:
+    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend.
+
+    is_full: True if all columns are decided and bounds are as large as they get.
+    """
+
+    on: Branching
+    depth: int
+    rows: Rows
+    bounds: Seconds
+    is_full: bool = False
+
+    def where(self, kept: Booleans | Integers | slice) -> PartialLayouts:
+        """Return some of the rows."""
+        return attrs.evolve(self, rows=self.rows[kept], bounds=self.bounds[kept])
+
+
+@attrs.frozen(eq=False)
+class Branching:
+    """A mesh, its bound, and the order in which columns are decided: those of the heaviest work first, storage last.
+
+    joints: axes that could be one with the next axis, on a mesh that is searched too.
+    """
+
+    bound: LayoutBound
+    order: tuple[int, ...]
+    joints: tuple[int, ...]
+    objective: Objective
+
+    @classmethod
+    def on(cls, bound: LayoutBound, any_shape: bool, objective: Objective) -> Branching:
+        """Return the branching of a mesh. any_shape: meshes of the same devices with fewer axes are searched too."""
+        columns = range(len(bound.space.columns))
+        heavy = dict.fromkeys([*(i for each, _ in bound.heavy for i in sorted(each)), *columns])
+        pairs = range(len(bound.mesh.axes) - 1) if any_shape else ()
+        joints = tuple(first for first in pairs if lie_as_one(bound.mesh, bound.hardware, first))
+        order = [i for i in heavy if i not in bound.space.storing]
+        for i in (i for i in heavy if i in bound.space.storing):
+            base = bound.space.columns[i].base
+            order += [each for each in (base, i) if each is not None and each not in order]
+        return cls(bound, tuple(order), joints, objective)
+
+    @property
+    def axes(self) -> int:
+        """The number of axes of the mesh."""
+        return len(self.bound.mesh.axes)
+
+    @property
+    def storage(self) -> int:
+        """The depth from which on storage is decided."""
+        return len(self.order) - len(self.bound.space.storing)
+
+    def start(self) -> PartialLayouts:
+        rows = np.zeros((1, len(self.order)), np.uint8)
+        known = self.bound.known(rows, frozenset())
+        is_time = self.objective != "memory"
+        return PartialLayouts(self, 0, rows, self.bound.flops(known) if is_time else self.bound.memory(known))
+
+    def children(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
+        """Return the rows with one more column decided that may fit and be below the limit, as far as is known `until` then."""
+        column, before = self.order[block.depth], frozenset(self.order[: block.depth])
+        rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
+        child = attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
+        if child.depth == len(self.order):
+            child = child.where(_is_new(rows, self.joints))
+        for bound in self._bounds(child, until):
+            if not len(child.rows) or monotonic() > until:
+                break
+            found = bound(self.bound.known(child.rows, before | {column}))
+            child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
+            child = child.where(child.bounds < limit)
+        return child
+
+    def parts(self, block: PartialLayouts) -> Iterator[PartialLayouts]:
+        """Cut a block into blocks of few rows; whole rows of one block have the same facts."""
+        groups = np.zeros(len(block.rows), np.int64)
+        if block.depth == len(self.order):
+            groups = self.bound.alike(MaskRange(block.rows, block.rows))
+        for group in np.unique(groups):
+            part = block.where(groups == group)
+            yield from (part.where(slice(i, i + BLOCK)) for i in range(0, len(part.rows), BLOCK))
+
+    def full(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
+        """Return the whole rows below the limit, with full bounds as far as these are found `until` then, in their order."""
+        bounds = block.bounds
+        if self.objective != "memory":
+            bounds = np.maximum(bounds, self.bound.seconds(MaskRange(block.rows, block.rows), until=until))
+        found = attrs.evolve(block, bounds=bounds, is_full=True).where(np.argsort(bounds, kind="stable"))
+        return found.where(found.bounds < limit)
+
+    def _bounds(self, block: PartialLayouts, until: float) -> Iterator[Callable[[MaskRange], Seconds]]:
+        """Yield bounds that may rule rows out, the cheapest first."""
+        if self.objective == "memory":
+            yield self.bound.memory
+            return
+        yield self.bound.flops
+        yield self._too_large
+        if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
+            is_open = block.depth <= self.storage < len(self.order)
+            yield lambda known: self.bound.sure_seconds(known, is_open, until)
+            if block.depth < len(self.order):
+                yield lambda known: self._seconds(known, block.depth, is_open, until)
+
+    def _seconds(self, known: MaskRange, depth: int, is_open: bool, until: float) -> Seconds:
+        """Return full bounds if there are many rows, or where storage begins; whole rows wait for theirs."""
+        is_due = len(known.low) >= MANY or depth == self.storage
+        return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
+
+    def _too_large(self, known: MaskRange) -> Seconds:
+        return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
+
+    def row(self, rules: Rules) -> Rows:
+        """Return the row of some rules, without storage. No other dimension is split, but those that must be."""
+        space, mesh = self.bound.space, self.bound.mesh
+        row = np.zeros(len(self.order), np.uint8)
+        for column, each in enumerate(space.columns):
+            mask = sum(1 << mesh.names.index(axis) for axis in rules.get(each.dim.name))
+            masks = space.masks(column, mesh)
+            row[column] = row[each.base] if each.base is not None else mask if mask in masks else min(masks)
+        return row
+
+    def dive(self, until: float) -> PartialLayouts:
+        """Return whole rows that may fit, the best first, by a beam search over columns that ends `until` then."""
+        block = self.start()
+        while block.depth < len(self.order) and monotonic() < until:
+            block = self.children(block, np.inf, until)
+            block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
+        return self.full(block, np.inf, until) if block.depth == len(self.order) else block
+
+    def neighbours(self, row: Rows) -> Rows:
+        """Return the row, and all rows that split one dimension otherwise; storage follows the computation."""
+        space, columns = self.bound.space, frozenset(range(len(row)))
+        changed = [
+            space.extended(row[None], column, columns - {column}, self.bound.mesh)[0]
+            for column in columns - space.storing
+        ]
+        rows = np.unique(np.concatenate([row[None], *changed]), axis=0)
+        for column in sorted(space.storing):
+            rows[:, column] = rows[:, space.columns[column].base]
+        return rows
+
+    def scores(self, rows: Rows, until: float) -> Seconds:
+        """Return bounds; for rows that cannot fit more than any bound, in proportion to the memory; of use only before `until`."""
+        known = MaskRange(rows, rows)
+        lacking = self.bound.memory(known) / self.bound.hardware.device.memory
+        return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known, until=until))
+
+    def least_memory(self, row: Rows) -> float:
+        """Return the bound on the memory of a layout."""
+        return float(self.bound.memory(MaskRange(row[None], row[None]))[0])
+
+    def layout(self, row: Rows) -> Layout:
+        return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
+
+
+def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
+    """Return False for rows in which two axes that could be one split the same dimensions: a mesh with one axis has them, too."""
+    apart = [((rows >> i ^ rows >> (i + 1)) & 1).any(axis=1) for i in joints]
+    return np.logical_and.reduce(apart) if apart else np.ones(len(rows), np.bool_)
 
 
 @attrs.define
-class Search:
-    """One search. room: bytes of memory that a processor has. until: when to stop, a time of `time.monotonic`.
+class BranchAndBound:
+    """One search. room: bytes of memory of a processor. until: the end, a time of `time.monotonic`.
 
-    working_on: a block that is being replaced in the queue by others. waiting: meshes that no block in the queue is of yet, those
-    of the fewest axes last. refuted: a layout whose price is below its bound.
+    working_on: a block that is being replaced in the queue by others. waiting: meshes without a block in the queue yet, those of
+    the fewest axes last. refuted: a layout whose price is below its bound.
     """
 
     pricing: Pricing
@@ -64,15 +237,15 @@ class Search:
     best: tuple[Price, Mesh, Layout] | None = None
     least_memory: int | None = None
     evaluated: int = 0
-    queue: list[tuple[float, int, int, int, Block]] = attrs.field(factory=list)
-    working_on: Block | None = None
+    queue: list[tuple[float, int, int, int, PartialLayouts]] = attrs.field(factory=list)
+    working_on: PartialLayouts | None = None
     waiting: list[Branching] = attrs.field(factory=list)
     is_interrupted: bool = False
     refuted: Layout | None = None
     order: Iterator[int] = attrs.field(factory=count)
 
     def try_row(self, on: Branching, row: Rows, bound: float) -> None:
-        """Try a layout out that was said to cost no less than `bound`."""
+        """Price a layout whose bound is `bound`."""
         mesh, layout = on.bound.mesh, on.layout(row)
         price = self.try_out(mesh, layout)
         claims = ((bound, value_of(price, self.objective)), (on.least_memory(row), price.memory))
@@ -80,7 +253,7 @@ class Search:
             self.refuted = layout
 
     def try_out(self, mesh: Mesh, layout: Layout) -> Price:
-        """Compile a layout and keep it if it is the best so far."""
+        """Compile a layout, and keep it if it is the best so far."""
         price = self.pricing(mesh, layout)
         self.evaluated += 1
         self.least_memory = min(price.memory, self.least_memory or price.memory)
@@ -91,19 +264,19 @@ class Search:
 
     @property
     def limit(self) -> float:
-        """What is to be beaten."""
+        """The cost of the best layout so far."""
         return value_of(self.best[0], self.objective) if self.best else float("inf")
 
     @property
     def bound(self) -> float:
-        """What no layout is below that was not priced yet."""
+        """A lower bound on the cost of all layouts that were not priced yet."""
         waiting = [block for *_, block in self.queue[:1]]
         blocks = [*waiting, self.working_on] if self.working_on else waiting
         least = min((float(block.bounds[0]) for block in blocks), default=float("inf"))
         return least * (1 - ROUNDING)
 
     def run(self, branchings: Sequence[Branching], known: Iterable[tuple[Mesh, Layout]]) -> None:
-        """Until the best is proven, time is up, or `KeyboardInterrupt`."""
+        """Search until the best layout is proven, time is up, or `KeyboardInterrupt`."""
         self.waiting = sorted(branchings, key=lambda on: -on.axes)
         try:
             for mesh, layout in known:
@@ -115,8 +288,9 @@ class Search:
                 self._push(on.start())
 
     def _run(self, branchings: Sequence[Branching]) -> None:
-        """Meshes of few axes first, whose layouts leave less of the others to be looked at; and where there is no proof in a part
-        of the time, good layouts before that goes on.
+        """Branch on meshes of few axes first; their layouts rule out many of the others.
+
+        If that proves nothing in a part of the time, descend to good layouts before branching goes on.
         """
         started, seconds = monotonic(), self.until - monotonic()
         if self.best is None:
@@ -144,21 +318,22 @@ class Search:
             self.working_on = None
 
     def _dive(self, on: Branching, until: float) -> None:
-        """To the layout that seems best of those on a mesh that seem to fit."""
+        """Price the layout that seems best on a mesh among those that seem to fit."""
         block = on.dive(until)
         if len(block.rows) and block.depth == len(on.order):
             self.try_row(on, block.rows[0], float(block.bounds[0]))
 
     def _split_nothing(self, on: Branching) -> None:
-        """For want of time to find anything: nothing split but what must be."""
+        """Price the layout that splits only what must be split: there was no time to find another."""
         self.try_row(on, on.row(Rules()), 0.0)
 
     def _has_best(self, on: Branching) -> bool:
         return self.best is not None and self.best[1] == on.bound.mesh
 
     def _descend(self, on: Branching, until: float) -> None:
-        """From the best layout, where it is on this mesh, or nothing split, but what must be, to one whose bound no change of one
-        dimension improves; it and the next best are compiled.
+        """Change one dimension at a time until no change improves the bound, and compile the last layout and the next best.
+
+        The descent starts at the best layout if that is on this mesh, and else where only that is split which must be.
         """
         row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []
@@ -174,8 +349,8 @@ class Search:
             if score < self.limit and monotonic() < until:
                 self.try_row(on, row, score if score < NEVER else 0.0)
 
-    def _work_out(self, block: Block) -> None:
-        """One more column; or, where all are decided, full bounds; or, where these are known, the first row."""
+    def _work_out(self, block: PartialLayouts) -> None:
+        """Decide one more column of a block; or find full bounds; or, where these are known, price the first row."""
         if block.depth < len(block.on.order):
             children = block.on.children(block, self.limit, self.until)
             for part in block.on.parts(children.where(np.argsort(children.bounds, kind="stable"))):
@@ -186,7 +361,7 @@ class Search:
             self.try_row(block.on, block.rows[0], float(block.bounds[0]))
             self._push(block.where(slice(1, None)))
 
-    def _push(self, block: Block) -> None:
+    def _push(self, block: PartialLayouts) -> None:
         if len(block.rows):
             entry = (float(block.bounds[0]), -block.depth, block.on.axes, next(self.order), block)
             heapq.heappush(self.queue, entry)
@@ -213,17 +388,16 @@ def search(
     fixed: Rules = Rules(),  # noqa: B008
     storage: bool = False,
 ) -> Found:
-    """The layout under which `step`, an undistributed program with the model's pass `forward`, takes least time or memory.
+    """Return the layout under which `step`, the undistributed function of the model `forward`, takes least time or memory.
 
-    `meshes` is one, or all shapes of one number of devices, those of fewer axes first. `known`
-    layouts are tried first, so that nothing worse is found. Rules that are `fixed` every layout has. With `storage` it is also
-    searched how parameters and the optimizer's state are stored. Raises `NothingFits`. `KeyboardInterrupt` ends it with what is
-    known then, and is raised where that is nothing.
+    meshes: one, or all shapes of one number of devices, those of fewer axes first. known: layouts that are tried first, so that
+    nothing worse is found. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are stored,
+    too. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
     """
-    space, parts = space_of(forward, fixed, storage), Step.of(step, hardware.device)
+    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device)
     room = hardware.device.memory if objective != "memory" else float("inf")
-    searching = Search(pricing, objective, room, until, progress)
-    bounds = (Bound(space, parts, mesh, hardware, objective == "overlap") for mesh in meshes)
+    searching = BranchAndBound(pricing, objective, room, until, progress)
+    bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
     searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)
     if searching.best is None and searching.is_interrupted:
         raise KeyboardInterrupt

@@ -1,12 +1,12 @@
 """The space of global layouts: every shape of the mesh, and every legal map from dimensions to its axes.
 
-A layout is legal if no axis splits two dimensions of one tensor and all sizes divide (Mesh-TensorFlow paper, section 5). In one
-axis's eyes a layout is a set of dimensions of which no two lie in one tensor, so a map is written as one set of axes for each
-dimension, a bit mask. Several axes split a dimension in the mesh's order, the outer ones first. What loops run along stays whole.
+A layout is legal if no axis splits two dimensions of one tensor and all sizes divide (Mesh-TensorFlow paper, section 5). A layout
+is written as a row of bit masks: the set of axes for each dimension. Several axes split a dimension in the order of the mesh, the
+outer ones first. Dimensions that loops run along stay whole.
 
-How parameters and the optimizer's state are stored are maps of their own, a column for each dimension that parameters have:
-parameters are split as the computation splits them, and state as parameters are, over no fewer axes. Each axis that is added is
-added to one dimension.
+Parameters and the optimizer's state may be stored under further rules, with a column for each dimension of a parameter. Parameters
+are stored over at least the axes that split them in the computation, and state over at least the axes of parameters. Each axis that
+storage adds is added to one dimension.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from mtfc.compiler.analysis.dimension_names import OPTIMIZER, PARAMS
 from mtfc.compiler.ir.core import Function, Value, walk
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
-from mtfc.compiler.search.global_layouts.dimension_names import OPTIMIZER, PARAMS
 
 AXES = ("x", "y", "z", "u", "v", "w")
 """Names of mesh axes by default, the outermost first."""
@@ -34,14 +34,14 @@ Columns: TypeAlias = frozenset[int]
 Integers: TypeAlias = NDArray[np.int64]
 
 Rows: TypeAlias = NDArray[np.uint8]
-"""Layouts: [layout, column] is the set of axes that a dimension is split over."""
+"""Layouts: [layout, column] is the set of axes that split a dimension."""
 
 
 @attrs.frozen
-class Column:
+class LayoutColumn:
     """A dimension under one set of rules: `name` is `d`, `params.d` or `optimizer.d`.
 
-    base: the column whose axes it has at least. beside: those of the same rules that some tensor has beside it.
+    base: the column whose axes it has at least. beside: columns of the same rules that share a tensor with it.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Column:
 
 
 @attrs.frozen(slots=False)
-class Space:
-    """The columns; those of the computation come first, those of the state last. fixed: rules that are not to be chosen."""
+class LayoutSpace:
+    """The columns: those of the computation first, those of the state last. fixed: rules that every layout has."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[LayoutColumn, ...]
     fixed: Rules
 
     @cached_property
     def number(self) -> dict[str, int]:
-        """Columns by name; where storage is not searched, a stored dimension is split as the computation splits it."""
+        """Columns by name. Where storage is not searched, a stored dimension has the column of the computation."""
         own = {column.name: i for i, column in enumerate(self.columns)}
         plain = [(name, i) for name, i in own.items() if self.columns[i].base is None]
         params = {f"{PARAMS}{name}": own.get(f"{PARAMS}{name}", i) for name, i in plain}
@@ -75,7 +75,7 @@ class Space:
         return frozenset(i for i, column in enumerate(self.columns) if column.base is not None)
 
     def masks(self, column: int, mesh: Mesh) -> list[int]:
-        """The sets of axes that a column can have, or be given besides its base's; axes of size 1 split nothing."""
+        """Return the sets of axes that a column may have, or add to those of its base; axes of size 1 split nothing."""
         dim = self.columns[column].dim
         if dim.name in self.fixed.by_dim and column not in self.storing:
             return [sum(1 << mesh.names.index(axis) for axis in self.fixed.get(dim.name))]
@@ -84,7 +84,7 @@ class Space:
         return [mask for mask in sets if dim.size % degree(mask, mesh) == 0]
 
     def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
-        """Each row with each set of axes that the column can have beside those that are decided; and which row each was."""
+        """Return each row with each set of axes that the column may have beside decided columns, and the numbers of the old rows."""
         base, beside = self.columns[column].base, self.columns[column].beside
         taken = union(rows, beside & decided)
         start = np.zeros(len(rows), np.uint8)
@@ -103,7 +103,7 @@ class Space:
         return np.concatenate(found), np.concatenate(origins)
 
     def bounds(self, rows: Rows, decided: Columns, mesh: Mesh) -> tuple[Rows, Rows]:
-        """Of each row, the sets of axes that columns have at least and at most, of which only some are decided."""
+        """Return the sets of axes that columns have at least and at most in each row, of which some columns are decided."""
         low, high = rows.copy(), rows.copy()
         for i in (i for i in range(len(self.columns)) if i not in decided):
             base, beside = self.columns[i].base, self.columns[i].beside
@@ -114,7 +114,7 @@ class Space:
         return low, high
 
     def _added(self, rows: Rows, column: int, decided: Columns) -> Rows:
-        """The axes that decided columns of the same rules have been given besides their bases'."""
+        """Return the axes that decided columns of the same rules add to those of their bases."""
         kind = self.columns[column].name.partition(".")[0]
         added = np.zeros(len(rows), np.uint8)
         for i in decided & self.storing:
@@ -125,13 +125,13 @@ class Space:
 
 
 def union(rows: Rows, columns: Columns) -> Rows:
-    """The axes in any of the columns, for each row."""
+    """Return the axes in any of the columns, for each row."""
     found: Rows = np.bitwise_or.reduce(rows[:, sorted(columns)], axis=1)
     return found
 
 
-def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -> Space:  # noqa: B008
-    """The layouts of a model's forward pass; its gradients have no tensors of other dimensions. `storage`: its columns too."""
+def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -> LayoutSpace:  # noqa: B008
+    """Return the space of a model's forward pass; gradients have no other dimensions. storage: add the columns of storage."""
     tensors = {frozenset(value.type.dims) for value in values_of(forward)}
     looped = looped_dims(forward)
     found = {dim for tensor in tensors for dim in tensor if dim.size > 1 and dim not in looped}
@@ -142,23 +142,23 @@ def space_of(forward: Function, fixed: Rules = Rules(), storage: bool = False) -
         for kind in (PARAMS, OPTIMIZER):
             bases = {column.dim: i for i, column in enumerate(columns)}
             columns += _columns(kind, stored, parameters, bases, len(columns))
-    return Space(tuple(columns), fixed)
+    return LayoutSpace(tuple(columns), fixed)
 
 
 def _columns(
     kind: str, dims: list[Dim], tensors: Iterable[frozenset[Dim]], bases: dict[Dim, int], first: int
-) -> Iterator[Column]:
-    """A column for each dimension, numbered from `first` on; each later one of a dimension is the base of the next."""
+) -> Iterator[LayoutColumn]:
+    """Yield a column for each dimension, numbered from `first` on. bases: the column below each, by dimension."""
     number = {dim: first + i for i, dim in enumerate(dims)}
     for dim in dims:
         together = {other for tensor in tensors if dim in tensor for other in tensor if other in number}
-        yield Column(
+        yield LayoutColumn(
             f"{kind}{dim.name}", dim, bases.get(dim), frozenset(number[each] for each in together - {dim})
         )
 
 
 def values_of(function: Function) -> Iterator[Value]:
-    """All values of a function, those in loops too."""
+    """Yield all values of a function, also those in loops."""
     yield from (argument.value for argument in function.arguments)
     for eqn in walk(function.body):
         yield from eqn.results
@@ -166,7 +166,7 @@ def values_of(function: Function) -> Iterator[Value]:
 
 
 def degree(mask: int, mesh: Mesh) -> int:
-    """The processors along a set of axes."""
+    """Return the number of processors along a set of axes."""
     return prod(size for i, (_, size) in enumerate(mesh.axes) if mask >> i & 1)
 
 
@@ -181,7 +181,7 @@ def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterato
 
 
 def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
-    """Of one processor, one axis of size one is the only mesh."""
+    """Yield ordered factorizations; of one processor, the only mesh has one axis of size one."""
     if number == 1:
         yield (product,)
         return
@@ -190,7 +190,7 @@ def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
 
 
 def _divisors(number: int) -> list[int]:
-    """All but 1 and the number itself, ascending."""
+    """Return the divisors but for 1 and the number itself, in ascending order."""
     small = [each for each in range(2, isqrt(number) + 1) if number % each == 0]
     return sorted({*small, *(number // each for each in small)})
 
@@ -199,8 +199,8 @@ def axes_of(mask: int, mesh: Mesh) -> Axes:
     return tuple(name for i, name in enumerate(mesh.names) if mask >> i & 1)
 
 
-def layout_of(space: Space, masks: list[int], mesh: Mesh) -> Layout:
-    """The layout of a row. What storage adds to a dimension are its innermost axes."""
+def layout_of(space: LayoutSpace, masks: list[int], mesh: Mesh) -> Layout:
+    """Return the layout of a row. The axes that storage adds to a dimension are its innermost."""
     sections: dict[str, list[tuple[str, Axes]]] = {"": [], PARAMS: [], OPTIMIZER: []}
     for column, mask in zip(space.columns, masks, strict=True):
         kind = column.name.removesuffix(column.dim.name)
@@ -210,7 +210,7 @@ def layout_of(space: Space, masks: list[int], mesh: Mesh) -> Layout:
     return Layout("found", rules, params, optimizer)
 
 
-def _axes(space: Space, column: Column, mask: int, masks: list[int], mesh: Mesh) -> Axes:
+def _axes(space: LayoutSpace, column: LayoutColumn, mask: int, masks: list[int], mesh: Mesh) -> Axes:
     if column.base is None:
         return axes_of(mask, mesh)
     before = masks[column.base]

@@ -1,0 +1,122 @@
+"""Terms for costs that hold as lower bounds under every layout of a program.
+
+An undistributed program says how large each amount is in all and which named dimensions it has; a layout splits dimensions over
+mesh axes. Under every layout a processor has at least its shard of an amount: the amount over the number of processors along all
+axes that split one of its dimensions. An effect states its bound as a term of such shards, and a search evaluates the term for
+many layouts together (`search/global_layouts/layout_bound.py`). Where a dimension is not decided yet, shards are taken to be as
+small as any choice makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import attrs
+
+from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, IsCommon, Pairs
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.opdef import BlockRewriter
+from mtfc.compiler.ir.types import Axes, Dim
+
+
+@attrs.frozen(cache_hash=True)
+class Shard:
+    """An amount that is split over `dims`, and over each pair of `alike` if both of its dimensions are split alike."""
+
+    amount: float
+    dims: Dims = frozenset()
+    alike: Pairs = frozenset()
+
+
+@attrs.frozen(cache_hash=True)
+class Least:
+    """The smallest of several terms; 0 of none."""
+
+    terms: tuple[Term, ...]
+
+
+@attrs.frozen(cache_hash=True)
+class Most:
+    """The largest of several terms; 0 of none."""
+
+    terms: tuple[Term, ...]
+
+
+@attrs.frozen(cache_hash=True)
+class Total:
+    """The sum of several terms, `times` over."""
+
+    terms: tuple[Term, ...]
+    times: float = 1.0
+
+
+@attrs.frozen(cache_hash=True)
+class Unless:
+    """A term that counts only where no pair of dimensions may be split alike."""
+
+    term: Term
+    pairs: Pairs
+
+
+@attrs.frozen(cache_hash=True)
+class Unmoved:
+    """A term that counts only where an array is surely used as it is stored.
+
+    names: each dimension of the array as it is called in storage and where it is used. The rules of the one must not split it
+    further than the rules of the other. beside: dimensions of the equation that uses the array. No axis may be able to split two
+    of them, as one would have to give the axis up.
+    """
+
+    term: Term
+    names: tuple[tuple[str, str], ...]
+    beside: Dims
+
+
+Term = Shard | Least | Most | Total | Unless | Unmoved
+
+
+class MakeBlocks(Protocol):
+    """Makes what the `distribute` rule of an op partitions an equation with, for a number of shards."""
+
+    def __call__(
+        self,
+        build: Builder,
+        axes: Callable[[Equation, Dim], Axes],
+        shards: int,
+        defined: Callable[[Value], Equation | None],
+    ) -> BlockRewriter: ...
+
+
+@attrs.frozen
+class CommonProgram:
+    """An undistributed function on a device, and which of its equations all layouts in question have.
+
+    replaced: equations that some layout replaces by others, with the dimensions that are split then; None for dots of several
+    operands, which every layout replaces. new_blocks: begins the new dimensions of one function.
+    """
+
+    function: Function
+    names: DimensionNames
+    device: Device
+    is_common: IsCommon
+    replaced: Mapping[Equation, Dims | None]
+    new_blocks: Callable[[], MakeBlocks]
+
+
+@attrs.frozen
+class WholeArray:
+    """An array of `bytes` in all, which may be split over `dims`; `trips` times in a step."""
+
+    bytes: int
+    dims: Dims
+    trips: int = 1
+
+    @classmethod
+    def of(cls, value: Value, names: DimensionNames, trips: int = 1) -> WholeArray:
+        return cls(value.type.local_bytes(SINGLE), names.names[value], trips)
+
+    def part(self, share: float) -> WholeArray:
+        return attrs.evolve(self, bytes=int(self.bytes * share))

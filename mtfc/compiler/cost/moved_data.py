@@ -1,0 +1,233 @@
+"""Data that is made in one placement and used in another: the exact seconds, and the facts that bound them under every layout.
+
+An equation that reduces a dimension runs in the layout of the rules. Every other equation may follow its uses or its operands. So
+somewhere between two equations that reduce, the data must change its placement. An axis that splits the first result, and nothing
+that the second equation reads, is gathered. An axis that splits another dimension there is at least exchanged. Either happens at
+the size that the data has somewhere on the way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+from mtfc.compiler.analysis.dimension_names import (
+    OPTIMIZER,
+    PARAMS,
+    SINGLE,
+    DimensionNames,
+    Dims,
+    IsCommon,
+    Pairs,
+    after,
+    bridge_of,
+    called,
+    rule_of,
+)
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.lower_bounds import CommonProgram
+from mtfc.compiler.cost.serial_time import communication_of
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
+from mtfc.compiler.ir.types import Mesh
+
+Names = tuple[tuple[str, str | None, Pairs], ...]
+
+Carriers = tuple[tuple[int, Dims, Pairs], ...]
+
+
+@attrs.frozen
+class DataMovement:
+    """The effect of bringing data from the layout of one equation to that of another, in seconds."""
+
+    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
+        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("data movement"))
+
+    def bound(self, program: CommonProgram) -> tuple[MovedData, ...]:
+        return tuple(moved_data(program.function, program.names, program.is_common))
+
+
+@attrs.frozen
+class Gate:
+    """An equation on the way of data, which reads the data split as the equation or its uses are. bytes: the fewest before it.
+
+    carriers: for each dimension of the operand that may stay split, its size, the names under which it may be split, and the pairs
+    that must be split alike. dims: all dimensions that may split a value before the gate.
+    """
+
+    bytes: int
+    dims: Dims
+    carriers: Carriers
+
+
+@attrs.frozen
+class DataPath:
+    """A path of data to an equation that reduces, or to a loop: the values on it, and the fewest bytes on it.
+
+    names: for each dimension of the first value, its name at the end and the pairs that must be split alike. The name is None if
+    the dimension is whole at the end or on the way. dims: all dimensions that may split a value on the path. gates: the last one is
+    the end.
+    """
+
+    names: Names
+    values: tuple[Value, ...]
+    bytes: int
+    dims: Dims
+    gates: tuple[Gate, ...]
+
+
+@attrs.frozen
+class MovedData:
+    """Data of the dimensions `own`, made by an equation of the dimensions `beside`, and its paths; `trips` times."""
+
+    own: Dims
+    beside: tuple[str, ...]
+    paths: tuple[DataPath, ...]
+    trips: int
+
+
+Uses = Mapping[Value, list[Equation]]
+
+
+def moved_data(
+    function: Function, names: DimensionNames, is_common: IsCommon, trips: int = 1
+) -> Iterator[MovedData]:
+    """Yield the data of a function and of the loops in it. Carries stay where the rules put them, too."""
+    uses: dict[Value, list[Equation]] = defaultdict(list)
+    for eqn in function.body:
+        if eqn.regions:
+            yield from moved_data(region_of(eqn), names, is_common, trips * dim_of(eqn).size)
+        for value in dict.fromkeys(eqn.operands):
+            uses[value].append(eqn)
+    carried = frozenset(a.value.name for a in function.arguments if a.role == "carried")
+    ends = frozenset(output.value for output in function.outputs if output.updates in carried)
+    outputs = frozenset(output.value for output in function.outputs)
+    finder = _PathFinder(names, is_common, uses, outputs, ends, trips)
+    yield from (move for a in function.arguments if a.value.name in carried for move in finder.moves(a.value))
+    for eqn in function.body:
+        if eqn.regions:
+            results = zip(eqn.results, region_of(eqn).outputs, strict=True)
+            yield from (move for value, out in results if out.updates for move in finder.moves(value))
+        elif finder.counts(eqn) and _stays(eqn):
+            reduced = (dim.name for dim in rule_of(eqn).reduced)
+            yield from finder.moves(eqn.results[0], reduced)
+
+
+def _stays(eqn: Equation) -> bool:
+    return bool(rule_of(eqn).reduced)
+
+
+def _carries(eqn: Equation, value: Value) -> bool:
+    """Return True if a loop carries a value, or reads it whole."""
+    return bool(eqn.regions) and any(v is value and a.role != "sliced" for v, a in pairs(eqn))
+
+
+def _is_gate(eqn: Equation) -> bool:
+    """Return True if an equation needs some dimension whole."""
+    return None in rule_of(eqn).index.values()
+
+
+def _names(eqn: Equation, names: Names) -> Names:
+    """Return the names of dimensions after an equation."""
+    found = ((old, alike, after(eqn, new) if new else (None, frozenset())) for old, new, alike in names)
+    return tuple((old, new, alike | further) for old, alike, (new, further) in found)
+
+
+def _bytes_after(eqn: Equation, path: _Path) -> int:
+    """Return the fewest bytes of a path that goes on through an equation. If that is replaced, only the share that it reads passes."""
+    bridge = bridge_of(eqn)
+    least = min(path.bytes, eqn.results[0].type.local_bytes(SINGLE))
+    return int(least * bridge.share) if bridge else least
+
+
+@attrs.frozen
+class _Path:
+    """The path from the first value to some value, as in `DataPath`."""
+
+    values: tuple[Value, ...]
+    names: Names
+    bytes: int
+    gates: tuple[Gate, ...] = ()
+
+
+@attrs.frozen
+class _PathFinder:
+    """Finds the paths in a function, or in a loop's region whose updated carries are `ends`."""
+
+    names: DimensionNames
+    is_common: IsCommon
+    uses: Uses
+    outputs: frozenset[Value]
+    ends: frozenset[Value]
+    trips: int
+    later: dict[tuple[Equation, str], Dims] = attrs.field(factory=dict)
+
+    def counts(self, eqn: Equation) -> bool:
+        return not eqn.regions and eqn.stage != "update" and self.is_common(eqn)
+
+    def moves(self, source: Value, reduced: Iterable[str] = ()) -> Iterator[MovedData]:
+        """Yield the data of a value, unless the value keeps all of its names."""
+        own, paths = self.names.own[source], {path.names: path for path in self.paths(source)}
+        changing = [path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)]
+        if changing:
+            yield MovedData(own, (*sorted(own), *reduced), tuple(changing), self.trips)
+
+    def paths(self, source: Value) -> Iterator[DataPath]:
+        """Yield a shortest path to each equation that reduces, and to each loop."""
+        start: Names = tuple((name, name, frozenset()) for name in source.type.names)
+        reached = {source: _Path((source,), start, source.type.local_bytes(SINGLE))}
+        for value in (waiting := [source]):
+            if value in self.ends or any(_carries(eqn, value) for eqn in self.uses.get(value, ())):
+                yield self._carried(value, reached[value])
+            for eqn in filter(self.counts, self.uses.get(value, ())):
+                path, names = reached[value], _names(eqn, reached[value].names)
+                if _stays(eqn):
+                    gates = (*path.gates, self._gate(eqn, value, path))
+                    yield DataPath(names, path.values, path.bytes, self._dims(path), gates)
+                elif len(eqn.results) == 1 and eqn.results[0] not in reached:
+                    gates = (*path.gates, self._gate(eqn, value, path)) if _is_gate(eqn) else path.gates
+                    values = (*path.values, eqn.results[0])
+                    reached[eqn.results[0]] = _Path(values, names, _bytes_after(eqn, path), gates)
+                    waiting.append(eqn.results[0])
+
+    def _carried(self, value: Value, path: _Path) -> DataPath:
+        carriers = tuple(
+            (dim.size, frozenset((dim.name,)), frozenset[tuple[str, str]]()) for dim in value.type.dims
+        )
+        gate = Gate(path.bytes, self._dims(path), carriers)
+        return DataPath(path.names, path.values, path.bytes, gate.dims, (*path.gates, gate))
+
+    def _dims(self, path: _Path) -> Dims:
+        return frozenset[str]().union(*(self.names.names[value] for value in path.values))
+
+    def _gate(self, eqn: Equation, operand: Value, path: _Path) -> Gate:
+        index = [(dim.size, *after(eqn, dim.name)) for dim in operand.type.dims]
+        carriers = tuple((size, self._later_names(eqn, name), alike) for size, name, alike in index if name)
+        bridge = bridge_of(eqn)
+        return Gate(int(path.bytes * (bridge.share if bridge else 1)), self._dims(path), carriers)
+
+    def _later_names(self, eqn: Equation, name: str) -> Dims:
+        """Return the names of a dimension of an equation's iteration space there, and wherever its results are used."""
+        if (eqn, name) not in self.later:
+            self.later[eqn, name] = self._find_later_names(eqn, name)
+        return self.later[eqn, name]
+
+    def _find_later_names(self, eqn: Equation, name: str) -> Dims:
+        found: set[str] = set()
+        met = {(eqn, name)}
+        for each, here in (waiting := [(eqn, name)]):
+            found.add(called(each, here))
+            if each.regions or _stays(each):
+                continue
+            if not self.outputs.isdisjoint(each.results):
+                found |= {f"{PARAMS}{here}", f"{OPTIMIZER}{here}"}
+            for user in (user for value in each.results for user in self.uses.get(value, ())):
+                further = here if user.regions else after(user, here)[0]
+                if further is not None and (user, further) not in met:
+                    met.add((user, further))
+                    waiting.append((user, further))
+        return frozenset(found)

@@ -1,0 +1,276 @@
+"""Completing pending sums: the exact seconds in a placed function, and the facts that bound them under every layout.
+
+A dot whose summed dimension is split leaves a pending sum. The sum must be completed before an equation that is not linear, or
+that is split over the same axes itself. So it is completed somewhere along a `SumRoute` through linear equations, at the size that
+it has there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import count
+
+import attrs
+
+from mtfc.compiler.analysis.dimension_names import (
+    DimensionNames,
+    Dims,
+    IsCommon,
+    bridge_of,
+    called,
+    iteration,
+    own_dims,
+    rule_of,
+)
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
+from mtfc.compiler.cost.serial_time import communication_of
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
+from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
+
+
+@attrs.frozen
+class PendingSums:
+    """The effect of completing pending sums, in seconds."""
+
+    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
+        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("pending sums"))
+
+    def bound(self, program: CommonProgram) -> tuple[SumRoute, ...]:
+        return sum_routes(program.function, program.names, program.is_common)
+
+
+@attrs.frozen
+class SumStop:
+    """A value in which a sum can be completed; its dimensions are `own`, and `array.dims` with further names.
+
+    made: dimensions of `own` that surely split the value, as its equation does not need them whole. crossed: dimensions of the
+    linear equation that leads here from the stop before. moved: names that this equation, or the end of the route, has for
+    dimensions of the value before. readers: equations of the same function that read the completed value. counts: False if another
+    stop is never worse.
+    """
+
+    value: Value
+    array: WholeArray
+    own: Dims
+    made: Dims
+    crossed: Dims
+    moved: Dims
+    readers: tuple[Equation, ...]
+    counts: bool = True
+
+
+@attrs.frozen
+class SumRoute:
+    """The stops from an equation that sums over `reduced` to a use that needs the sum; `moved` of that use as for a stop.
+
+    item_bytes: the fewest bytes of an element on the route.
+    """
+
+    reduced: Dims
+    stops: tuple[SumStop, ...]
+    moved: Dims
+    item_bytes: int
+
+
+def sum_routes(function: Function, names: DimensionNames, is_common: IsCommon) -> tuple[SumRoute, ...]:
+    """Return a route for each pending sum that some use needs complete."""
+    graph = _SumGraph(names, is_common)
+    graph.function(function)
+    return tuple(graph.routes())
+
+
+def without_useless_stops(routes: Sequence[SumRoute], longer: Container[Value]) -> tuple[SumRoute, ...]:
+    """Return the routes without useless stops.
+
+    A stop is useless if all sums that reach it come from one earlier stop, where completing them costs no more. longer: values in
+    which completing a sum makes kernels longer.
+    """
+    cheaper: dict[Value, set[Value]] = {}
+    for route in routes:
+        plain: dict[object, set[Value]] = defaultdict(set)
+        for stop in route.stops:
+            array = stop.array
+            before = plain[stop.own, stop.made, array]
+            cheaper[stop.value] = cheaper.get(stop.value, before) & before
+            if stop.value not in longer:
+                before.add(stop.value)
+    needless = {value for value, others in cheaper.items() if others}
+    return tuple(_thinned(route, needless) for route in routes)
+
+
+def _thinned(route: SumRoute, needless: Container[Value]) -> SumRoute:
+    """Drop useless stops, but for those that cross dimensions for the first time."""
+    kept: list[SumStop] = []
+    for stop in route.stops:
+        counts = stop.value not in needless
+        if counts or not any(stop.crossed <= b.crossed and stop.moved <= b.moved for b in kept):
+            kept.append(attrs.evolve(stop, counts=counts))
+    return attrs.evolve(route, stops=tuple(kept))
+
+
+@attrs.frozen
+class _LinearUse:
+    """A linear use of a value: its result, its equation, and dimensions as in `SumStop`."""
+
+    to: Value
+    by: Equation | None = None
+    crossed: Dims = frozenset()
+    moved: Dims = frozenset()
+
+
+@attrs.frozen
+class _SumGraph:
+    """The linear uses through which sums pass.
+
+    whole: dimensions that a value is made whole along. needed: values that some use needs complete, with `moved` of the use.
+    needing: the equations among these uses. sources: equations that leave sums, the summed dimensions, and whether linear uses may
+    pass the sums on.
+    """
+
+    names: DimensionNames
+    is_common: IsCommon
+    arrays: dict[Value, WholeArray] = attrs.field(factory=dict)
+    whole: dict[Value, Dims] = attrs.field(factory=dict)
+    ways: dict[Value, list[_LinearUse]] = attrs.field(factory=lambda: defaultdict(list))
+    needed: dict[Value, Dims] = attrs.field(factory=dict)
+    needing: dict[Value, list[Equation]] = attrs.field(factory=lambda: defaultdict(list))
+    sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
+
+    def function(self, function: Function) -> None:
+        self._body(function, 1)
+        for output in function.outputs:
+            stored = self.names.stored.get(output.updates or "", frozenset())
+            self._needs(output.value, stored - self._made(output.value) | self._unmade(output.value))
+
+    def _body(self, function: Function, trips: int) -> None:
+        values = [a.value for a in function.arguments] + [v for eqn in function.body for v in eqn.results]
+        self.arrays.update({value: WholeArray.of(value, self.names, trips) for value in values})
+        for eqn in function.body:
+            if eqn.regions:
+                self._loop(eqn, trips)
+            elif self.is_common(eqn):
+                self._equation(eqn)
+
+    def _equation(self, eqn: Equation) -> None:
+        rule = rule_of(eqn)
+        others = (self.names.names[each] - self.names.own[each] for each in eqn.results)
+        further = frozenset[str]().union(*(() if rule.reduced else others))
+        linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
+        for i, value in enumerate(eqn.operands):
+            moved = (iteration(eqn, rule, value) | further) - self._made(value)
+            if i in linear:
+                self.ways[value].append(_LinearUse(eqn.result, eqn, own_dims(eqn, rule), moved))
+            else:
+                self._needs(value, moved)
+                self.needing[value].append(eqn)
+            self._bridge(eqn, value)
+        self.whole[eqn.results[0]] = frozenset(called(eqn, name) for name in rule.whole)
+        if rule.reduced:
+            reduced = frozenset(called(eqn, dim.name) for dim in rule.reduced)
+            self.sources.append((eqn, reduced, rule.reduction == "sum"))
+
+    def _bridge(self, eqn: Equation, value: Value) -> None:
+        """Shrink arrays to the part that an equation reads if it is replaced: a sum may be completed within the replacement."""
+        if (bridge := bridge_of(eqn)) is not None:
+            for each in (value, eqn.results[0]):
+                self.arrays[each] = self.arrays[each].part(bridge.share)
+
+    def _needs(self, value: Value, moved: Dims) -> None:
+        """Note a use; of several uses, the one counts that has the dimensions under their own names."""
+        self.needed[value] = self.needed.get(value, moved) & moved
+
+    def _loop(self, eqn: Equation, trips: int) -> None:
+        """Add the uses of a loop: a sum may be carried around, and may leave stacked."""
+        region = region_of(eqn)
+        self._body(region, trips * dim_of(eqn).size)
+        carries = {a.value.name: a.value for a in region.arguments if a.role == "carried"}
+        for operand, argument in pairs(eqn):
+            if argument.role == "carried":
+                self.ways[operand].append(_LinearUse(argument.value, moved=self._unmade(operand)))
+            else:
+                self._needs(operand, self._unmade(operand))
+        for result, output in zip(eqn.results, region.outputs, strict=True):
+            leaving = (result, carries[output.updates]) if output.updates else (result,)
+            moved = self._unmade(output.value)
+            self.ways[output.value] += (_LinearUse(value, moved=moved) for value in leaving)
+
+    def routes(self) -> Iterator[SumRoute]:
+        """Yield for each sum the route whose smallest array is largest; any route gives a bound.
+
+        Where the route goes on to the next iteration of a loop, yield also one that leaves the loop there.
+        """
+        following = self._widest()
+        for eqn, reduced, may_pass in self.sources:
+            value = eqn.results[0]
+            if value not in following:
+                continue
+            ways = list(self._ways(value, following)) if may_pass else []
+            yield self._route(eqn, reduced, ways)
+            for i, way in enumerate(ways):
+                if other := self._leaving(way, ways[i - 1].to if i else value, following):
+                    yield self._route(eqn, reduced, [*ways[:i], other, *self._ways(other.to, following)])
+
+    def _ways(self, value: Value, following: Mapping[Value, _LinearUse | None]) -> Iterator[_LinearUse]:
+        while (way := following[value]) is not None:
+            yield way
+            value = way.to
+
+    def _leaving(
+        self, way: _LinearUse, value: Value, following: Mapping[Value, _LinearUse | None]
+    ) -> _LinearUse | None:
+        """Return the way out of a loop, in place of the way to the next iteration."""
+        others = [
+            each for each in self.ways[value] if each.by is None and each is not way and each.to in following
+        ]
+        return others[0] if way.by is None and others else None
+
+    def _route(self, eqn: Equation, reduced: Dims, ways: Sequence[_LinearUse]) -> SumRoute:
+        reached = (_LinearUse(eqn.results[0]), *ways)
+        stops = [self._stop(way, after) for way, after in zip(reached, (*ways, None), strict=True)]
+        moved = self.needed.get(stops[-1].value, frozenset())
+        item = min(ITEM_BYTES[stop.value.type.dtype] for stop in stops)
+        return SumRoute(reduced, tuple(stops), moved, item)
+
+    def _stop(self, way: _LinearUse, after: _LinearUse | None) -> SumStop:
+        own, made = self.names.own[way.to], self._made(way.to)
+        readers = tuple(self.needing[way.to]) if after is None else (after.by,) if after.by else ()
+        return SumStop(way.to, self.arrays[way.to], own, made, way.crossed, way.moved, readers)
+
+    def _made(self, value: Value) -> Dims:
+        return self.names.own[value] - self.whole.get(value, frozenset())
+
+    def _unmade(self, value: Value) -> Dims:
+        """Return the dimensions that loops may split of a value that is made whole along them."""
+        return self.names.own[value] & self.whole.get(value, frozenset())
+
+    def _widest(self) -> dict[Value, _LinearUse | None]:
+        """Return for each value with a route the next use on its widest route; None where the route ends."""
+        before: dict[Value, list[tuple[Value, _LinearUse]]] = defaultdict(list)
+        for value, ways in self.ways.items():
+            for way in ways:
+                before[way.to].append((value, way))
+        order = count()
+        queue: list[tuple[int, int, int, Value, _LinearUse | None]] = [
+            (-self._size(value), 0, next(order), value, None) for value in self.needed
+        ]
+        heapq.heapify(queue)
+        found: dict[Value, _LinearUse | None] = {}
+        while queue:
+            width, steps, _, value, onward = heapq.heappop(queue)
+            if value in found:
+                continue
+            found[value] = onward
+            for earlier, through in before[value]:
+                narrow = max(width, -self._size(earlier))
+                heapq.heappush(queue, (narrow, steps + 1, next(order), earlier, through))
+        return found
+
+    def _size(self, value: Value) -> int:
+        return self.arrays[value].bytes * self.arrays[value].trips

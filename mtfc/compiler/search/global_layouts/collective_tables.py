@@ -1,0 +1,182 @@
+"""Lower bounds of collectives on one mesh, as tables over sets of mesh axes. A set of axes is a bit mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.topology import COMBINED, Topology
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, axes_of, degree
+
+STATES = 5
+"""The states of an axis for a sum, one digit each.
+
+0: not used; 1: the sum is completed over the axis by an all-reduce; 2: by half of one; 3: the axis may split the sum; 4: it does.
+"""
+
+Seconds: TypeAlias = NDArray[np.float64]
+
+
+@attrs.frozen(slots=False, eq=False)
+class CollectiveTables:
+    """Tables of lower bounds. degrees: the processors along each set of axes. tables: those that were asked for."""
+
+    mesh: Mesh
+    hardware: Hardware
+    tables: dict[tuple[str, int, int], Seconds] = attrs.field(factory=dict)
+
+    @cached_property
+    def degrees(self) -> Seconds:
+        return np.array([degree(mask, self.mesh) for mask in range(1 << len(self.mesh.axes))], np.float64)
+
+    @cached_property
+    def _topology(self) -> Topology:
+        return Topology.at_peak(self.mesh, self.hardware)
+
+    @cached_property
+    def _lanes(self) -> dict[str, list[list[tuple[float, float]]]]:
+        """For each collective, set of axes and lane: its latency, and its seconds per byte."""
+        axes = [axes_of(mask, self.mesh) for mask in range(len(self.degrees))]
+        kinds = ("all_reduce", "all_to_all")
+        return {kind: [self._topology.latencies(kind, each) for each in axes] for kind in kinds}
+
+    def shifting(self, mask: int, hops: int, local: Seconds) -> Seconds:
+        """Return a lower bound on a permute of `local` bytes of each processor."""
+        return _longest(self._topology.latencies("permute", axes_of(mask, self.mesh), hops), local, 0)
+
+    def reduction(self, size: int) -> Seconds:
+        """Return a lower bound on one step of completing a sum of `size` bytes in all.
+
+        [axes, axes that split the array, these and axes that cut it by then]. The step may complete other sums too, and over
+        further axes that do not split the array. Small arrays may travel with others, and add no latency.
+        """
+        return self._steps("all_reduce", size, COMBINED)
+
+    def gathering(self, size: int) -> Seconds:
+        """Return the same table for an all-reduce that travels alone; an all-gather is half of it."""
+        return self._steps("all_reduce", size, 0)
+
+    def exactly(self, size: int) -> Seconds:
+        """Return a lower bound on an all-reduce of an array of `size` bytes in all: [axes, axes that split the array by then].
+
+        Small arrays add no latency: gathers of parameters, each half an all-reduce, may travel together.
+        """
+        key = ("exactly", size, COMBINED)
+        if key not in self.tables:
+            lanes = self._lanes["all_reduce"]
+            self.tables[key] = np.stack([_longest(each, size / self.degrees, COMBINED) for each in lanes])
+        return self.tables[key]
+
+    def exchanging(self, size: int) -> Seconds:
+        """Return the same table as `gathering` for an all-to-all, or an all-gather in its place."""
+        key = ("exchange", size, 0)
+        if key not in self.tables:
+            self.tables[key] = np.minimum(self._steps("all_to_all", size, 0), self.gathering(size) / 2)
+        return self.tables[key]
+
+    def _steps(self, kind: str, size: int, size_alone: int) -> Seconds:
+        key = (kind, size, size_alone)
+        if key not in self.tables:
+            self.tables[key] = self._steps_of(kind, (size,), size_alone)[..., 0]
+        return self.tables[key]
+
+    def _steps_of(self, kind: str, sizes: Sequence[int], size_alone: int) -> Seconds:
+        """Return the tables of several sizes. No axis splits an array that is reduced or gathered over it."""
+        local, sets = np.array(sizes) / self.degrees[:, None], range(len(self.degrees))
+        every = np.stack([_longest(lanes, local, size_alone) for lanes in self._lanes[kind]])
+        if kind == "all_reduce":
+            masks = np.array(sets)[:, None]
+            every = every[masks, masks.T & ~masks]
+        found = np.zeros((len(sets), *every.shape))
+        for axes in sets[1:]:
+            for split in (each for each in sets if not each & axes):
+                over = [each for each in sets if each & axes == axes and not each & split]
+                found[axes, split] = np.min(every[over], axis=0)
+        return found
+
+    def completed(self, sizes: Sequence[int], size_alone: int = 0) -> Seconds:
+        """Return a lower bound on completing sums of these bytes in all: [code, size].
+
+        Small sums may travel with others; a sum of which a part is scattered, only if it has less than `size_alone` bytes.
+        """
+        whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, size_alone))
+        return self.completing(whole, *self._codes, alone)
+
+    @cached_property
+    def _codes(self) -> tuple[Rows, Rows, Rows, Rows]:
+        """The arguments of `completing` for each code."""
+        digits = np.indices((STATES,) * len(self.mesh.axes)).reshape(len(self.mesh.axes), -1)
+        bits = 1 << np.arange(len(self.mesh.axes))[::-1, None]
+        masks = ((np.isin(digits, states) * bits).sum(axis=0) for states in ((1, 2), (4,), (3, 4), (2,)))
+        over, own, before, halved = (mask.astype(np.uint8) for mask in masks)
+        return over, own, before, halved
+
+    @cached_property
+    def pending(self) -> Integers:
+        """The part of a code for [axes to complete over, those of them with half an all-reduce]."""
+        return self._places[:, None] + self._places[None]
+
+    @cached_property
+    def splitting(self) -> Integers:
+        """The part of a code for [axes that split the array, axes that may]."""
+        return self._places[:, None] + 3 * self._places[None]
+
+    @cached_property
+    def _places(self) -> Integers:
+        """For each set of axes the code in which their states are 1."""
+        masks = np.arange(len(self.degrees))
+        places = (STATES**i * (masks >> i & 1) for i in range(len(self.mesh.axes)))
+        return sum(places, start=np.zeros(len(masks), np.int64))
+
+    def completing(
+        self,
+        table: Seconds,
+        over: Rows,
+        own: Rows,
+        before: Rows,
+        halved: Rows,
+        alone: Seconds | None = None,
+    ) -> Seconds:
+        """Return a lower bound on completing an array over axes: the best sequence of steps of `table`.
+
+        own: axes that are known to split the array. before: all axes that may split it by the first step. halved: axes that split
+        the use. A step over such an axis is half an all-reduce, and later steps are smaller. Such steps come from `alone` if given.
+        A step that scatters over another axis must gather again. Tables may have a further dimension, of sizes.
+        """
+        sets = range(len(self.degrees))
+        present = [int(mask) for mask in np.unique(over)] or [0]
+        least = {0: np.zeros((len(over), *table.shape[3:]))}
+        for left in (each for each in sets[1:] if any(each & mask == each for mask in present)):
+            cut = before | (halved & over & ~np.uint8(left))
+            for step in (each for each in sets[1:] if each & left == each):
+                total = self._step(step, table, alone, own, cut, halved) + least[left & ~step]
+                least[left] = np.minimum(least[left], total) if left in least else total
+        if len(present) == 1:
+            return least[present[0]]
+        return np.stack([least[mask] for mask in present])[
+            np.searchsorted(present, over), np.arange(len(over))
+        ]
+
+    def _step(
+        self, step: int, table: Seconds, alone: Seconds | None, own: Rows, cut: Rows, halved: Rows
+    ) -> Seconds:
+        """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use."""
+        seconds, scattering = table[step, own, cut], table if alone is None else alone
+        again = np.uint8(step) & ~halved
+        half = (scattering[step, own, cut] + scattering[again, own, cut | (halved & np.uint8(step))]) / 2
+        least: Seconds = np.minimum(seconds, half)
+        return least
+
+
+def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds, size_alone: int) -> Seconds:
+    alone = bytes >= size_alone
+    times = [fixed * alone + bytes * each for fixed, each in lanes]
+    longest: Seconds = np.max([np.zeros_like(bytes), *times], axis=0)
+    return longest

@@ -1,0 +1,249 @@
+"""The lower bound of a step under many layouts at once: all effects together.
+
+Work is taken to be split over all axes that may split it, and communicating values over those axes alone that surely do
+(`effect_bounds.py`). Programs that are small enough for another regime of the cost model have a bound of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import compress
+from math import inf
+from time import monotonic
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.analysis.dimension_names import computed
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.memory import Splitting
+from mtfc.compiler.cost.model import regimes
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.search.global_layouts.collective_tables import Seconds
+from mtfc.compiler.search.global_layouts.effect_bounds import (
+    Booleans,
+    EffectBounds,
+    MaskRange,
+    SearchSetting,
+)
+from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, union
+from mtfc.compiler.search.global_layouts.step_facts import Facts
+from mtfc.compiler.search.global_layouts.sum_bound import SumBound
+
+BLOCK = 1 << 12
+"""Layouts that are bounded between two looks at the clock."""
+
+KEPT = 3
+"""Points of the program that are kept for each dimension that may be split: those that hold most then."""
+
+SPLIT = 8.0
+"""The number of processors that the dimension is split over for that."""
+
+
+@attrs.frozen(slots=False, eq=False)
+class LayoutBound(SearchSetting):
+    """The bound for layouts on one mesh. sums: the bounds of pending sums, by the facts that they are of."""
+
+    sums: dict[int, SumBound] = attrs.field(factory=dict)
+
+    @cached_property
+    def at_once(self) -> int:
+        """Number of lanes that work beside the processor."""
+        return Topology.of(self.mesh, self.hardware).at_once if self.overlaps else 0
+
+    @cached_property
+    def heavy(self) -> list[tuple[Columns, float]]:
+        """Seconds of arithmetic by the columns that may split it, most first."""
+        found: dict[Columns, float] = defaultdict(float)
+        for shard, times in self.step.facts(self.step.mixed).arithmetic.items():
+            found[self.columns(shard.dims)] += shard.amount * times
+        return sorted(found.items(), key=lambda item: -item[1])
+
+    def known(self, rows: Rows, decided: Columns) -> MaskRange:
+        """Return the masks of layouts of which only some columns are decided."""
+        return MaskRange(*self.space.bounds(rows, decided, self.mesh))
+
+    # Memory and arithmetic
+
+    def memory(self, known: MaskRange) -> Seconds:
+        """Return the bytes of arguments and gradients, and of the most that is alive besides; without gathered copies."""
+        unions: dict[Columns, Rows] = {}
+        shares = np.ones((len(known.low), len(self._alive)))
+        for i, (columns, unless) in enumerate(self._alive):
+            for each in (columns, unless):
+                if each not in unions:
+                    unions[each] = union(known.high, each)
+            shares[:, i] = (1 / self.degrees)[unions[columns]] * (unions[unless] == 0)
+        most: Seconds = np.max(shares @ np.stack(list(self._alive.values())), axis=1)
+        always = ((self.columns(dims), size) for dims, size in self.step.memory.always.items())
+        return self._split(known, always) + most
+
+    @cached_property
+    def _alive(self) -> dict[tuple[Columns, Columns], Seconds]:
+        """Bytes that are alive at each point, by the columns that split them and the columns that must be whole."""
+        kinds, bytes = largest_points(self.step.memory.points)
+        found: dict[tuple[Columns, Columns], Seconds] = {(frozenset(), frozenset()): np.zeros(len(bytes))}
+        for kind, column in zip(kinds, bytes.T, strict=True):
+            key = self.columns(kind.dims), self.columns(kind.unless)
+            found[key] = found.get(key, 0) + column
+        return found
+
+    def flops(self, known: MaskRange) -> Seconds:
+        """Return the seconds of arithmetic alone."""
+        return self._split(known, self.heavy)
+
+    def _split(self, known: MaskRange, parts: Iterable[tuple[Columns, float]]) -> Seconds:
+        total = np.zeros(len(known.low))
+        for columns, amount in parts:
+            total += (amount / self.degrees)[union(known.high, columns)]
+        return total
+
+    # The whole step
+
+    def seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
+        """Return a bound of the step, with the best storage where that is open; 0 for rows that are not reached `until` then.
+
+        `until` is a time of `time.monotonic`.
+        """
+        return self._by_regime(known, lambda bound, some: bound._of_each(some, storage_is_open, until))
+
+    def sure_seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
+        """Return a smaller bound, found sooner: of equations that are common however mixed dimensions are split."""
+        return self._by_regime(known, lambda bound, some: bound._of_common(some, storage_is_open, until))
+
+    def effects(self, known: MaskRange) -> Mapping[str, Seconds]:
+        """Return the bounds of single effects, by their names in `cost/model.py`, for layouts whose columns are all decided."""
+        found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
+        for bound, rows in self._regimes(known):
+            for facts, some in bound._by_facts(known.where(rows)):
+                each = EffectBounds(bound, known.where(rows[some]))
+                for name, seconds in bound._effects(facts, each).items():
+                    found[name][rows[some]] = seconds
+        return {**found, "memory": self.memory(known)}
+
+    def _effects(self, facts: Facts, each: EffectBounds) -> Mapping[str, Seconds]:
+        sent, joined = each.halos()
+        return {
+            "kernels": each.total(facts.kernels) + joined,
+            "pending sums": self._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
+            "data movement": each.moved(facts.moved),
+            "stored parameters": each.stored(facts.stored),
+            "halos": sent,
+        }
+
+    def alike(self, known: MaskRange) -> Integers:
+        """Return a number for each layout, the same for those with the same facts."""
+        return self._splits(known)[1]
+
+    def _of_each(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
+        total = np.zeros(len(known.low))
+        for facts, rows in self._by_facts(known):
+            if monotonic() > until:
+                break
+            self._bound(total, rows, facts, known, storage_is_open, until)
+        return total
+
+    def _by_facts(self, known: MaskRange) -> Iterator[tuple[Facts, Integers]]:
+        """Yield the layouts that have the same facts together."""
+        columns = self._mixed
+        names = [
+            frozenset(name for name in self.step.mixed if self.space.number.get(name) == i) for i in columns
+        ]
+        splits, groups = self._splits(known)
+        for i, split in enumerate(splits):
+            yield (
+                self.step.facts(frozenset[str]().union(*compress(names, split))),
+                np.flatnonzero(groups == i),
+            )
+
+    def _splits(self, known: MaskRange) -> tuple[Booleans, Integers]:
+        """Return the sets of mixed columns that may be split, [set, column], and the number of each layout's set."""
+        splits, groups = np.unique(known.high[:, self._mixed] != 0, axis=0, return_inverse=True)
+        return splits, groups.reshape(-1)
+
+    def _of_common(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
+        mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
+        total = np.zeros(len(known.low))
+        self._bound(total, np.arange(len(total)), self.step.facts(mixed), known, storage_is_open, until)
+        return total
+
+    def _by_regime(self, known: MaskRange, seconds: Callable[[LayoutBound, MaskRange], Seconds]) -> Seconds:
+        total = np.zeros(len(known.low))
+        for bound, rows in self._regimes(known):
+            total[rows] = seconds(bound, known.where(rows))
+        return total
+
+    def _regimes(self, known: MaskRange) -> Iterator[tuple[LayoutBound, Integers]]:
+        """Yield the bound for each regime of the cost model, with the layouts whose programs may be in it."""
+        limits = np.array([limit for limit, _ in self._bounds])
+        if len(limits) == 1:
+            yield self, np.arange(len(known.low))
+            return
+        regime = np.searchsorted(limits, self.memory(known))
+        for i, (_, bound) in enumerate(self._bounds):
+            if (rows := np.flatnonzero(regime == i)).size:
+                yield bound, rows
+
+    @cached_property
+    def _bounds(self) -> list[tuple[float, LayoutBound]]:
+        """The bytes up to which a regime holds, and the bound in it, in ascending order."""
+        return [
+            (regime.bytes, self._on(attrs.evolve(self.hardware, device=regime.device)))
+            for regime in regimes(self.step.function, self.hardware.device)
+        ]
+
+    def _on(self, hardware: Hardware) -> LayoutBound:
+        if hardware == self.hardware:
+            return self
+        return LayoutBound(self.space, self.step.on(hardware.device), self.mesh, hardware, self.overlaps)
+
+    def _bound(
+        self, total: Seconds, rows: Integers, facts: Facts, known: MaskRange, is_open: bool, until: float
+    ) -> None:
+        """Write the bounds of some rows, as far as time allows."""
+        for start in range(0, len(rows), BLOCK):
+            if monotonic() > until:
+                break
+            some = rows[start : start + BLOCK]
+            total[some] = self._seconds(facts, known.where(some), is_open)
+
+    @property
+    def _mixed(self) -> list[int]:
+        return sorted(self.columns(self.step.mixed))
+
+    def _seconds(self, facts: Facts, known: MaskRange, storage_is_open: bool) -> Seconds:
+        """Bound a step by its computation, and by each of the lanes that work at the same time."""
+        each = EffectBounds(self, known)
+        computing = each.total(facts.kernels)
+        seconds = computing + self._sums(facts).seconds(each, storage_is_open) + each.moved(facts.moved)
+        seconds += np.sum(each.halos(), axis=0)
+        if self.space.storing:
+            seconds += each.stored(facts.stored)
+        return np.maximum(computing, seconds / (1 + self.at_once))
+
+    def _sums(self, facts: Facts) -> SumBound:
+        if id(facts) not in self.sums:
+            self.sums[id(facts)] = SumBound(self, facts)
+        return self.sums[id(facts)]
+
+
+def largest_points(points: Iterable[Mapping[Splitting, int]]) -> tuple[list[Splitting], Seconds]:
+    """Return the points that hold most where nothing is split, or one dimension is, as bytes: [point, splitting]."""
+    points = list(points)
+    number: dict[Splitting, int] = {}
+    for point in points:
+        for kind in point:
+            number.setdefault(kind, len(number))
+    bytes = np.zeros((len(points), len(number)))
+    for row, point in zip(bytes, points, strict=True):
+        row[[number[kind] for kind in point]] = list(point.values())
+    always = np.array([not kind.unless for kind in number])
+    kept: set[int] = set()
+    for name in ("", *sorted(computed(frozenset[str]().union(*(kind.dims for kind in number))))):
+        share = np.array([1 / SPLIT if name in kind.dims else 1.0 for kind in number])
+        whole = np.array([name not in kind.unless for kind in number])
+        for weights in (share * whole, share * always):
+            kept.update(np.argsort(-(bytes @ weights), kind="stable")[:KEPT].tolist())
+    return list(number), bytes[sorted(kept)]

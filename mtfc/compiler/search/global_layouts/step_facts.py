@@ -1,0 +1,232 @@
+"""The facts of a step that bound all effects, by the dimensions that layouts split.
+
+The facts are those of equations that all layouts in question have. An op that mixes the positions of a split dimension, such as a
+window or a shift, is replaced by other equations. Which dimensions must be split for that, its `distribute` rule is asked itself,
+for every number of shards that divides the sizes. A slice of one element, for example, is never partitioned: its operand is
+gathered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from math import gcd
+
+import attrs
+
+from mtfc.compiler.analysis.dimension_names import (
+    DimensionNames,
+    Dims,
+    IsCommon,
+    bridge_of,
+    called,
+    rule_of,
+    uses_of,
+)
+from mtfc.compiler.cost.halo_exchange import Halo, Halos
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, Shard, Term
+from mtfc.compiler.cost.memory import MemoryBound, equal_in, merging_in
+from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
+from mtfc.compiler.cost.moved_data import MovedData
+from mtfc.compiler.cost.pending_sums import SumRoute, without_useless_stops
+from mtfc.compiler.cost.roofline import is_binary
+from mtfc.compiler.cost.stored_parameters import StoredParameter, all_are_used
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.opdef import BlockRewriter
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.types import Axes, Dim
+from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
+
+DimSets = frozenset[Dims]
+"""Sets of dimensions; all dimensions of one set have to be split."""
+
+
+@attrs.frozen
+class Facts:
+    """The facts of equations that some layouts have in common.
+
+    completing: for each value in which a sum may be completed, the kernels that this makes longer, without and with the sum.
+    gathered_bytes: the fewest bytes of an element of a parameter that is gathered; 0 where a parameter never is.
+    """
+
+    kernels: Mapping[Term, int]
+    arithmetic: Mapping[Shard, int]
+    completing: Mapping[Value, Sequence[tuple[Term, Term]]]
+    routes: tuple[SumRoute, ...]
+    moved: tuple[MovedData, ...]
+    stored: Mapping[StoredParameter, int]
+    gathered_bytes: int
+
+
+@attrs.frozen(slots=False)
+class StepFacts:
+    """The facts of an undistributed function.
+
+    positions: equations that mix positions, with the sets of dimensions that replace the equation when split. Enough is known of
+    the replacements of windows (`opdef.Bridge`), and nothing of those of other ops.
+    """
+
+    function: Function
+    device: Device
+    positions: Mapping[Equation, DimSets]
+    found: dict[Dims, Facts] = attrs.field(factory=dict)
+    sent: dict[int, Mapping[Halo, int]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, function: Function, device: Device) -> StepFacts:
+        return cls(function, device, replaced_in(function, lambda eqn: bridge_of(eqn) is None))
+
+    def on(self, device: Device) -> StepFacts:
+        """Return the same step on another device."""
+        return self if device == self.device else StepFacts.of(self.function, device)
+
+    @cached_property
+    def names(self) -> DimensionNames:
+        return DimensionNames.of(self.function)
+
+    @cached_property
+    def memory(self) -> MemoryBound:
+        return MEMORY.bound(self._program(is_binary))
+
+    def _program(self, is_common: IsCommon) -> CommonProgram:
+        return CommonProgram(self.function, self.names, self.device, is_common, self._replaced, new_blocks)
+
+    @cached_property
+    def _replaced(self) -> Mapping[Equation, Dims | None]:
+        dots = (eqn for eqn in walk(self.function.body) if not is_binary(eqn))
+        return {**dict.fromkeys(dots), **mixed_in(self.function)}
+
+    @cached_property
+    def _merging(self) -> set[Value]:
+        """The values that may become aliases of existing values after equations are replaced."""
+        return equal_in(self.function, self._replaced) | merging_in(self.function)
+
+    @property
+    def mixed(self) -> Dims:
+        """All dimensions of `positions`."""
+        return frozenset[str]().union(*(each for sets in self.positions.values() for each in sets))
+
+    def facts(self, split: Dims) -> Facts:
+        """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
+        if split not in self.found:
+
+            def is_common(eqn: Equation) -> bool:
+                is_kept = is_binary(eqn) and self._merging.isdisjoint(eqn.results)
+                return is_kept and not any(each <= split for each in self.positions.get(eqn, ()))
+
+            self.found[split] = _facts(self._program(is_common))
+        return self.found[split]
+
+    def halos(self, shards: int) -> Mapping[Halo, int]:
+        """Return the halos where a dimension is split over a number of shards."""
+        if shards not in self.sent:
+            self.sent[shards] = Counter(Halos(shards).bound(self._program(is_binary)))
+        return self.sent[shards]
+
+
+def _facts(program: CommonProgram) -> Facts:
+    stored = STORED_PARAMETERS.bound(program)
+    routes = PENDING_SUMS.bound(program)
+    readers = {stop.value: stop.readers for route in routes for stop in route.stops}
+    kernels = KERNELS.bound(program, readers)
+    completing: dict[Value, list[tuple[Term, Term]]] = defaultdict(list)
+    for kernel in kernels:
+        for value, other in kernel.completing:
+            completing[value].append((kernel.seconds, other))
+    always = all_are_used(program.function, program.is_common)
+    return Facts(
+        Counter(kernel.seconds for kernel in kernels),
+        Counter(kernel.arithmetic for kernel in kernels),
+        completing,
+        without_useless_stops(routes, completing),
+        DATA_MOVEMENT.bound(program),
+        Counter(stored),
+        min((each.item_bytes for each in stored), default=0) if always else 0,
+    )
+
+
+def new_blocks() -> MakeBlocks:
+    """Begin the new dimensions of one function: equal equations get equal dimensions."""
+    dims = NewDims(())
+
+    def make(
+        build: Builder,
+        axes: Callable[[Equation, Dim], Axes],
+        shards: int,
+        defined: Callable[[Value], Equation | None],
+    ) -> BlockRewriter:
+        return PositionBlocks(build, axes, lambda axes: shards, defined, dims)
+
+    return make
+
+
+def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]:
+    """Return the equations that layouts replace, with the dimensions that are split then: theirs, or those of the same op after."""
+    found: dict[Equation, DimSets] = {}
+    uses, names = uses_of(function), names_of(function)
+    makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
+    for eqn in reversed(list(walk(function.body))):
+        if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
+            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
+            sets = _least_sets(eqn, names, makers).union(*(found.get(user, ()) for user in users))
+            if sets:
+                found[eqn] = sets
+    return found
+
+
+def mixed_in(function: Function) -> dict[Equation, Dims]:
+    """Return all dimensions whose positions an equation mixes, or those of the same op after it.
+
+    Where these are whole, nothing is gathered or replaced, whether the op's rule applies to them or not.
+    """
+    found: dict[Equation, Dims] = {}
+    uses = uses_of(function)
+    for eqn in reversed(list(walk(function.body))):
+        if not eqn.regions and OPS[eqn.op].distribute is not None:
+            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
+            own = frozenset(called(eqn, name) for name in _mixed(eqn))
+            found[eqn] = own.union(*(found[user] for user in users))
+    return found
+
+
+def _mixed(eqn: Equation) -> Dims:
+    rule = rule_of(eqn)
+    names = frozenset(name for value in (*eqn.operands, *eqn.results) for name in value.type.names)
+    unnamed = frozenset(name for name in names if rule.index.get(name, name) is None)
+    return (unnamed | rule.whole | rule.single) & names
+
+
+def _least_sets(eqn: Equation, names: Names, makers: dict[Value, Equation]) -> DimSets:
+    """Return the least sets of dimensions that make the op's rule apply."""
+    dims = {dim.name: dim for value in (*eqn.operands, *eqn.results) for dim in value.type.dims}
+    mixed = sorted(_mixed(eqn))
+    found: list[frozenset[str]] = []
+    for split in (frozenset(each) for n in range(len(mixed)) for each in combinations(mixed, n + 1)):
+        is_new = not any(each <= split for each in found)
+        if is_new and _applies(eqn, {dims[name] for name in split}, names, makers):
+            found.append(split)
+    return frozenset(frozenset(called(eqn, name) for name in split) for split in found)
+
+
+def _applies(eqn: Equation, split: set[Dim], names: Names, makers: dict[Value, Equation]) -> bool:
+    """Return True if the rule applies where these dimensions are split alike; dimensions split otherwise count by themselves."""
+
+    def axes(each: Equation, dim: Dim) -> Axes:
+        return ("all",) if each is eqn and dim in split else ()
+
+    def applies(shards: int) -> bool:
+        build = Builder(names, eqn.span, eqn.stage)
+        rule = OPS[eqn.op].distribute
+        return rule is not None and rule(new_blocks()(build, axes, shards, makers.get), eqn) is not None
+
+    return any(map(applies, _divisors(gcd(*(dim.size for dim in split)))))
+
+
+def _divisors(size: int) -> Iterable[int]:
+    """Return the divisors of a size, but for 1."""
+    return (n for n in range(2, size + 1) if size % n == 0)

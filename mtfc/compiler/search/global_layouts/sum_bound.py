@@ -1,0 +1,247 @@
+"""The lower bound of completing all pending sums of a step, for many layouts at once.
+
+Over each axis a sum ends at one stop of its route: before the first equation that the axis splits. Over several axes it may end at
+several stops: at one over some axes, while it is still pending over the others, and further on over these. Such a sum costs at
+least the least over all orders in which it may end over its axes, each step at the stop where that is cheapest.
+
+Sums share the collectives that complete them. Where several sums end at one stop, each answers for a part, the same part whatever
+axes it ends over there. No sum ends twice at one stop, and none costs more alone than all that end there together. The parts at each
+stop add up to one, so all sums together cost no more than any choice of stops: a flow is no larger than a cut. Parts are in
+proportion to the cost of each sum by itself, so that cheap sums leave room for those that cost much everywhere.
+
+A completed sum is sent, so it is stored for that, and read again: kernels that would not store it take longer then.
+
+Layouts are few where much is decided, and stops are many. So all stops of all routes are looked up together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.analysis.dimension_names import OPTIMIZER, Dims
+from mtfc.compiler.cost.pending_sums import SumRoute, SumStop
+from mtfc.compiler.cost.topology import COMBINED
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.search.global_layouts.collective_tables import Seconds
+from mtfc.compiler.search.global_layouts.effect_bounds import ANY, Booleans, EffectBounds, SearchSetting
+from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows
+from mtfc.compiler.search.global_layouts.step_facts import Facts
+
+LEAST = 1e-30
+"""Seconds that are next to nothing, and may be divided by."""
+
+AT_ONCE = 1 << 18
+"""Stops of layouts that are looked up together; more would not fit in the processor's caches."""
+
+
+Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
+"""Axes that split one of some dimensions: [dimensions, layout]."""
+
+
+@attrs.frozen(eq=False)
+class _SumTables:
+    """The sums of some layouts.
+
+    By [route, layout]: `pending` are the axes that a sum is pending over where it arises; `halved` are the axes over which half
+    an all-reduce completes the sum; `again` is the part of that half that an all-gather takes once more. By [stop, layout]:
+    `left` are the axes that the sum may still be pending over at the stop; `made` are axes that surely split the value made
+    there, `most` all axes that can; `longer` is the additional time of kernels if the sum is completed there.
+    """
+
+    pending: Rows
+    halved: Rows
+    again: Seconds
+    left: Rows
+    made: Rows
+    most: Rows
+    longer: Seconds
+
+
+@attrs.frozen(eq=False)
+class _AlikeSums:
+    """Sums that are pending over the same axes where they arise, and the places of all: the stops of one after those of another.
+
+    layouts: the layout of each sum. first: the first place of each sum. sums, stops: of each place. comes: True at a place that the
+    pending sum may reach. costs: by the axes that a sum is pending over, and those of them that it ends over, the cost at each place.
+    """
+
+    axes: int
+    layouts: Integers
+    first: Integers
+    sums: Integers
+    stops: Integers
+    comes: Booleans
+    costs: Mapping[tuple[int, int], Seconds]
+
+    def least(self, parts: Seconds | float = 1.0) -> Seconds:
+        """Return the least cost of each sum, if it answers for these parts of its places: the best of all orders."""
+        found: dict[int, Seconds] = {}
+        for (pending, over), costs in self.costs.items():
+            later = found.get(pending & ~over, 0.0)
+            seconds = np.minimum.reduceat(costs * parts, self.first) + later
+            found[pending] = np.minimum(found.get(pending, np.inf), seconds)
+        return found[self.axes]
+
+
+@attrs.frozen(slots=False, eq=False)
+class SumBound:
+    """The routes of a step on one mesh. Arrays of stops hold the stops that count, route by route."""
+
+    setting: SearchSetting
+    facts: Facts
+
+    def seconds(self, each: EffectBounds, storage_is_open: bool, with_kernels: bool = True) -> Seconds:
+        """Return the seconds of all sums. Where storage is open, a gather follows half an all-reduce of a gradient.
+
+        with_kernels: add the time by which completed sums make kernels longer.
+        """
+        total = np.zeros(each.number)
+        number = max(1, AT_ONCE // max(1, len(self._stops)))
+        for start in range(0, each.number if self._stops else 0, number):
+            rows = slice(start, start + number)
+            total[rows] = self._flow(self._sums(each, rows, storage_is_open, with_kernels))
+        return total
+
+    @cached_property
+    def _stops(self) -> list[SumStop]:
+        return [stop for route in self.facts.routes for stop in route.stops if stop.counts]
+
+    @cached_property
+    def _places(self) -> tuple[Integers, Integers]:
+        """The route of each stop, and its number on the route."""
+        routes = enumerate(self.facts.routes)
+        places = [(i, j) for i, route in routes for j, stop in enumerate(route.stops) if stop.counts]
+        route, depth = np.array(places).T
+        return route, depth
+
+    @cached_property
+    def _runs(self) -> tuple[Integers, Integers]:
+        """The first stop of each route, and the number of its stops."""
+        first = np.flatnonzero(np.diff(self._places[0], prepend=-1))
+        return first, np.diff(first, append=len(self._stops))
+
+    @cached_property
+    def _values(self) -> Integers:
+        """The number of each stop's value."""
+        numbers: dict[Value, int] = {}
+        return np.array([numbers.setdefault(stop.value, len(numbers)) for stop in self._stops])
+
+    @cached_property
+    def _trips(self) -> Integers:
+        return np.array([stop.array.trips for stop in self._stops])
+
+    @cached_property
+    def _sizes(self) -> tuple[Integers, Seconds, Seconds]:
+        """The number of each stop's size; for each size the seconds to complete a sum, and those that a gather may take again."""
+        found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
+        completed = self.setting.collectives.completed
+        return numbers.reshape(-1), completed(found.tolist()), completed(found.tolist(), COMBINED)
+
+    @cached_property
+    def _levels(self) -> list[tuple[list[int], list[SumStop]]]:
+        """For each number on a route: the routes that have a stop of this number, and the stops."""
+        routes = self.facts.routes
+        levels = range(1, max(len(route.stops) for route in routes))
+        found = ([i for i, route in enumerate(routes) if len(route.stops) > level] for level in levels)
+        return [
+            (some, [routes[i].stops[level] for i in some]) for level, some in zip(levels, found, strict=True)
+        ]
+
+    def _flow(self, sums: _SumTables) -> Seconds:
+        """Return the cost of all routes together."""
+        number = sums.pending.shape[1]
+        total, together = np.zeros(number), np.full((self._values.max() + 1) * number, LEAST)
+        groups = [self._alike(sums, axes) for axes in np.unique(sums.pending[sums.pending != 0]).tolist()]
+        alone = [each.least()[each.sums] + LEAST for each in groups]
+        places = [self._values[each.stops] * number + each.layouts[each.sums] for each in groups]
+        for group, seconds, at in zip(groups, alone, places, strict=True):
+            together += np.bincount(at, seconds * group.comes, len(together))
+        for group, seconds, at in zip(groups, alone, places, strict=True):
+            total += np.bincount(group.layouts, group.least(seconds / together[at]), number)
+        return total
+
+    def _alike(self, sums: _SumTables, axes: int) -> _AlikeSums:
+        """Return the sums that are pending over these axes."""
+        routes, layouts = np.nonzero(sums.pending == axes)
+        start, lengths = (each[routes] for each in self._runs)
+        first, which = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(routes)), lengths)
+        stops = np.repeat(start - first, lengths) + np.arange(len(which))
+        at = stops, layouts[which]
+        left, made, most = sums.left[at], sums.made[at], sums.most[at]
+        halved, again = sums.halved[routes, layouts][which], sums.again[routes, layouts][which]
+        collectives, (numbers, completed, gathered), costs = self.setting.collectives, self._sizes, {}
+        for pending in _subsets(axes):
+            split = collectives.splitting[made & (ANY & ~pending), most & (ANY & ~pending)]
+            for over in _subsets(pending):
+                codes = collectives.pending[over][halved & over] + split
+                once, more = completed[codes, numbers[stops]], gathered[codes, numbers[stops]]
+                seconds = (once + more * again) * self._trips[stops] + sums.longer[at]
+                costs[pending, over] = np.where(left & over == over, seconds, np.inf)
+        return _AlikeSums(axes, layouts, first, which, stops, left != 0, costs)
+
+    def _sums(self, each: EffectBounds, rows: slice, storage_is_open: bool, with_kernels: bool) -> _SumTables:
+        def low(dims: Iterable[Dims]) -> Rows:
+            return np.stack([each.low(names)[rows] for names in dims])
+
+        def high(dims: Iterable[Dims]) -> Rows:
+            return np.stack([each.high(names)[rows] for names in dims])
+
+        routes, (route, depth) = self.facts.routes, self._places
+        pending = low(each.reduced for each in routes) & ~high(each.stops[0].own for each in routes)
+        left, halved = self._passing(pending, low, high)
+        longer = np.zeros((len(self._stops), pending.shape[1]))
+        for i, stop in enumerate(self._stops):
+            if with_kernels and stop.value in self.facts.completing:
+                longer[i] = self._longer(each, stop.value)[rows]
+        return _SumTables(
+            pending,
+            halved,
+            np.where(pending == halved, self._again if storage_is_open else 0.0, 0.0),
+            left[depth, route],
+            low(stop.made for stop in self._stops),
+            high(stop.own | stop.array.dims for stop in self._stops),
+            longer,
+        )
+
+    def _passing(self, pending: Rows, low: Find, high: Find) -> tuple[Rows, Rows]:
+        """Return the axes over which sums may be pending at a stop, and those over which half an all-reduce completes them.
+
+        [number of the stop, route, layout] and [route, layout]. The second axes split a use that the sum may still reach, along
+        dimensions of the sum itself.
+        """
+        left, halved = [pending], np.zeros_like(pending)
+        for some, stops in self._levels:
+            going = left[-1].copy()
+            halved[some] |= high(stop.moved for stop in stops) & going[some]
+            going[some] &= ~low(stop.crossed for stop in stops)
+            left.append(going)
+        halved |= high(route.moved for route in self.facts.routes) & left[-1]
+        return np.stack(left), halved
+
+    @cached_property
+    def _again(self) -> Seconds:
+        """The part of each route's sum that a gather takes again."""
+        gathered = self.facts.gathered_bytes
+        parts = [min(1.0, gathered / each.item_bytes) * _is_gradient(each) for each in self.facts.routes]
+        return np.array(parts)[:, None]
+
+    def _longer(self, each: EffectBounds, value: Value) -> Seconds:
+        """Return the time by which kernels take longer if a sum is completed in this value."""
+        found = np.zeros(each.number)
+        for before, after in self.facts.completing[value]:
+            found += each.term(after) - each.term(before)
+        return found
+
+
+def _subsets(axes: int) -> list[int]:
+    """Return all sets of some axes, each set after its own subsets."""
+    return [each for each in range(1, axes + 1) if each & axes == each]
+
+
+def _is_gradient(route: SumRoute) -> bool:
+    return any(name.startswith(OPTIMIZER) for name in route.moved)

@@ -1,0 +1,145 @@
+"""Select from a file, by the common options, one model and the layouts to compile it under."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.passes.pipelines import Observer, lower
+from mtfc.driver.data.files import read_neighbour
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.sources import Sources
+from mtfc.frontend import layout_options
+from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.layout_options import (
+    chosen_layouts,
+    is_one_device,
+    layouts_fitting,
+    parse_mesh,
+    placement_named,
+)
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.layouts.legality import check_layout
+from mtfc.frontend.semantics.names.modules import Neighbour
+from mtfc.frontend.syntax.parser import parse
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.frontend.semantics.names.scope import Scope
+
+ONE_DEVICE = layout_options.ONE_DEVICE
+
+UNDISTRIBUTED = Layout("undistributed")
+
+
+@attrs.frozen
+class LayoutOnMesh:
+    """A layout on a mesh."""
+
+    mesh: Mesh
+    layout: Layout
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    def placed(self, program: Program) -> Program:
+        """Return the global program with this mesh and layout, ready to be compiled for them."""
+        return attrs.evolve(program, mesh=self.mesh, layout=self.layout)
+
+    def lower(self, program: Program, of: str = "step", observers: Sequence[Observer] = ()) -> Program:
+        """Return the program of one processor: see `pipelines.lower`."""
+        return lower(program, self.mesh, self.layout, of, observers)
+
+
+@attrs.frozen
+class Selection:
+    """A global program with at least one layout, and the hardware, placements and names that its file declares.
+
+    If a placement was chosen, `cases` is empty and `placements` has that placement alone.
+    """
+
+    program: Program
+    cases: tuple[LayoutOnMesh, ...]
+    hardware: Mapping[str, Hardware]
+    placements: tuple[DeclaredPlacement, ...]
+    scope: Scope
+
+
+def select(
+    file: str, choice: Choice, sources: Sources, every_layout: bool = False, or_placement: bool = False
+) -> Selection:
+    """Read a file and return its chosen model, with the first chosen layout or with all; or with a placement if that is allowed.
+
+    Raises `CompileError` and `UsageError`.
+    """
+    sources.add_choice(choice)
+    name = sources.read(file)
+    text, neighbour = sources.texts[name], sources.neighbour
+    return choose(text, name, choice, every_layout, neighbour, or_placement=or_placement)
+
+
+def choose(
+    text: str,
+    file: str,
+    choice: Choice,
+    every_layout: bool = False,
+    neighbour: Neighbour = read_neighbour,
+    skip_illegal: bool = False,
+    or_placement: bool = False,
+) -> Selection:
+    """Return the chosen model and layouts of a file's text. `neighbour` reads the files that it imports.
+
+    or_placement: `choice.layout` may name a placement. skip_illegal: leave out illegal layouts, and accept a mesh without a
+    layout. Raises `CompileError` and `UsageError`.
+    """
+    diagnostics = Diagnostics()
+    tree = parse(text, file, diagnostics)
+    module = elaborate(tree, diagnostics, choice.dims, choice.model, neighbour, choice.settings)
+    diagnostics.raise_if_errors()
+    if not module.programs:
+        raise UsageError(f"{file} declares no model")
+    program = module.programs[0]
+    placement = placement_named(choice.layout, module) if or_placement else None
+    if placement is not None:
+        if choice.mesh is not None:
+            raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
+        return Selection(program, (), module.hardware, (placement,), module.scope)
+    is_one = is_one_device(choice.mesh, module)
+    if skip_illegal and choice.layout is None and choice.mesh is not None and not is_one:
+        declared = layouts_fitting(parse_mesh(choice.mesh, module), module, program.name)
+    else:
+        declared = chosen_layouts(module, choice.layout, choice.mesh, program.name)
+    declared = declared if every_layout else declared[:1]
+    if skip_illegal:
+        declared = tuple(each for each in declared if not _errors(program, each))
+    _check_legal(program, declared, diagnostics)
+    cases = tuple(_cases(declared, module, choice.mesh))
+    placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
+    return Selection(program, cases, module.hardware, placements, module.scope)
+
+
+def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
+    """Raise `CompileError` if a layout is illegal for the program."""
+    for each in declared:
+        diagnostics.extend(check_layout(program, each, placeable))
+    diagnostics.raise_if_errors()
+
+
+def _errors(program: Program, declared: DeclaredLayout) -> bool:
+    return any(each.severity == "error" for each in check_layout(program, declared, placeable))
+
+
+def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[LayoutOnMesh]:
+    """Return the declared layouts; without any, return the layout that splits nothing."""
+    if declared:
+        return (LayoutOnMesh(each.mesh, each.layout) for each in declared)
+    return (LayoutOnMesh(parse_mesh(mesh, module) if mesh is not None else ONE_DEVICE, UNDISTRIBUTED),)

@@ -1,0 +1,54 @@
+"""The machine that `--target` names, and a check that a mesh fits on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mtfc.driver.loading.sources import Sources
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.ir.types import Mesh
+
+
+def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -> Hardware:
+    """Return the machine: one that the file declares, one of the library, or the one in a .mtf file.
+
+    Raises `CompileError`, and `UsageError` if a file cannot be read.
+    """
+    from mtfc.frontend.hardware_targets import find_hardware, hardware_in_file, is_path
+
+    sources.texts["<--target>"] = target
+    if not is_path(target):
+        return find_hardware(target, declared)
+    file = sources.read(target)
+    return hardware_in_file(sources.texts[file], file)
+
+
+def file_of(target: str | None) -> str | None:
+    """Return the file that a target names, or None for a machine's name."""
+    from mtfc.frontend.hardware_targets import is_path
+
+    return target if target is not None and is_path(target) else None
+
+
+def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
+    """Raise `CompileError` (E316) unless a mesh fits on the hardware.
+
+    The hardware needs a device for each processor, and each link needs room for its part of the mesh: 5 x 3 processors do not
+    fit on 4 nodes of 4 devices.
+    """
+    from mtfc.compiler.cost.topology import Topology
+    from mtfc.frontend.hardware_targets import no_room
+
+    devices = hardware.devices
+    if devices is not None and mesh.devices > devices:
+        has = f"`{hardware.name}` has {devices} device{'s'[: devices - 1]}"
+        message = f"mesh `{mesh.name}` has {mesh.devices} processors, and {has}"
+        no_room(target, message, "choose a smaller mesh with `--mesh`")
+    overfull = Topology.of(mesh, hardware).overfull()
+    if overfull is not None:
+        shape = " x ".join(str(size) for _, size in mesh.axes)
+        message = f"mesh `{mesh.name}` of {shape} processors does not lie on the {overfull.size} that `{overfull.name}` connects"
+        no_room(target, message, "choose axes whose sizes divide those of the links with `--mesh`")

@@ -1,0 +1,69 @@
+"""A compiled model as a line of text, and as a table for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.volumes import LayoutCost, Totals, layout_cost, total
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.printer import bytes_text, layout_summary
+from mtfc.compiler.ir.types import Mesh
+from mtfc.reports.table import flops_text
+
+
+def line(program: Program) -> str:
+    """Return `<Compiled net: mesh grid = [rows: 2, cols: 4], layout hybrid {batch: rows}, 3 parameters of 33,024 numbers>`"""
+    parts = [_mesh(program.placed_on), f"layout {_layout(program)}", _parameters(program)]
+    return f"<Compiled {program.name}: {', '.join(parts)}>"
+
+
+def html(program: Program) -> str:
+    """Return a table of the mesh, the layout, the parameters, and the computation, communication and memory of one device."""
+    cost = layout_cost(program)
+    rows = [
+        ("mesh", _mesh(cost.mesh).removeprefix("mesh ")),
+        ("layout", _layout(program)),
+        ("parameters", _parameters(program)),
+        *_functions(cost),
+        ("memory per device", _memory(cost)),
+    ]
+    body = "".join(f"<tr>{_cell('th', name)}{_cell('td', text)}</tr>" for name, text in rows)
+    return f"<table><caption>{escape(program.name)}</caption><tbody>{body}</tbody></table>"
+
+
+def _cell(tag: str, text: str) -> str:
+    return f'<{tag} style="text-align: left">{escape(text)}</{tag}>'
+
+
+def _mesh(mesh: Mesh) -> str:
+    axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
+    return f"mesh {mesh.name} = [{axes}]"
+
+
+def _layout(program: Program) -> str:
+    layout = program.layout
+    return f"{layout.name} {layout_summary(layout)}" if layout else "none"
+
+
+def _parameters(program: Program) -> str:
+    numbers = sum(each.type.size for each in program.parameters)
+    count = len(program.parameters)
+    return f"{count} parameter{'s' * (count != 1)} of {numbers:,} numbers"
+
+
+def _functions(cost: LayoutCost) -> Iterable[tuple[str, str]]:
+    yield "forward, per device", _work(total(cost.forward))
+    if cost.trains:
+        yield "training step, per device", _work(total(cost.step))
+
+
+def _work(totals: Totals) -> str:
+    return f"{flops_text(whole(totals.flops))}, {bytes_text(whole(totals.sent.bytes))} sent"
+
+
+def _memory(cost: LayoutCost) -> str:
+    parts = {name: bytes_text(whole(amount)) for name, amount in cost.memory.parts().items()}
+    sizes = ", ".join(f"{name} {size}" for name, size in parts.items() if name != "total")
+    return f"{parts['total']}: {sizes}"

@@ -1,0 +1,158 @@
+"""Predicted time of a step under a placement, by its task graph and timeline: report, JSON record and trace of `mtfc simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.ir.core import Function, source_file
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.search.placement.placed_step import Attribution, PlacedStep, events, tracks
+from mtfc.compiler.search.placement.placement_search import PlacementSpace
+from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
+from mtfc.reports.source_lines import fitted, line_rows, nested
+from mtfc.reports.step_report import replaced, seconds_text, trace
+from mtfc.reports.table import aligned, devices_text
+
+LEGEND = "  By line: time on the longest path, computing and waiting for communication; bytes sent, and kept on device {device}."
+
+
+@attrs.frozen(eq=False)
+class SimulatedPlacement:
+    """A step of a program under a placement, simulated on a machine."""
+
+    model: str
+    name: str
+    hardware: Hardware
+    space: PlacementSpace
+    found: EvaluatedStrategy
+    step: PlacedStep
+
+    @property
+    def function(self) -> Function:
+        return self.space.graph.function
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, placement {self.name}"
+
+    @property
+    def fits(self) -> bool:
+        """True if the memory of a device suffices."""
+        return self.step.memory["total"] <= self.hardware.device.memory
+
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        return {span.file for span in self.step.lines if span}
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return _record(self)
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        return _report(self, texts)
+
+    def trace(self) -> dict[str, Any]:
+        """Return the timeline: a thread for each device, and for each port."""
+        tasks = self.space.evaluator.tasks
+        title = f"{self.title} on {self.hardware.name}"
+        return trace(tracks(tasks), events(tasks, self.found), title)
+
+
+def _record(each: SimulatedPlacement) -> dict[str, Any]:
+    """Return the keys of a layout's record that make sense for a placement; see `docs/command.md`."""
+    step, total = each.step, each.step.total
+    return {
+        "model": each.model,
+        "target": each.hardware.name,
+        "layout": each.name,
+        "mesh": {},
+        "devices": each.space.devices,
+        "peak_figures": each.hardware.has_peak_figures,
+        "step_seconds": step.seconds,
+        "compute_seconds": total.compute,
+        "communication_seconds": step.communicating,
+        "exposed_communication_seconds": total.exposed,
+        "utilisation": step.utilisation,
+        "links": dict(step.busy),
+        "bytes_sent": total.sent,
+        "memory_per_device": dict(step.memory),
+        "memory_of_device": int(each.hardware.device.memory),
+        "fits": each.fits,
+        "by_device": [
+            {"device": i, "compute_seconds": float(seconds), "memory": int(held)}
+            for i, (seconds, held) in enumerate(zip(step.computing, step.held, strict=True))
+        ],
+        "lines": [
+            {"file": file, "line": line, **_figures(sum(inside.values(), start=Attribution()))}
+            for (file, line), inside in nested(step.lines.items(), source_file([each.function])).items()
+        ],
+    }
+
+
+def _figures(blame: Attribution) -> dict[str, float]:
+    return {
+        "compute_seconds": blame.compute,
+        "exposed_communication_seconds": blame.exposed,
+        "bytes_sent": blame.sent,
+        "memory": blame.memory,
+    }
+
+
+def _report(each: SimulatedPlacement, sources: Mapping[str, str]) -> str:
+    """Return the parts of a step's time, and the shares of each device and each line; `sources` holds texts of files."""
+    unit = "training step" if each.space.graph.loss is not None else "forward pass"
+    where = devices_text(each.hardware.name, each.space.devices)
+    legend = LEGEND.format(device=int(each.step.held.argmax()))
+    lines = [f"{each.title}: one {unit} on {where}", *_summary(each), ""]
+    return "\n".join([*lines, *_by_device(each.step), "", legend, *_by_line(each, sources)]) + "\n"
+
+
+def _summary(each: SimulatedPlacement) -> list[str]:
+    step, total, device = each.step, each.step.total, each.hardware.device
+    dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if has_trait(eqn, "dot")}
+    ports = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
+    room = bytes_text(int(device.memory))
+    rows = [
+        ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
+        [
+            "computation",
+            seconds_text(total.compute),
+            ", ".join(["on the longest path", *replaced(dtypes, each.hardware)]),
+        ],
+        ["communication", seconds_text(step.communicating), f"busiest ports: {ports}" if ports else ""],
+        ["  exposed", seconds_text(total.exposed), "the longest path waits for it"],
+        ["sent", bytes_text(total.sent), ""],
+        ["memory", bytes_text(total.memory), f"of {room}" if each.fits else f"does NOT fit in {room}"],
+    ]
+    return [*aligned(rows, right={1}), *each.hardware.caveat]
+
+
+def _by_device(step: PlacedStep) -> list[str]:
+    rows = [["device", "computes", "of the step", "memory"]]
+    for device, (seconds, held) in enumerate(zip(step.computing, step.held, strict=True)):
+        share = seconds / step.seconds if step.seconds else 0.0
+        rows.append([str(device), seconds_text(seconds), f"{share:.1%}", bytes_text(int(held))])
+    return aligned(rows, right=range(4))
+
+
+def _by_line(each: SimulatedPlacement, sources: Mapping[str, str]) -> list[str]:
+    heads, own = (
+        ["line", "source", "compute", "waits", "step", "sent", "memory"],
+        source_file([each.function]),
+    )
+    cells = partial(_cells, step=each.step.seconds)
+    return fitted([heads, *line_rows(each.step.lines.items(), own, sources, cells)])
+
+
+def _cells(blame: Attribution, step: float) -> Iterator[str]:
+    yield from (seconds_text(each) if each else "" for each in (blame.compute, blame.exposed))
+    yield f"{blame.time / step if step else 0.0:.1%}"
+    yield from (bytes_text(each) if each else "" for each in (blame.sent, blame.memory))

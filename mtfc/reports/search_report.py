@@ -1,0 +1,346 @@
+"""Results of `mtfc search` as text and as JSON: layouts, and placements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import Found, Objective, Price, value_of
+from mtfc.compiler.search.global_layouts.layout_space import space_of
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
+from mtfc.frontend.layouts.placements import placement_text
+from mtfc.reports.array_summary import finite
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import aligned, devices_text, free_name, wrapped
+
+if TYPE_CHECKING:
+    from mtfc.compiler.search.placement.placement_search import PlacementResult, PlacementSpace
+
+MOST_SHOWN = 30
+"""Most equations that a report shows; a file gets all of them."""
+
+MOST_LISTED = 8
+"""Most dimensions that a reason lists."""
+
+MOST_PLACED = 20
+"""A placement of more operators is written to a file, and not shown."""
+
+LARGEST = 10**300
+"""A number that a float can hold, for readers of JSON."""
+
+
+# Layouts
+
+
+@attrs.frozen(slots=False)
+class LayoutSearchResult:
+    """The result of a search for layouts, the layouts to compare with, and the seconds of the search.
+
+    searched: the candidate meshes.
+    """
+
+    space: str
+    found: Found
+    program: Program
+    pricer: Pricer
+    others: Mapping[str, tuple[Mesh, Layout]]
+    searched: tuple[Mesh, ...]
+    objective: Objective
+    seconds: float
+
+    def seconds_of(self, price: Price) -> float:
+        """Return the seconds of a step, with overlap only if that is the objective."""
+        return value_of(price, "time" if self.objective == "memory" else self.objective)
+
+    @cached_property
+    def price(self) -> Price:
+        """The price of the result, with the seconds with overlap."""
+        return self.pricer.with_overlap(self.found.mesh, self.found.layout)
+
+    @property
+    def compared(self) -> dict[str, Price]:
+        """The prices of the layouts to compare with."""
+        return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record. With memory as the objective, the bound is in bytes."""
+        return _layout_record(self)
+
+    def report(self) -> str:
+        """Return the layout, the proof, and a table of the layouts to compare with."""
+        return _layout_report(self)
+
+
+def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
+    found, price = result.found, result.price
+    in_seconds, seconds = result.objective != "memory", result.seconds_of(result.price)
+    return {
+        "space": result.space,
+        "target": result.pricer.hardware.name,
+        "devices": found.mesh.devices,
+        "peak_figures": result.pricer.hardware.has_peak_figures,
+        "objective": result.objective,
+        "objective_seconds": seconds,
+        "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
+        "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
+        "optimal": found.is_optimal,
+        "evaluated": found.evaluated,
+        "search_seconds": round(result.seconds, 3),
+        "mesh": found.mesh.sizes,
+        "layout": rules_text(found.layout),
+        "compute_seconds": price.compute,
+        "communication_seconds": price.communication,
+        "memory_per_device": price.memory,
+        "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
+        "overlapping_seconds": price.overlapping,
+        "nothing_split": why_whole(result),
+        "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
+    }
+
+
+COMPARED: Mapping[Objective, str] = {
+    "time": "Steps are compared with nothing overlapping",
+    "overlap": "Steps are compared as they overlap",
+    "memory": "Layouts are compared by their memory",
+}
+
+
+def _layout_report(result: LayoutSearchResult) -> str:
+    """Return the layout, the proof, and a table of the layouts to compare with."""
+    found, hardware = result.found, result.pricer.hardware
+    shape = "x".join(str(size) for _, size in found.mesh.axes)
+    heading = f"{result.program.name}, on {devices_text(hardware.name, found.mesh.devices)}, mesh {shape}"
+    name = free_name(found.layout.name, result.others)
+    shown, left_out = _shown(attrs.evolve(found.layout, name=name))
+    lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
+    rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
+    rows.append(_row(name, found.mesh, result.price, result))
+    for name, each in result.compared.items():
+        rows.append(_row(name, result.others[name][0], each, result))
+    room = bytes_text(int(hardware.device.memory))
+    note = f"""\
+Memory is that of one device, which has {room}. {COMPARED[result.objective]}; the last column has what a step takes where
+communication overlaps with what does not need it."""
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *wrapped(_proof(result).split(), 2),
+            "",
+            *aligned(rows, right=range(2, 8)),
+            "",
+            *wrapped(note.split(), 2),
+            *_whole_note(result),
+            *hardware.caveat,
+        ]
+    )
+
+
+def _whole_note(result: LayoutSearchResult) -> list[str]:
+    reason = why_whole(result)
+    return [] if reason is None else wrapped(f"note: nothing is split: {reason}".split(), 2)
+
+
+def why_whole(result: LayoutSearchResult) -> str | None:
+    """Return the reason why several devices split nothing, or None if something is split."""
+    if result.found.mesh.devices == 1 or not is_whole(result.found.layout):
+        return None
+    return _indivisible(result) or _communicates(result) or _no_better(result)
+
+
+def is_whole(layout: Layout) -> bool:
+    """True if a layout splits nothing."""
+    sections = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
+    return not any(axes for rules in sections for _, axes in rules.axes)
+
+
+def _indivisible(result: LayoutSearchResult) -> str | None:
+    """Return the reason that no axis of any mesh divides a dimension, or None."""
+    dims = [column.dim for column in space_of(result.program.function("forward")).columns]
+    sizes = sorted({size for mesh in result.searched for _, size in mesh.axes if size > 1})
+    if any(dim.size % size == 0 for dim in dims for size in sizes):
+        return None
+    *most, last = map(str, sizes)
+    number = f"{', '.join(most)} or {last}" if most else last
+    listed = ", ".join(f"{dim.name}: {dim.size}" for dim in dims[:MOST_LISTED])
+    rest = ", ..." if len(dims) > MOST_LISTED else ""
+    return f"the size of no dimension that can be split is a multiple of {number} ({listed}{rest})"
+
+
+def _no_better(result: LayoutSearchResult) -> str:
+    less = "needs less memory" if result.objective == "memory" else "takes less time"
+    if result.found.is_optimal:
+        return f"no layout that splits something {less}"
+    return f"no layout that splits something and {less} was found"
+
+
+def _communicates(result: LayoutSearchResult) -> str | None:
+    """Return the computation that the best split layout saves, and its communication; None if none computes less."""
+    compute = result.price.compute
+    split = [
+        (name, each)
+        for name, each in result.compared.items()
+        if each.communication and each.compute < compute
+    ]
+    if result.objective == "memory" or not split:
+        return None
+    name, other = min(split, key=lambda each: value_of(each[1], result.objective))
+    saved, sent = seconds_text(compute - other.compute), seconds_text(other.communication)
+    return f"{name} computes for {saved} less, and communicates for {sent}"
+
+
+def _shown(layout: Layout) -> tuple[Layout, list[str]]:
+    """Return a layout with the first equations that it splits, and a note about the other equations."""
+    split = [(path, rules) for path, rules in layout.values if rules.axes]
+    kept, count = split[:MOST_SHOWN], len(layout.values)
+    if len(kept) == count:
+        return layout, []
+    rest = (
+        f"These are {len(kept)} of {count} equations; -o OUT.mtf writes the other {count - len(kept)}, too."
+    )
+    return attrs.evolve(layout, values=tuple(kept)), ["", f"  {rest if split else 'No equation is split.'}"]
+
+
+def _proof(result: LayoutSearchResult) -> str:
+    found, unit = result.found, _bytes if result.objective == "memory" else seconds_text
+    tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
+    if found.is_optimal:
+        return f"Proven to be the best of all in the space `{result.space}`: {tried}"
+    if found.refuted:
+        layout = "a tiling" if found.refuted.values else f"the layout {{ {rules_text(found.refuted)} }}"
+        wrong = f"{layout} is below its bound"
+        return f"Nothing is proven: {wrong}, which is a fault in mtfc; please report it. {tried}"
+    if not found.lower_bound:
+        if found.is_interrupted:
+            return f"Interrupted before anything was proven. {tried}"
+        return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
+    ended = "Interrupted. " if found.is_interrupted else ""
+    bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
+    return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def at_most(ratio: float) -> str:
+    """Return the distance from the best as text, for a result that is `ratio` times a lower bound."""
+    if ratio > 2:
+        return f"{ratio:.3g} times the best"
+    gap = 100 * (ratio - 1)
+    return f"{gap:.1f}% above the best" if gap >= 1 else f"{gap:.2g}% above the best"
+
+
+def over(value: float, least: float) -> float:
+    """Return the ratio of a value to the least value; it is 1 if both are zero, as for a program that does nothing."""
+    if value == least:
+        return 1.0
+    return value / least if least else inf
+
+
+def _bytes(size: float) -> str:
+    return bytes_text(int(size))
+
+
+def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> list[str]:
+    shape = "x".join(str(size) for _, size in mesh.axes)
+    times = (price.seconds, price.compute, price.communication)
+    memory = bytes_text(price.memory)
+    if price.tiled > result.pricer.hardware.device.memory:
+        memory = f"{bytes_text(price.tiled)}, too much"
+    ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
+    return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
+
+
+def _declarations(mesh: Mesh, layout: Layout) -> str:
+    return mesh_text(mesh) + layout_text(layout, mesh)
+
+
+# Placements
+
+
+@attrs.frozen(eq=False)
+class PlacementSearchResult:
+    """The result of a search for placements, and its seconds. name: the name of the placement that was found."""
+
+    model: str
+    name: str
+    space: PlacementSpace
+    found: PlacementResult
+    seconds: float
+
+    def text(self) -> str:
+        """Return the declaration of the placement."""
+        return placement_text(self.name, self.space.devices, self.space.graph, self.found.best.strategy)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record, whose layout is a placement."""
+        return _placement_record(self)
+
+    def report(self) -> str:
+        """Return the placement, the proof, and a table of the placements to compare with."""
+        return _placement_report(self)
+
+
+def _placement_record(placed: PlacementSearchResult) -> dict[str, Any]:
+    best = placed.found.best
+    return {
+        "space": "soap",
+        "target": placed.space.hardware.name,
+        "devices": placed.space.devices,
+        "peak_figures": placed.space.hardware.has_peak_figures,
+        "objective_seconds": best.seconds,
+        "lower_bound_seconds": placed.found.lower_bound,
+        "optimal": placed.found.is_optimal,
+        "locally_optimal": placed.found.locally_optimal,
+        "strategies": placed.space.strategies if placed.space.strategies < LARGEST else None,
+        "evaluated": placed.found.evaluated,
+        "search_seconds": round(placed.seconds, 3),
+        "mesh": {},
+        "layout": placed.text(),
+        "bytes_sent": best.sent,
+        "memory_per_device": int(best.held.max()),
+        "baselines": {name: finite(each.seconds) for name, each in placed.found.baselines.items()},
+    }
+
+
+def _placement_report(placed: PlacementSearchResult) -> str:
+    best, space = placed.found.best, placed.space
+    heading = f"{placed.model}, on {devices_text(space.hardware.name, space.devices)}"
+    rows = [["placement", "a step", "sends", "memory", "of the best"]]
+    for name, each in {placed.name: best, **placed.found.baselines}.items():
+        size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
+        fits = each.seconds < inf
+        step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
+        rows.append([name, step if fits else "does not fit", *size, share if fits else ""])
+    shown = placed.text() if len(space.graph.operators) <= MOST_PLACED else ""
+    lines = [f"  {line}" for line in shown.splitlines()]
+    found = wrapped(_placement_proof(placed).split(), 2)
+    table = aligned(rows, right=range(1, 5))
+    note = ["", *space.hardware.caveat] if space.hardware.caveat else []
+    return "\n".join([heading, *lines, "", *found, "", *table, *note])
+
+
+def _placement_proof(placed: PlacementSearchResult) -> str:
+    """Return the proof of the result: optimal, locally optimal, or bounded."""
+    result, operators = placed.found, len(placed.space.graph.operators)
+    tried = f"{result.evaluated} {'was' if result.evaluated == 1 else 'were'} simulated."
+    if result.is_optimal:
+        return f"Proven the best of {about(placed.space.strategies)} strategies of {operators} operators: {tried}"
+    ended = "No other configuration of a single operator is better."
+    at_most = f"{over(result.best.seconds, result.lower_bound):.2f} times the best of all"
+    bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
+    if not result.locally_optimal:
+        why = "Interrupted" if result.is_interrupted else "The time was up"
+        ended = f"{why} before that was a local optimum."
+    return f"{ended} {bound}. Of {about(placed.space.strategies)} strategies of {operators} operators {tried}"
+
+
+def about(number: int) -> str:
+    """Return a number to three digits. The strategies of a deep network on many devices exceed the range of floats."""
+    return f"{number:.3g}" if number < LARGEST else f"{Decimal(number):.2e}"

@@ -1,0 +1,101 @@
+"""No bound of an effect exceeds its exact cost: random programs under random layouts, on all machines of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.model import EFFECTS
+from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
+from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware_targets import find_hardware, library_machines
+from tests.generators.programs import programs
+from tests.generators.scope import Options
+from tests.harness import HasSource, load
+from tests.properties.campaign import holds_for
+from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU
+
+PROGRAMS = 100
+"""Programs of each kind; `make fuzz` tries more."""
+
+ROUNDING = 1 + 1e-9
+
+MACHINES: Mapping[str, Hardware] = {
+    **{name: find_hardware(name, {}) for name in library_machines()},
+    **{machine.name: machine for machine in (NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU)},
+}
+
+COMMUNICATION = ("pending sums", "data movement", "stored parameters", "halos")
+
+Case = tuple[HasSource, str, int]
+
+
+def cases(**options: object) -> st.SearchStrategy[Case]:
+    """Draw a program, a machine, and a number from which layouts follow."""
+    drawn = programs(Options(statements=4, layouts=1, **options))  # type: ignore[arg-type]
+    return st.tuples(drawn, st.sampled_from(sorted(MACHINES)), st.integers(0, 2**16))
+
+
+@holds_for(cases(), PROGRAMS)
+def test_no_effect_costs_less_than_its_bound(case: Case) -> None:
+    program, machine, seed = case
+    check_effects(program.source, MACHINES[machine], seed)
+
+
+test_no_effect_of_windows_costs_less_than_its_bound = holds_for(cases(spatial=True), PROGRAMS)(
+    test_no_effect_costs_less_than_its_bound.check
+)
+
+test_no_effect_of_micro_batches_costs_less_than_its_bound = holds_for(cases(accumulated=True), PROGRAMS)(
+    test_no_effect_costs_less_than_its_bound.check
+)
+
+
+def check_effects(source: str, hardware: Hardware, seed: int) -> None:
+    """Compare one random layout that may store parameters otherwise, whole and with some columns decided."""
+    module, random = load(source), np.random.default_rng(seed)
+    program, mesh = module.programs[0], module.layouts[0].mesh
+    space = space_of(program.function("forward"), storage=True)
+    row = random_row(space, mesh, random)
+    pricer, layout = Pricer.of(program, hardware), layout_of(space, row[0].tolist(), mesh)
+    step = StepFacts.of(pricer.undistributed(), hardware.device)
+    bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
+    placed, price = pricer.lowered(mesh, layout), pricer.with_overlap(mesh, layout)
+    columns = frozenset(range(len(space.columns)))
+    effects = {name: float(least[0]) for name, least in bound.effects(bound.known(row, columns)).items()}
+    for name, least in effects.items():
+        assert least <= EFFECTS[name].exact(placed, mesh, hardware) * ROUNDING, (name, layout)
+    _, communication = seconds_of(placed, Topology.of(mesh, hardware), hardware.device)
+    assert sum(effects[name] for name in COMMUNICATION) <= communication * ROUNDING, layout
+    for decided in (columns, *some_columns(space, random)):
+        known = bound.known(row * np.isin(sorted(columns), sorted(decided)).astype(np.uint8), decided)
+        is_open = bool(space.storing) and space.storing.isdisjoint(decided)
+        for seconds in (bound.seconds, bound.sure_seconds):
+            assert seconds(known, is_open)[0] <= price.seconds * ROUNDING, (layout, decided)
+        assert beside.seconds(known, is_open)[0] <= price.overlapping * ROUNDING, (layout, decided)
+        assert bound.flops(known)[0] <= price.compute * ROUNDING, (layout, decided)
+        assert bound.memory(known)[0] <= price.memory, (layout, decided)
+
+
+def random_row(space: LayoutSpace, mesh: Mesh, random: np.random.Generator) -> Rows:
+    """Choose the axes of one column after the other."""
+    row = np.zeros((1, len(space.columns)), np.uint8)
+    for column in range(len(space.columns)):
+        rows, _ = space.extended(row, column, frozenset(range(column)), mesh)
+        row = rows[[random.integers(len(rows))]]
+    return row
+
+
+def some_columns(space: LayoutSpace, random: np.random.Generator) -> Iterator[frozenset[int]]:
+    """Yield the columns of the computation, and a random half of all."""
+    columns = range(len(space.columns))
+    yield frozenset(columns) - space.storing
+    yield frozenset(column for column in columns if random.integers(2))
