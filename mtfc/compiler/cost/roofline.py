@@ -31,7 +31,7 @@ from mtfc.compiler.analysis.dimension_names import (
     pairs_of,
     rule_of,
 )
-from mtfc.compiler.analysis.dot_operand_layout import reordered, transposed
+from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
 from mtfc.compiler.cost.fusion import Memory
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.loop_kernels import Loops, is_repeated, stacks
@@ -46,7 +46,7 @@ from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
-FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
+FOR_PRODUCTS = {"transposed": transposed_elements, "reordered": copied_elements}
 """Elements that are moved for a product besides, by the names of their rates."""
 
 
