@@ -37,7 +37,7 @@ def test_misspelt_axis_in_a_layout_is_refused() -> None:
 
 
 def test_one_name_cannot_have_two_sizes() -> None:
-    """In Mesh-TensorFlow, an einsum of two tensors whose dimensions share a name but not a size has two dimensions of that name."""
+    """Mesh-TensorFlow's einsum of tensors whose dimensions share a name but not a size has two dimensions of that name."""
     (found,) = diagnose("dim d = 4\ndim d = 8\nmodel f(x: [d]) { return x }\n")
     assert found.code.startswith("E1")
     assert found.span.line == 2

@@ -149,7 +149,7 @@ def test_generation_has_the_parameters_of_training(file: str, model: str) -> Non
 
 
 def test_a_layer_of_the_two_dimensional_layout_sends_four_sums() -> None:
-    """A layer has two all-reduces forward and two backward, each of a processor's [batch, length, d_model]: the least possible."""
+    """A layer has two all-reduces forward and two backward of a processor's [batch, length, d_model]: the least possible."""
     sizes = {name: dim.size for name, dim in collectives.program().dims.items()}
     size = sizes["batch"] // 16 * sizes["length"] * sizes["d_model"]
     found = [(c.stage, c.kind, c.axes, c.elements) for c in collectives.collectives() if c.where == "layer"]

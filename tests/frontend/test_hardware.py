@@ -151,7 +151,7 @@ def test_every_machine_of_the_library(name: str) -> None:
     ],
 )
 def test_peaks_of_whole_pods(name: str, petaflops: float) -> None:
-    """Sources: the Mesh-TensorFlow paper (section 9) for TPU v2, the JAX scaling book for v5p, Google Cloud's pages for others."""
+    """Sources: the Mesh-TensorFlow paper (section 9) for TPU v2, the JAX scaling book for v5p, else Google Cloud's pages."""
     pod = find_hardware(name, {})
     assert pod.devices is not None
     assert pod.devices * pod.device.rate("bf16").peak == pytest.approx(petaflops * 1e15, rel=0.03)

@@ -41,8 +41,11 @@ ALL_REDUCE_B = ("all_reduce", ("b",), 2 * 8 * 16)
 
 
 def test_transformer_layer() -> None:
-    """Expect, under the paper's two-dimensional layout (section 9), an all-reduce of the result of attention and of the feed-forward
-    layer, one of the gradient of each input, and one of all parameters' gradients over the axis of `batch`."""
+    """Expect the collectives of the paper's two-dimensional layout (section 9).
+
+    These are all-reduces of the results of attention and of the feed-forward layer, of the gradients of their inputs, and of
+    all parameters' gradients together over the axis of `batch`.
+    """
     network = layer(
         "transformer.decoder_layer[memory = memory, heads = heads, d_k = d_k, d_ff = ff](x)",
         "batch: a, heads: b, ff: b",
