@@ -54,7 +54,7 @@ from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.data.inputs import draw_batch
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 
 DEVICES = 8
 RUNS = 5
@@ -190,7 +190,7 @@ def _beside_compiled(
     program, generation = case.lowered(), topology.split(":")[0]
     step = tpu_compiler.compiled(program, topology, "step")
     cycles = hlo.cycles(step.as_text())
-    compiled, hardware = cycles / tpu_compiler.CLOCKS[generation], named(f"tpu_{generation}", {})
+    compiled, hardware = cycles / tpu_compiler.CLOCKS[generation], find_hardware(f"tpu_{generation}", {})
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of
     yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")

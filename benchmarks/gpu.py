@@ -16,7 +16,7 @@ from benchmarks.steps import Case
 from mtfc.backends.calibrate import calibration
 from mtfc.backends.common.devices import import_jax
 from mtfc.backends.jax.runtime import lowered
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 
 AT_ONCE = 8
 """Steps that are started before the first has ended, as in training."""
@@ -105,7 +105,7 @@ def _measured() -> Iterator[Figure]:
 def _compiled() -> Iterator[Figure]:
     from jax.experimental import topologies
 
-    hardware = named("h100", {})
+    hardware = find_hardware("h100", {})
     node: list[Any] = topologies.get_topology_desc("", "cuda", topology="1x1x8").devices
     for case in COMPILED:
         program = case.lowered()

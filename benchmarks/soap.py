@@ -37,8 +37,9 @@ from mtfc.compiler.search.placement.placement_search import (
     placement_space,
 )
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
-from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import choose
+from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0
@@ -104,7 +105,7 @@ def prepared(network: str, dims: dict[str, int] | None = None) -> Program:
 
 
 def _searched(program: Program, network: str, row: Row, cluster: str) -> Iterator[Figure]:
-    make = partial(placement_space, program, named(f"{cluster}_cluster", {}), row.gpus)
+    make = partial(placement_space, program, find_hardware(f"{cluster}_cluster", {}), row.gpus)
     where, budget = f"{network}, {row.gpus} {cluster}", SearchBudget(row.budget, row.proposals)
     make()  # compiles
     space, operators = _timed(make)
@@ -212,7 +213,7 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 def _optimum(network: str, dims: dict[str, int], cluster: str) -> Iterator[Figure]:
     """Section 8.4: on 4 devices; what the search finds over the best there is."""
-    space = placement_space(prepared(network, dims), named(f"{cluster}_cluster", {}), 4)
+    space = placement_space(prepared(network, dims), find_hardware(f"{cluster}_cluster", {}), 4)
     found = placement_search(space, SearchBudget(30.0, 1000)).best
     begin = time.perf_counter()
     proven = best_strategy(space.evaluator, space.choices, found, begin + OPTIMUM)

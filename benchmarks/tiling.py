@@ -20,12 +20,16 @@ from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found
-from mtfc.compiler.search.per_equation.best_layouts import Tiling, best_tiling, timed_network
-from mtfc.compiler.search.per_equation.per_equation_search import search
+from mtfc.compiler.search.per_equation.per_equation_search import (
+    EquationLayouts,
+    best_layouts,
+    search,
+    timed_network,
+)
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.syntax.parser import parse
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -49,10 +53,10 @@ def example(name: str, **dims: int) -> Program:
     return module.programs[0]
 
 
-def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None) -> Tiling:
+def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None) -> EquationLayouts:
     topology = Topology.of(mesh, hardware)
     network = timed_network(prepared(program), topology, hardware.device, set(program.dims))
-    return best_tiling(network, memory, monotonic() + BUDGET)
+    return best_layouts(network, memory, monotonic() + BUDGET)
 
 
 def overlapped(program: Program, mesh: Mesh, hardware: Hardware) -> Found:
@@ -80,7 +84,11 @@ def figures() -> Iterator[Figure]:
 
 def llama() -> Iterator[Figure]:
     """32 layers, 8.03 billion parameters, 64 sequences of 8192 tokens, on 8 nodes of 8 GPUs."""
-    program, mesh, hardware = example("llama"), Mesh("grid", (("nodes", 8), ("gpus", 8))), named("h100", {})
+    program, mesh, hardware = (
+        example("llama"),
+        Mesh("grid", (("nodes", 8), ("gpus", 8))),
+        find_hardware("h100", {}),
+    )
     started = monotonic()
     best = found(program, mesh, hardware, hardware.device.memory)
     yield Figure(
@@ -101,7 +109,7 @@ KINDS = {"data": "data parallelism", "tiling": "tiling", "overlap": "tiling, --o
 
 def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
     """SoyBean's Figure 10: throughput on 8 GPUs over the largest on one, memory aside; and the two steps at batch 256."""
-    hardware, one = named("p2_8xlarge", {}), Mesh("one", ())
+    hardware, one = find_hardware("p2_8xlarge", {}), Mesh("one", ())
     throughput: dict[str, dict[int, float]] = {kind: {} for kind in ("one", *KINDS)}
     apart: dict[int, float] = {}
     for batch in BATCHES:

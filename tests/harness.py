@@ -20,7 +20,7 @@ from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.pipelines import differentiation, lower, run
-from mtfc.driver.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
@@ -37,19 +37,19 @@ STEP = 5
 
 def with_unused_values() -> AbstractContextManager[object]:
     """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
-    return patch("mtfc.frontend.semantics.names.scope.unused", lambda decl: NOTHING)
+    return patch("mtfc.frontend.semantics.names.scope.find_unused", lambda decl: NOTHING)
 
 
 def diagnose(source: str) -> list[Diagnostic]:
     """Return all diagnostics of `mtfc check` for a program in which everything is used."""
     with with_unused_values():
-        return list(check(source, FILE, placeable=placeable))
+        return list(check(source, FILE, layout_targets=placeable))
 
 
 def load(source: str) -> Module:
     """The elaborated file. Raises `CompileError` where it, or one of its layouts, has an error."""
     with with_unused_values():
-        check(source, FILE, placeable=placeable).raise_if_errors()
+        check(source, FILE, layout_targets=placeable).raise_if_errors()
         return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 

@@ -19,7 +19,7 @@ from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import differentiation, partitioning
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.efficiency import MACHINE, Faster
 
 MOST_EQUATIONS = 40
@@ -31,7 +31,7 @@ MOST_PRICES = 24
 
 def predictor() -> Faster:
     """Return the predictor for the default machine."""
-    return _Predictor(named(MACHINE, {}))
+    return _Predictor(find_hardware(MACHINE, {}))
 
 
 @attrs.define

@@ -1,4 +1,4 @@
-"""What `mtfc check` does: all diagnostics of a file, under every declared layout or a given one."""
+"""Find all diagnostics of a file, under every declared layout or a given one, as `mtfc check` shows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layout_options import chosen_layouts
 from mtfc.frontend.layouts.allowed_warnings import on_lines
 from mtfc.frontend.layouts.efficiency import Advice, Faster, no_predictions
-from mtfc.frontend.layouts.legality import Placeable, check_layouts, no_names
+from mtfc.frontend.layouts.legality import FindTargets, check_layouts, no_targets
 from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
 
@@ -22,14 +22,15 @@ def check(
     layout: str | None = None,
     mesh: str | None = None,
     neighbour: Neighbour = no_neighbour,
-    placeable: Placeable = no_names,
+    layout_targets: FindTargets = no_targets,
     settings: Sequence[str] = (),
     predictor: Callable[[], Faster] = no_predictions,
 ) -> Diagnostics:
-    """Return all diagnostics of the file `file` with this text; the options are those of the command.
+    """Return all diagnostics of a file.
 
-    `neighbour` reads imported files beside the file; `placeable` has further values that layouts can name; `predictor` makes
-    the function that predicts speedups.
+    text: the contents of `file`. dims, model, layout, mesh, settings: the options of the command. neighbour: reads imported
+    files beside the file. layout_targets: returns the values besides variables that a layout can name. predictor: makes the
+    function that predicts speedups.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)
@@ -39,12 +40,12 @@ def check(
     except CompileError as error:
         diagnostics.extend(error.diagnostics)
         return diagnostics
-    known = no_names if diagnostics.errors else placeable
+    known = no_targets if diagnostics.errors else layout_targets
     advice = Advice(
         allowed, len(module.scope.models) > 1, no_predictions if diagnostics.errors else predictor
     )
     found = check_layouts(module.programs, layouts, known, module.unused, advice)
-    if diagnostics.errors:  # what a value or equation that is missing would cause
+    if diagnostics.errors:  # a missing value or equation would cause the others
         found = [each for each in found if each.severity == "error" and each.code != "E305"]
     wanted = Diagnostics()
     wanted.extend(each for each in (*diagnostics, *found) if not allowed.at(each.code, each.span))

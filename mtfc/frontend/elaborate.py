@@ -1,6 +1,6 @@
-"""Elaboration: a syntax tree to programs, meshes and layouts; everything that a file can get wrong about names, types and shapes.
+"""Elaborate a syntax tree into programs, meshes, layouts, placements and hardware; check names, types and shapes.
 
-All errors of a file are found in one run: see `scope.py` for how one mistake gives one diagnostic.
+One run finds all errors of a file. `scope.py` says how one mistake gives one diagnostic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layou
 from mtfc.frontend.semantics.calls.function_calls import check_signature
 from mtfc.frontend.semantics.models import Model, elaborate_model
 from mtfc.frontend.semantics.names.declarations import Sizes, declare_meshes
-from mtfc.frontend.semantics.names.modules import Loader, Neighbour, all_of, no_neighbour
+from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
 from mtfc.frontend.semantics.training.train_blocks import train_models
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Module:
-    """The right declarations of a file.
+    """The declarations of a file that have no error.
 
-    `scope` has their names, for text from the command line; `unused` has the full names of values that no program has, since
-    nothing uses the values.
+    scope: the names of the file, for text from the command line. unused: the full names of values that no program has, because
+    nothing uses them.
     """
 
     dims: Mapping[str, Dim]
@@ -56,10 +56,12 @@ def elaborate(
     neighbour: Neighbour = no_neighbour,
     settings: Sequence[str] = (),
 ) -> Module:
-    """Elaborate a file, with the sizes of some dimensions overridden; `model` chooses one of its models.
+    """Elaborate a file and report its errors.
 
-    `neighbour` reads imported files beside the file. A wrong option is reported in a file `<--dim>` (one line for each
-    override) or `<--model>`. `settings` are entries of the `train` block, each `KEY=VALUE`: see `overrides.py`.
+    dims: sizes that replace those of the file. model: the one model to elaborate; None for all. neighbour: reads imported files
+    beside the file. settings: entries of the `train` block, each `KEY=VALUE`: see `overrides.py`.
+
+    A wrong option is reported in a file `<--dim>`, with a line for each override, or `<--model>`.
     """
     if settings:
         from mtfc.frontend.semantics.training.overrides import overridden
@@ -67,16 +69,19 @@ def elaborate(
         file = overridden(file, settings, model, diagnostics)
     loader = Loader(Reports(diagnostics), neighbour)
     scope = loader.main(file, dims or {})
-    meshes = declare_meshes(all_of(file, ast.MeshDecl), scope)
+    meshes = declare_meshes(declarations_of(file, ast.MeshDecl), scope)
     hardware = _hardware(file, scope)
-    for decl in all_of(file, ast.FnDecl):
+    for decl in declarations_of(file, ast.FnDecl):
         check_signature(decl, scope)
-    check_optimizers(all_of(file, ast.OptimizerDecl), scope)
+    check_optimizers(declarations_of(file, ast.OptimizerDecl), scope)
     models = _models(file, scope)
-    layouts = declare_layouts(all_of(file, ast.LayoutDecl), meshes, scope)
+    layouts = declare_layouts(declarations_of(file, ast.LayoutDecl), meshes, scope)
     std = partial(loader.library, "optimizers")
-    trained = train_models(models, all_of(file, ast.TrainDecl), scope, std)
-    for function in (*all_of(file, ast.FnDecl), *map(as_function, all_of(file, ast.OptimizerDecl))):
+    trained = train_models(models, declarations_of(file, ast.TrainDecl), scope, std)
+    for function in (
+        *declarations_of(file, ast.FnDecl),
+        *map(as_function, declarations_of(file, ast.OptimizerDecl)),
+    ):
         if function.name.span not in scope.reports.called:
             check_uncalled(function, scope)
     if not diagnostics.errors:  # a line with an error may be the one that uses a value
@@ -95,14 +100,17 @@ def elaborate(
 
 def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
     """Yield W603 for the models and functions of a file."""
-    decls: list[ast.ModelDecl | ast.FnDecl] = [*all_of(file, ast.ModelDecl), *all_of(file, ast.FnDecl)]
+    decls: list[ast.ModelDecl | ast.FnDecl] = [
+        *declarations_of(file, ast.ModelDecl),
+        *declarations_of(file, ast.FnDecl),
+    ]
     for decl in decls:
         yield from scope.reports.unused(decl).warnings()
 
 
 def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
-    """Few files declare any, and the others start sooner without this."""
-    decls = all_of(file, ast.HardwareDecl)
+    """Return the machines that a file declares; import their checks only if the file has some."""
+    decls = declarations_of(file, ast.HardwareDecl)
     if not decls:
         return {}
     from mtfc.frontend.hardware.declarations import declare_hardware
@@ -111,8 +119,8 @@ def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
 
 
 def _placements(file: ast.File, scope: Scope) -> tuple[DeclaredPlacement, ...]:
-    """Few files have any; they need NumPy."""
-    decls = all_of(file, ast.PlacementDecl)
+    """Return the placements that a file declares; import their checks, which need NumPy, only if the file has some."""
+    decls = declarations_of(file, ast.PlacementDecl)
     if not decls:
         return ()
     from mtfc.frontend.layouts.placements import declare_placements
@@ -122,7 +130,9 @@ def _placements(file: ast.File, scope: Scope) -> tuple[DeclaredPlacement, ...]:
 
 def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
     places: dict[str, Span] = {}
-    decls = [decl for decl in all_of(file, ast.ModelDecl) if scope.declare("model", decl.name, places)]
+    decls = [
+        decl for decl in declarations_of(file, ast.ModelDecl) if scope.declare("model", decl.name, places)
+    ]
     scope.models.update(places)
     models = {decl.name.text: elaborate_model(decl, scope) for decl in decls}
     for dims in (scope.reports.dropped_dims, *(model.dims for model in models.values())):

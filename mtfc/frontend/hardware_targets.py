@@ -1,4 +1,4 @@
-"""The hardware that `--target` names: of the file, of the library, or of a file of its own."""
+"""Find the hardware that `--target` names: in the file, in the library, or in a file of its own."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ HARDWARE = FOLDER / "hardware"
 OPTION = "<--target>"
 
 
-def library() -> tuple[str, ...]:
-    """The names of the machines that the library has: each in a file of that name."""
+def library_machines() -> tuple[str, ...]:
+    """Return the names of the library's machines: each has a file of that name."""
     return tuple(sorted(path.stem for path in HARDWARE.glob("*.mtf")))
 
 
 def is_path(target: str) -> bool:
-    """Whether a target is a file and not a name."""
+    """Return True if a target is the path of a file, and not a name."""
     return Path(target).suffix == ".mtf"
 
 
-def named(target: str, declared: Mapping[str, Hardware]) -> Hardware:
-    """The hardware that a file declares under this name, or else the library. Raises `CompileError` (E313)."""
+def find_hardware(target: str, declared: Mapping[str, Hardware]) -> Hardware:
+    """Return the hardware of this name, declared in the file or else in the library. Raises `CompileError` (E313)."""
     name = target.strip()
     if name in declared:
         return declared[name]
-    if name in library():
-        return in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
+    if name in library_machines():
+        return hardware_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
     scope = Scope(Diagnostics())
-    known = [*declared, *library()]
+    known = [*declared, *library_machines()]
     help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
     scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(target), name), known, help)
     raise CompileError(scope.diagnostics)
 
 
-def in_file(text: str, file: str) -> Hardware:
-    """The one hardware that a file declares. Raises `CompileError` (E313)."""
+def hardware_in_file(text: str, file: str) -> Hardware:
+    """Return the only hardware that a file declares. Raises `CompileError` (E313)."""
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics)
     diagnostics.raise_if_errors()
@@ -58,7 +58,7 @@ def in_file(text: str, file: str) -> Hardware:
 
 
 def no_room(target: str, message: str, help: str) -> NoReturn:
-    """Raise `CompileError` (E316): the message says which mesh, and where there is no room for it."""
+    """Raise `CompileError` (E316) for a mesh that does not fit on the hardware."""
     scope = Scope(Diagnostics())
     scope.error("E316", message, _whole(target), help=help)
     raise CompileError(scope.diagnostics)

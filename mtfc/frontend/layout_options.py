@@ -1,7 +1,7 @@
-"""Layouts and meshes of the command line: named, or spelt out.
+"""Read the options `--layout` and `--mesh`: the name of a declaration, or its rules spelt out.
 
-Mesh-TensorFlow's notation, `batch:rows;hidden:cols`, is taken as well. What is spelt out is read by the parser of the language,
-as the rest of a declaration, and spans are moved back so that errors point into the text that the user gave.
+Rules may also be in Mesh-TensorFlow's notation: `batch:rows;hidden:cols`. `syntax/option_text.py` parses rules that are spelt
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mtfc.frontend.semantics.names.scope import Scope
 
 GIVEN = "given"
-"""The name of a layout or mesh that the command line spells out."""
+"""The name of a layout or mesh that an option spells out."""
 
 PLACEMENTS = (
     "`mtfc simulate` shows a step under it, `mtfc verify` runs it, `mtfc search --space soap` compares it"
@@ -62,10 +62,10 @@ def parse_mesh(text: str, module: Module) -> Mesh:
 
 
 def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> DeclaredLayout:
-    """The layout that `--layout` names or spells out: `hybrid`, `{ batch: rows }` or `batch:rows;hidden:cols`.
+    """Return the layout that `--layout` names or spells out: `hybrid`, `{ batch: rows }` or `batch:rows;hidden:cols`.
 
-    It is on `mesh`, where that is given, else on its own or the file's only one. Raises `CompileError`; its spans are in the
-    file, or in one `<--layout>` that holds `text`.
+    The layout is on `mesh` if given, else on the mesh that it declares, else on the only mesh of the file. Raises
+    `CompileError`; its spans are in the file, or in a file `<--layout>` that holds `text`.
     """
     for declared in module.layouts:
         if declared.name == text.strip():
@@ -87,14 +87,14 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
 
 
 def placement_named(name: str | None, module: Module) -> DeclaredPlacement | None:
-    """The placement that `--layout` names, where no layout is called so."""
+    """Return the placement that `--layout` names; None if there is none, or a layout has the name."""
     if name is None or any(each.name == name.strip() for each in module.layouts):
         return None
     return next((each for each in module.placements if each.name == name.strip()), None)
 
 
 def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:
-    """The file's mesh, where it declares one. Raises `CompileError`."""
+    """Return the only mesh of the file. Raises `CompileError` if the file declares none or several."""
     if len(module.meshes) == 1:
         return next(iter(module.meshes.values()))
     declared = f"the file declares {'several' if module.meshes else 'none'}"
@@ -107,7 +107,7 @@ def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:
 
 
 def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLayout:
-    """The same rules on another mesh. Raises `CompileError` where it lacks their axes."""
+    """Return a layout with the same rules on another mesh. Raises `CompileError` if the mesh lacks an axis of a rule."""
     scope = module.scope.for_text()
     found = resolve(declared.decl, mesh, scope)
     scope.diagnostics.raise_if_errors()
@@ -133,8 +133,8 @@ def chosen_layouts(
             _not_for(found, model, layout, module)
         return (found,)
     if given is None or mesh is None:
-        return meant_for(model, module)
-    fit = fitting(given, module, model)
+        return layouts_for(model, module)
+    fit = layouts_fitting(given, module, model)
     if module.layouts and not fit:
         span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
         help = "give one with `--layout`"
@@ -147,7 +147,7 @@ def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) ->
     scope = module.scope.for_text()
     others = " and ".join(f"`{name}`" for name in declared.models)
     message = f"layout `{declared.name}` is for model {others}, and not for `{model}`"
-    own = [f"`{each.name}`" for each in meant_for(model, module)]
+    own = [f"`{each.name}`" for each in layouts_for(model, module)]
     help = f"choose the model with `--model {declared.models[0]}`"
     help += f", or a layout for `{model}`: {', '.join(own)}" if own else ""
     labels = [Label(name.span, "it says so here") for name in declared.decl.models[:1]]
@@ -155,18 +155,21 @@ def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) ->
     raise CompileError(scope.diagnostics)
 
 
-def meant_for(model: str | None, module: Module) -> tuple[DeclaredLayout, ...]:
+def layouts_for(model: str | None, module: Module) -> tuple[DeclaredLayout, ...]:
     """Return the declared layouts for a model."""
     return tuple(each for each in module.layouts if model is None or each.is_for(model))
 
 
-def fitting(mesh: Mesh, module: Module, model: str | None = None) -> tuple[DeclaredLayout, ...]:
-    """The layouts on a declared mesh, or those whose axes another one has."""
-    layouts = meant_for(model, module)
+def layouts_fitting(mesh: Mesh, module: Module, model: str | None = None) -> tuple[DeclaredLayout, ...]:
+    """Return the layouts that fit a mesh.
+
+    For a mesh that the file declares, these are the layouts on the mesh; for another mesh, all layouts whose axes it has.
+    """
+    layouts = layouts_for(model, module)
     if mesh in module.meshes.values():
         return tuple(declared for declared in layouts if declared.mesh == mesh)
-    fitting = (declared for declared in layouts if _axes_of(declared) <= set(mesh.names))
-    return tuple(on_mesh(declared, mesh, module) for declared in fitting)
+    fit = (declared for declared in layouts if _axes_of(declared) <= set(mesh.names))
+    return tuple(on_mesh(declared, mesh, module) for declared in fit)
 
 
 def _axes_of(declared: DeclaredLayout) -> set[str]:

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.reports.cost_json import costs_json
 from mtfc.reports.cost_report import comparison, layout_report
 from mtfc.reports.difference import FIGURES, Priced, differences
@@ -134,7 +134,7 @@ def test_reports_show_every_collective(generated: Generated) -> None:
 def test_lines_add_up_to_the_difference_of_layouts(generated: Generated) -> None:
     (program,) = load(generated.source).programs
     layouts = load(generated.source).layouts
-    machine = named("p2_8xlarge", {})
+    machine = find_hardware("p2_8xlarge", {})
     placed = [lower(program, each.mesh, each.layout) for each in (layouts[0], layouts[-1])]
     one, other = (Priced.of(each, machine, overlaps=False) for each in placed)
     lines = differences(one, other)

@@ -9,7 +9,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology, lie_as_one
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 
 DEVICE = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
 B, A = 1e9, 1e-6
@@ -106,7 +106,7 @@ def test_a_mesh_has_the_slice_that_can_be_rented(
     target: str, axes: dict[str, int], sides: tuple[int, ...]
 ) -> None:
     """Google Cloud's pages on each TPU list these; a device of v2 and v3 is one of the two cores of a chip."""
-    topology = Topology.of(grid(**axes), named(target, {}))
+    topology = Topology.of(grid(**axes), find_hardware(target, {}))
     assert tuple(topology.used[f"ici.{side}"] for side in range(len(sides))) == sides
 
 
@@ -209,7 +209,7 @@ def test_worked_examples_of_the_scaling_book() -> None:
     node = Topology.of(grid(all=8), machine(switch(8, bandwidth=450e9)))
     (seconds,) = node.seconds("all_gather", ("all",), 2 * 4096 * 65536 / 8).values()
     assert seconds == pytest.approx(7 * A + 1.04e-3, rel=0.01)
-    cube = Topology.of(grid(x=4, y=4, z=4), named("tpu_v4", {}))
+    cube = Topology.of(grid(x=4, y=4, z=4), find_hardware("tpu_v4", {}))
     (seconds,) = cube.seconds("all_gather", ("x",), 2 * 1024 * 4096 / 16).values()
     assert seconds == pytest.approx(2e-6 + 23.3e-6 * 3 / 4, rel=0.01)
 

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.core import (
     Value,
 )
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
-from mtfc.frontend.semantics.names.modules import Loader, all_of, no_neighbour
+from mtfc.frontend.semantics.names.modules import Loader, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports
 from mtfc.frontend.semantics.training.optimizers import find_optimizer
 from mtfc.frontend.semantics.training.updates import elaborate_updates
@@ -92,7 +92,7 @@ def updates(optimizer: str, parameters: Iterable[Parameter]) -> tuple[Update, ..
     loader = Loader(Reports(Diagnostics()), no_neighbour)
     text = f"train m {{ minimize x; optimizer = {optimizer} }}"
     file = parse(text, "train.mtf", loader.reports.diagnostics)
-    scope, (block,) = loader.main(file, {}), all_of(file, TrainDecl)
+    scope, (block,) = loader.main(file, {}), declarations_of(file, TrainDecl)
     found = find_optimizer(block.optimizer, scope, loader.library("optimizers"))
     types = {parameter.name: parameter.type for parameter in parameters}
     return elaborate_updates(found, types, scope)

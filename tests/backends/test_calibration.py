@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import pytest
 
 from mtfc.backends.calibrate.calibration import QUICK, with_jax, with_numpy
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES, PARTS
+from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 from mtfc.backends.calibrate.op_kernels import KERNELS, SHAPES
 from mtfc.backends.calibrate.rates import beyond, link_of, rising
 from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.hardware.hardware_text import hardware_text
-from mtfc.frontend.hardware_targets import HARDWARE, in_file, library
+from mtfc.frontend.hardware_targets import HARDWARE, hardware_in_file, library_machines
 
 
 def test_more_work_never_takes_less_time() -> None:
@@ -37,7 +38,7 @@ SLOWER = [(size, 3 * seconds) for size, seconds in REDUCED]
 def seconds_on(link: Link, kind: str, size: int) -> float:
     """What a collective of four devices takes, of an array of so many bytes."""
     box = Hardware("here", Device({"f32": Rate.constant(1.0)}, 1.0, Rate.constant(1.0)), (link,))
-    local = size // 4 if kind in PARTS else size
+    local = size // 4 if SENDINGS[kind].operand == "part" else size
     (found,) = Topology.of(Mesh("all", (("all", 4),)), box).seconds(kind, ("all",), local, 1).values()
     return found
 
@@ -70,17 +71,17 @@ def test_a_link_that_is_all_latency() -> None:
     assert link.bandwidth.peak > 0
 
 
-@pytest.mark.parametrize("name", library())
+@pytest.mark.parametrize("name", library_machines())
 def test_hardware_as_text_means_the_same(name: str) -> None:
-    hardware = in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), name)
+    hardware = hardware_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), name)
     text = hardware_text(hardware, "A copy.")
-    again = in_file(text, name)
+    again = hardware_in_file(text, name)
     assert [link.kind for link in again.links] == [link.kind for link in hardware.links]
     assert [link.sizes for link in again.links] == [link.sizes for link in hardware.links]
     assert (again.device.matrix, again.device.loading) == (hardware.device.matrix, hardware.device.loading)
     assert (again.device.scratchpad is None) == (hardware.device.scratchpad is None)
     assert again.device.memory == pytest.approx(hardware.device.memory, rel=1e-3)
-    assert again == in_file(hardware_text(again, ""), name)
+    assert again == hardware_in_file(hardware_text(again, ""), name)
 
 
 def test_tables_as_text() -> None:
@@ -91,14 +92,14 @@ def test_tables_as_text() -> None:
         Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}, 0.25, loop=8e-6),
         (link,),
     )
-    assert in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
+    assert hardware_in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
 
 
 def test_numpy_has_one_device() -> None:
     found = with_numpy("here", QUICK)
     assert found.devices == 1
     assert found.device.flops.keys() == {"f32", "f64"}
-    assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
+    assert hardware_in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_virtual_devices_of_jax(measured: Hardware) -> None:
     assert found.device.loop < 1e-2
     assert found.links[0].latency < 1
     assert (found.links[0].kind, found.device.overlap) == ("memory", 0)
-    assert in_file(hardware_text(found, ""), "t.mtf").name == "here"
+    assert hardware_in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 
 def test_random_numbers_take_longer_than_their_bytes(measured: Hardware) -> None:

@@ -16,7 +16,7 @@ from mtfc.compiler.search.placement.operators.strategy import random_strategy
 from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.compiler.search.placement.task_graph import StrategyTasks
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, arguments, prepared
 
 
@@ -41,7 +41,7 @@ def _before_the_update(found: EvaluatedStrategy, tasks: StrategyTasks) -> int:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_random_strategies_compute_the_program_and_send_what_the_task_graph_says(name: str) -> None:
-    space = placement_space(prepared(name), named("k80_cluster", {}), 4)
+    space = placement_space(prepared(name), find_hardware("k80_cluster", {}), 4)
     wanted = reference(name)
     parameters = (
         {parameter.name for parameter in prepared(name).parameters} if prepared(name).training else set()

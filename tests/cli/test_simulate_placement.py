@@ -12,7 +12,7 @@ import pytest
 
 from mtfc.compiler.search.placement.operators.strategy import random_strategy
 from mtfc.compiler.search.placement.placement_search import placement_space
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.placements import placement_text
 from tests.cli.conftest import Mtfc
 from tests.search.placement_programs import PROGRAMS, prepared
@@ -41,7 +41,7 @@ model two(x: [batch, io]) {
 
 def random_placements(name: str, target: str) -> dict[str, str]:
     """Three of a program, by name."""
-    space = placement_space(prepared(name), named(target, {}), DEVICES)
+    space = placement_space(prepared(name), find_hardware(target, {}), DEVICES)
     drawn = [random_strategy(space.choices, random) for random in [Random(3)] for _ in range(3)]
     names = [f"p{i}" for i in range(len(drawn))]
     texts = (placement_text(each, DEVICES, space.graph, s) for each, s in zip(names, drawn, strict=True))

@@ -9,9 +9,9 @@ import pytest
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.types import Mesh
-from mtfc.driver.target import check_room
+from mtfc.driver.loading.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.hardware_targets import HARDWARE, in_file, library, named
+from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, hardware_in_file, library_machines
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse
 
@@ -91,14 +91,14 @@ def test_a_dtype_that_is_not_given_is_like_f32() -> None:
 
 def test_declared_hardware_goes_before_the_librarys() -> None:
     own = module(BOX.replace("box", "h100"))
-    assert named("h100", own.hardware).device.memory == 16e9
-    assert named("h200", own.hardware).device.memory == 141 * 2**30
+    assert find_hardware("h100", own.hardware).device.memory == 16e9
+    assert find_hardware("h200", own.hardware).device.memory == 141 * 2**30
 
 
 @pytest.mark.parametrize("name", ["h10", "H100"])
 def test_unknown_hardware(name: str) -> None:
     with pytest.raises(CompileError) as error:
-        named(name, module(BOX).hardware)
+        find_hardware(name, module(BOX).hardware)
     (diagnostic,) = error.value.diagnostics
     assert (diagnostic.code, diagnostic.help) == ("E313", "did you mean `h100`?")
 
@@ -112,14 +112,14 @@ def test_unknown_hardware(name: str) -> None:
 )
 def test_a_file_with_no_hardware_or_several(text: str, says: str) -> None:
     with pytest.raises(CompileError) as error:
-        in_file(text, "t.mtf")
+        hardware_in_file(text, "t.mtf")
     (diagnostic,) = error.value.diagnostics
     assert diagnostic.code == "E313"
     assert says in diagnostic.message
 
 
 def test_a_mesh_that_is_too_large() -> None:
-    p100 = named("p100_cluster", {})
+    p100 = find_hardware("p100_cluster", {})
     check_room(p100, Mesh("all", (("rows", 4), ("cols", 4))), "p100_cluster")
     with pytest.raises(CompileError, match=r"E316.* 20 processors"):
         check_room(p100, Mesh("all", (("rows", 4), ("cols", 5))), "p100_cluster")
@@ -127,15 +127,15 @@ def test_a_mesh_that_is_too_large() -> None:
         CompileError, match=r"E316.* 5 x 3 processors does not lie on the 4 that `infiniband`"
     ):
         check_room(p100, Mesh("all", (("rows", 5), ("cols", 3))), "p100_cluster")
-    check_room(named("h100", {}), Mesh("all", (("all", 10**6),)), "h100")
+    check_room(find_hardware("h100", {}), Mesh("all", (("all", 10**6),)), "h100")
 
 
-@pytest.mark.parametrize("name", library())
+@pytest.mark.parametrize("name", library_machines())
 def test_every_machine_of_the_library(name: str) -> None:
     """It is in a file of its name, in canonical form, and says where its figures are from."""
     text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
     assert format_source(text) == text
-    assert in_file(text, f"{name}.mtf").name == name
+    assert hardware_in_file(text, f"{name}.mtf").name == name
     assert re.search("data sheet|Google Cloud's page|Jouppi|the paper", text)
 
 
@@ -152,7 +152,7 @@ def test_every_machine_of_the_library(name: str) -> None:
 )
 def test_peaks_of_whole_pods(name: str, petaflops: float) -> None:
     """The Mesh-TensorFlow paper (section 9) of TPU v2, the JAX scaling book of v5p, Google Cloud's pages of the others."""
-    pod = named(name, {})
+    pod = find_hardware(name, {})
     assert pod.devices is not None
     assert pod.devices * pod.device.rate("bf16").peak == pytest.approx(petaflops * 1e15, rel=0.03)
 
@@ -161,16 +161,16 @@ def test_the_library_is_complete() -> None:
     wanted = (
         "p100_cluster k80_cluster p2_8xlarge tpu_v2 tpu_v3 tpu_v4 tpu_v5e tpu_v5p tpu_v6e v100 a100 h100 h200"
     )
-    assert set(library()) == set(wanted.split())
-    sizes = {name: named(name, {}).devices for name in library()}
+    assert set(library_machines()) == set(wanted.split())
+    sizes = {name: find_hardware(name, {}).devices for name in library_machines()}
     assert (sizes["p100_cluster"], sizes["k80_cluster"], sizes["p2_8xlarge"]) == (16, 64, 8)
     assert (sizes["tpu_v2"], sizes["tpu_v3"], sizes["tpu_v4"], sizes["h100"]) == (512, 2048, 4096, None)
 
 
 def test_which_machines_have_peak_figures_only() -> None:
-    peak = {name for name in library() if named(name, {}).has_peak_figures}
+    peak = {name for name in library_machines() if find_hardware(name, {}).has_peak_figures}
     assert peak == {"a100", "v100", "k80_cluster", "p100_cluster", "p2_8xlarge"}
-    for name in library():
+    for name in library_machines():
         text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
         assert ("these are peak figures" in text) == (name in peak), "its comment says so"
 
@@ -205,7 +205,7 @@ def test_the_h100_is_as_it_was_measured() -> None:
 
     cases = {case.model: case for case in gpu.MEASURED}
     ratios = {
-        model: predicted(cases[model].lowered(), named("h100", {})).seconds * 1e3 / milliseconds
+        model: predicted(cases[model].lowered(), find_hardware("h100", {})).seconds * 1e3 / milliseconds
         for model, milliseconds in MEASURED.items()
     }
     assert all(0.85 < ratio < 1.2 for ratio in ratios.values()), ratios

@@ -10,7 +10,7 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.printer import print_program
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
-from mtfc.frontend.semantics.names.unused_values import unused
+from mtfc.frontend.semantics.names.unused_values import find_unused
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 from tests.generators.programs import programs
@@ -177,7 +177,7 @@ def test_an_optimizer_is_as_it_was() -> None:
 def test_random_programs_are_those_without_their_dead_lines(program: HasSource) -> None:
     lines = dict(enumerate(program.source.split("\n"), 1))
     for decl in parse(program.source, FILE, Diagnostics()).declarations:
-        for span in unused(decl).dead if isinstance(decl, ast.ModelDecl | ast.FnDecl) else ():
+        for span in find_unused(decl).dead if isinstance(decl, ast.ModelDecl | ast.FnDecl) else ():
             for line in range(span.line, span.end_line + 1):
                 lines.pop(line, None)
     without = "\n".join(lines.values())

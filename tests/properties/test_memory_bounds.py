@@ -9,7 +9,7 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
@@ -33,7 +33,7 @@ def check_memory(source: str, most: int | None = None) -> None:
     """Compare under all layouts, or a fixed number of them, with all of a layout's rules decided and with only some. The machine
     does not pad arrays.
     """
-    module, hardware = load(source), named("k80_cluster", {})
+    module, hardware = load(source), find_hardware("k80_cluster", {})
     program, mesh = module.programs[0], module.layouts[0].mesh
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=True)
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)

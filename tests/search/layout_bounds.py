@@ -14,7 +14,7 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.harness import load
 
@@ -68,7 +68,7 @@ SLOW_TPU = attrs.evolve(
 )
 """Where what a TPU fills up, holds and draws again is."""
 
-TORUS = named("tpu_v2", {})
+TORUS = find_hardware("tpu_v2", {})
 
 
 def example(name: str) -> Program:

@@ -24,7 +24,7 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.generators.programs import programs
 from tests.generators.scope import Options
@@ -146,7 +146,7 @@ model m(x: [batch, io]) {
     assert bound.seconds(MaskRange(whole, whole))[0] == pytest.approx(price.seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize("hardware", [SLOW_LINKS, named("k80_cluster", {})])
+@pytest.mark.parametrize("hardware", [SLOW_LINKS, find_hardware("k80_cluster", {})])
 def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> None:
     """Images that are split alike in all layers, or in some; and a sum that a reshape makes whole, and its use splits."""
     program, mesh = example("lenet"), Mesh("grid", (("rows", 2), ("cols", 2)))
@@ -164,7 +164,7 @@ def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> Non
 
 def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None:
     """By images, as everyone does it: halos and what moves between layers cost more than they save."""
-    program, hardware = example("lenet"), named("k80_cluster", {})
+    program, hardware = example("lenet"), find_hardware("k80_cluster", {})
     pricer, forward = Pricer.of(program, hardware), program.function("forward")
     step, shapes = pricer.undistributed(), list(meshes(4, 1))
     found = search(step, forward, shapes, hardware, pricer, monotonic() + 60)
@@ -257,7 +257,7 @@ def test_an_interrupt_before_anything_is_known() -> None:
 def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
     """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
     program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
-    hardware = named("k80_cluster", {})
+    hardware = find_hardware("k80_cluster", {})
     pricer = Pricer.of(program, hardware)
     rules = [(("batch", ("x", "y")),), (("batch", ("x", "y")), ("features", ("x",))), (("batch", ("x",)),)]
     every = [Layout(f"l{i}", Rules(each)) for i, each in enumerate(rules)]

@@ -11,7 +11,7 @@ from mtfc.compiler.search.found import Objective, value_of
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import load
 from tests.search.layout_bounds import SLOW_LINKS, layouts
 
@@ -89,7 +89,7 @@ model embedding(ids: i32[batch], labels: i32[samples]) {
 train embedding { minimize loss; optimizer = adam(learning_rate = 0.1) }
 """
 
-K80 = named("k80_cluster", {})
+K80 = find_hardware("k80_cluster", {})
 
 CASES = (
     (PERCEPTRON, 8, SLOW_LINKS),

@@ -16,21 +16,22 @@ from mtfc.compiler.search.placement.exhaustive import best_strategy
 from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_search, placement_space
 from mtfc.compiler.search.placement.strategy_bounds import StrategyBounds, transfer_times
-from mtfc.driver.selection import Choice, choose
-from mtfc.frontend.hardware_targets import named
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import choose
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def space_of(name: str, devices: int, target: str = "k80_cluster") -> PlacementSpace:
-    return placement_space(prepared(name), named(target, {}), devices)
+    return placement_space(prepared(name), find_hardware(target, {}), devices)
 
 
 def example(name: str, target: str, **dims: int) -> PlacementSpace:
     path = EXAMPLES / f"{name}.mtf"
     chosen = choose(path.read_text("utf-8"), str(path), Choice(None, None, None, dims))
-    return placement_space(run(chosen.program, preparation()), named(target, {}), 4)
+    return placement_space(run(chosen.program, preparation()), find_hardware(target, {}), 4)
 
 
 @pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])

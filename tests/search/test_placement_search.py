@@ -37,21 +37,23 @@ from mtfc.compiler.search.placement.simulator import evaluation
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.compiler.search.placement.strategy_bounds import lower_bound
 from mtfc.compiler.search.placement.task_graph import ParameterBundle, ValueUse
-from mtfc.frontend.hardware_targets import named
+from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, prepared
 from tests.search.test_placement_simulator import assert_kept
 
 
 @cache
 def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> PlacementSpace:
-    return placement_space(prepared(name), named(target, {}), devices)
+    return placement_space(prepared(name), find_hardware(target, {}), devices)
 
 
 def as_task_graph(found: EvaluatedStrategy) -> TaskGraph:
     """The same tasks for the simulator of `analysis/`, numbered alike."""
     graph = found.base.graph
-    device, seconds, first = graph.device.tolist(), graph.seconds.tolist(), graph.before.first.tolist()
-    after = [dict.fromkeys(graph.before.other[first[i] : first[i + 1]].tolist()) for i in range(len(device))]
+    device, seconds, first = graph.device.tolist(), graph.seconds.tolist(), graph.predecessors.first.tolist()
+    after = [
+        dict.fromkeys(graph.predecessors.other[first[i] : first[i + 1]].tolist()) for i in range(len(device))
+    ]
     return TaskGraph(
         Task((i,), str(device[i]), seconds[i], tuple((before,) for before in after[i]))
         for i in range(len(device))
@@ -95,7 +97,7 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
     """Within a limit or beyond, kept or not, one after the other or from an earlier one."""
     monkeypatch.setattr(evaluation, "ROOM", room[0])
     monkeypatch.setattr(evaluation, "SLACK", room[1])
-    space, random = placement_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(3)
+    space, random = placement_space(prepared("convolutions"), find_hardware("k80_cluster", {}), 8), Random(3)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     for _ in range(150):
         old, operator = known[-1 if random.random() < 0.8 else 0], random.randrange(len(space.choices))
@@ -109,7 +111,7 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
 @pytest.mark.parametrize("what", ["propose_strategy", "load_state", "EvaluatedStrategy"])
 def test_an_evaluator_that_was_interrupted_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes when compiled code is done, or whenever Python runs."""
-    space, random = placement_space(prepared("convolutions"), named("k80_cluster", {}), 8), Random(4)
+    space, random = placement_space(prepared("convolutions"), find_hardware("k80_cluster", {}), 8), Random(4)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     work = getattr(evaluation, what)
 
@@ -176,12 +178,12 @@ def _placed(space: PlacementSpace, strategy: Strategy, step: OperatorStep) -> tu
 
 
 def test_task_graphs_do_not_depend_on_the_room_that_was_made_for_them() -> None:
-    space = placement_space(prepared("recurrent"), named("k80_cluster", {}), 8)
+    space = placement_space(prepared("recurrent"), find_hardware("k80_cluster", {}), 8)
     strategy = random_strategy(space.choices, Random(7))
     first, again = space.evaluator.full(strategy), space.evaluator.full(strategy)
     a, b = first.base.graph, again.base.graph
-    assert len(a.device) > 200 and len(a.waiting.other) > 200
-    assert np.array_equal(a.seconds, b.seconds) and np.array_equal(a.waiting.other, b.waiting.other)
+    assert len(a.device) > 200 and len(a.successors.other) > 200
+    assert np.array_equal(a.seconds, b.seconds) and np.array_equal(a.successors.other, b.successors.other)
 
 
 def test_a_limit_never_hides_a_strategy_within_it() -> None:
@@ -248,7 +250,7 @@ def test_parameters_that_are_not_trained_take_memory() -> None:
 
 def test_links_of_the_k80_cluster() -> None:
     """Pairs of GPUs, nodes of two pairs, and a network that the four of a node share."""
-    found = device_links(named("k80_cluster", {}), 8)
+    found = device_links(find_hardware("k80_cluster", {}), 8)
     assert found.bandwidth[0, 1] == found.bandwidth[0, 2] == 15.75e9 and found.bandwidth[0, 4] == 7e9
     assert found.port[0, 1] != found.port[0, 2] == found.port[1, 3] == found.port[3, 0]
     assert found.port[0, 4] == found.port[3, 7] != found.port[4, 0]
@@ -256,7 +258,7 @@ def test_links_of_the_k80_cluster() -> None:
 
 
 def test_links_of_a_ring_are_one_for_each_direction() -> None:
-    found = device_links(named("p100_cluster", {}), 4)
+    found = device_links(find_hardware("p100_cluster", {}), 4)
     assert found.latency[0, 2] == 2 * found.latency[0, 1] == 2 * found.latency[0, 3]
     assert found.port[0, 1] != found.port[0, 3]
 
@@ -342,7 +344,7 @@ def seconds_found() -> float:
 
 def test_memory_is_respected() -> None:
     """With room for the best strategy's neighbours on several devices, but not for all on one."""
-    program, hardware = prepared("dense"), named("k80_cluster", {})
+    program, hardware = prepared("dense"), find_hardware("k80_cluster", {})
     free = placement_search(space_of("dense"), SearchBudget(60.0, 200)).best
     room = int(free.held.max()) - 1
     small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=room))

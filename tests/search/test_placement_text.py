@@ -15,8 +15,8 @@ from mtfc.compiler.search.placement.operators.strategy import (
     random_strategy,
 )
 from mtfc.compiler.search.placement.placement_search import operators_of
-from mtfc.frontend.hardware_targets import named
-from mtfc.frontend.layouts.placements import placement_text, strategy
+from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.frontend.layouts.placements import placement_text, strategy_of
 from mtfc.frontend.syntax.format import format_source
 from tests.harness import load
 from tests.search.placement_programs import PROGRAMS, prepared
@@ -25,13 +25,13 @@ from tests.search.placement_programs import PROGRAMS, prepared
 def read(name: str, text: str) -> Strategy:
     """What a placement at the end of a program means for its operators."""
     (placement,) = load(PROGRAMS[name] + text).placements
-    return strategy(placement, operators_of(prepared(name)), Diagnostics())
+    return strategy_of(placement, operators_of(prepared(name)), Diagnostics())
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_strategies_are_read_back_as_they_were_written(name: str) -> None:
     graph = operators_of(prepared(name))
-    choices, random = configurations(cotangent_flow(graph), named("k80_cluster", {}), 8), Random(1)
+    choices, random = configurations(cotangent_flow(graph), find_hardware("k80_cluster", {}), 8), Random(1)
     for _ in range(5):
         chosen = random_strategy(choices, random)
         text = placement_text("found", 8, graph, chosen)

@@ -1,7 +1,7 @@
-"""Hardware: declarations of machines, and what can be wrong with their figures.
+"""Read `hardware` declarations: machines with their devices and links.
 
-A declaration is entries within entries. What entries there are, which must be there and what each holds stands in two tables
-below; nothing else here knows them by name but the functions that make the result.
+A declaration has entries within entries. The tables `DEVICE`, `SCRATCHPAD` and `LINK` at the end of this file list the known
+entries, each with the function that reads its value.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from mtfc.frontend.syntax import ast
 Read = Callable[[ast.HardwareFigure, Scope], Any]
 
 LEAST, MOST = 1e-6, 1e30
-"""Figures between these can be multiplied and divided without leaving the floats."""
+"""Bounds of figures, so that products and quotients of figures stay finite."""
 
 MOST_DEVICES = 2**31
-"""Far more than there are; products of sizes stay small integers."""
+"""Bound of numbers of devices, so that products of sizes stay small integers."""
 
 
 def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[str, Hardware | None]:
-    """The machines by name, with None for those that have failed."""
+    """Return the machines by name, with None for a machine that has an error."""
     places: dict[str, Span] = {}
     return {
         decl.name.text: _hardware(decl, scope)
@@ -104,7 +104,10 @@ def _entries(
     node: ast.HardwareDecl | ast.HardwareFigure | ast.LinkDecl,
     scope: Scope,
 ) -> dict[str, Any] | None:
-    """What the entries hold, by name; None, and errors, where one is wrong, unknown, given twice or missing."""
+    """Return the values of the entries by name.
+
+    Returns None, and reports errors, if an entry is wrong, unknown, given twice or missing.
+    """
     places: dict[str, Span] = {}
     found: dict[str, Any] = {}
     for figure in figures:
@@ -128,7 +131,7 @@ def _key(figure: ast.HardwareFigure) -> str:
     return figure.key.text if isinstance(figure.key, ast.Name) else str(figure.key.value)
 
 
-# What an entry may hold
+# Values of entries
 
 
 def _wrong(figure: ast.HardwareFigure, expected: str, scope: Scope) -> None:
@@ -189,7 +192,7 @@ def _kind(figure: ast.HardwareFigure, scope: Scope) -> Kind | None:
 
 
 def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
-    """A number, or a table of them by size."""
+    """Read a number, or a table of numbers by size."""
     if not isinstance(figure.value, ast.HardwareFigures):
         rate = _positive(figure, scope)
         return None if rate is None else Rate.constant(rate)
@@ -218,7 +221,7 @@ def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
 
 
 def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
-    help = "they are called as in what `mtfc compile --emit ir` prints"
+    help = "the names of ops are those that `mtfc compile --emit ir` prints"
     is_known = _known("op", (*OPS, *KERNELS), help, scope)
     return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
 
@@ -229,7 +232,7 @@ def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | 
 
 
 def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
-    """Whether a name is one of these; an error where it is not."""
+    """Return a function that tests whether a name is one of `names`, and reports an error otherwise."""
 
     def is_known(name: ast.Name) -> bool:
         if name.text not in names:
@@ -242,7 +245,7 @@ def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> C
 def _table(
     figure: ast.HardwareFigure, expected: str, is_key: Callable[[ast.Name], object], read: Read, scope: Scope
 ) -> dict[str, Any] | None:
-    """Entries whose keys are names of something."""
+    """Read entries whose keys are names, such as dtypes: `is_key` tests a key, `read` reads a value."""
     if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
         _wrong(figure, expected, scope)
         return None

@@ -1,4 +1,4 @@
-"""Hardware as the declaration that means it: what `mtfc calibrate` writes."""
+"""Write hardware as a declaration of the language, as `mtfc calibrate` does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtfc.frontend.syntax.format import format_source
 
 
 def hardware_text(hardware: Hardware, comment: str) -> str:
-    """A file in canonical form that declares the hardware, figures rounded to four digits."""
+    """Return a file in canonical form that declares the hardware, with figures rounded to four digits."""
     device = hardware.device
     flops = "".join(f"{dtype}: {_rate(rate)}\n" for dtype, rate in device.flops.items())
     ops = "".join(f"{name}: {_number(rate)}\n" for name, rate in device.ops.items())
@@ -65,7 +65,7 @@ def _rate(rate: Rate) -> str:
 
 
 def _number(value: float) -> str:
-    """`1.234e9`, `16`"""
+    """Return a figure such as `1.234e9` or `16`."""
     text = f"{value:.4g}"
     mantissa, _, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else text

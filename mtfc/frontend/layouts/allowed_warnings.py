@@ -1,4 +1,4 @@
-"""Warnings that a file allows: `allow W601` in a layout, and `# allow W601` on a line."""
+"""Find the warnings that a file allows: `allow W601` in a layout, and `# allow W601` on a line."""
 
 from __future__ import annotations
 

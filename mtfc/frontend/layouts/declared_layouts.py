@@ -1,4 +1,4 @@
-"""Layouts: from rules as written to `Layout`, with the place of every rule."""
+"""Resolve layout declarations into `Layout`s that know the place of every rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtfc.frontend.syntax import ast
 
 @attrs.frozen
 class DeclaredRule:
-    """Dimension `dim` is split over `axes`.
+    """A rule of a layout, resolved: dimension `dim` is split over `axes`.
 
     span: the place of the rule. declared: the place of the dimension's declaration; for `EVERY`, the place of `*`.
     """
@@ -27,7 +27,7 @@ class DeclaredRule:
 
 
 NOTHING_SPLIT = "it is one device, on which nothing is split: leave the layout out"
-"""The help for a layout on a mesh without axes."""
+"""Help for a layout on a mesh without axes."""
 
 Section = Mapping[str, DeclaredRule]
 """Rules by dimension."""
@@ -83,7 +83,7 @@ def _own(section: Section, compute: Section) -> Section:
 
 
 def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
-    """`decl` on `mesh`; rules that name what does not exist are reported and left out."""
+    """Resolve a declaration on a mesh. Rules with unknown names are reported and left out."""
     compute = _section(decl.rules, mesh, scope)
     params = _section(decl.params.rules if decl.params else (), mesh, scope, is_of_storage=True)
     optimizer = _section(decl.optimizer.rules if decl.optimizer else (), mesh, scope, is_of_storage=True)
@@ -115,7 +115,7 @@ def _rules(section: Section) -> Rules:
 
 
 def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope) -> bool:
-    """Whether `name` is not in `places` yet; an error where it is."""
+    """Note the place of a rule's name; return False, and report an error, if the name has a rule already."""
     if name.text in places:
         label = Label(places[name.text], "first rule")
         scope.error("E309", f"`{name.text}` has two rules", name.span, [label])
@@ -175,7 +175,7 @@ def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Me
 
 
 def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
-    """Whether a rule is written `axis: dim`; an error where it is."""
+    """Return True, and report an error, if a rule is written `axis: dim`."""
     if len(rule.axes) != 1:
         return False
     (axis,), dim = rule.axes, rule.dim
@@ -191,7 +191,7 @@ def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
 def declare_layouts(
     decls: Iterable[ast.LayoutDecl], meshes: Mapping[str, Mesh | None], scope: Scope
 ) -> tuple[DeclaredLayout, ...]:
-    """The layouts whose mesh is known."""
+    """Return the declared layouts; report an error for each whose mesh is unknown, and leave it out."""
     places: dict[str, Span] = {}
     decls = [decl for decl in decls if scope.declare("layout", decl.name, places)]
     for name in (name for decl in decls for name in decl.models):

@@ -1,6 +1,6 @@
-"""What a layout wastes: work that several processors do alike, and rules that cannot both hold in one equation.
+"""Warn about a legal layout that wastes processors: W601 for duplicated work, W602 for two rules that need one mesh axis.
 
-The readme of Mesh-TensorFlow ("How do I pick a layout?") has the rule: every expensive einsum should use all mesh axes.
+The readme of Mesh-TensorFlow ("How do I pick a layout?") gives the rule: every expensive einsum should use all mesh axes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ MACHINE = "h100"
 """The library's machine on which steps are predicted."""
 
 LEAST = 1.05
-"""Least speedup of a step for which a change is advised."""
+"""Least predicted speedup of a step for which a rule is advised."""
 
 Faster = Callable[[Program, Equation, Mesh, Layout, Sequence[Layout]], Sequence[float] | None]
-"""Predicts the speedup of a program under each of the other layouts, which differ in the layout of one of its equations. None
-if the prediction takes too long, or the machine has no room for the mesh.
+"""A function that predicts the speedup of a program under each of some other layouts.
+
+The other layouts differ in the layout of the given equation. The function returns None if the prediction takes too long, or the
+machine has no room for the mesh.
 """
 
 
@@ -44,7 +46,11 @@ def no_predictions() -> Faster:
 
 @attrs.frozen(slots=False)
 class Advice:
-    """The warnings that the file allows, True if the file has several models, and a maker of the predictor, called on demand."""
+    """Options of the warnings about layouts.
+
+    allowed: warnings that the file allows. several: True if the file has several models. predictor: makes the function that
+    predicts speedups, on demand.
+    """
 
     allowed: Allowed = attrs.field(factory=Allowed)
     several: bool = False
@@ -84,7 +90,7 @@ class _Check:
         self.mesh = declared.mesh
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
-        """The rules for the (first) result's dimensions, which may be the value's own, and for those `reduced`."""
+        """Return the rules of an equation: those for its first result, and those for the `reduced` dimensions."""
         result = eqn.results[0]
         own = self._section(result)
         kept = {name: own[name] for name in result.type.names if name in own}
@@ -148,7 +154,10 @@ class _Check:
         return rule.axes if rule else ()
 
     def _may_split(self, dim: Dim, axis: str) -> bool:
-        """Whether the size divides, and no tensor has the dimension beside one that is split over the axis."""
+        """Return True if a dimension can be split over an axis as well.
+
+        The size must divide evenly, and no tensor may have another dimension that is split over the axis.
+        """
         divides = dim.size % self.mesh.size((*self._axes(dim.name), axis)) == 0
         return divides and all(axis not in self._axes(name) for name in self.facts.neighbours[dim.name])
 
@@ -159,9 +168,9 @@ class _Check:
     # W602
 
     def conflicts(self, eqn: Equation) -> Iterator[Diagnostic]:
-        """A warning for each axis that two dimensions of the equation want, though no tensor is split in both.
+        """Yield W602 for each axis over which two dimensions of the equation are split, if no tensor has both dimensions.
 
-        That takes rules of a value's own. Without them, two such dimensions have no tensor in common, and one is summed before.
+        Only `value` rules can cause this: without them, one of the two dimensions is summed away before the other is met.
         """
         users: dict[str, list[DeclaredRule]] = {}
         for rule in self._rules(eqn, _reduced(eqn)).values():
@@ -172,7 +181,7 @@ class _Check:
                 yield self._conflict(eqn, axis, rules)
 
     def _is_error(self, eqn: Equation, axis: str, rules: Sequence[DeclaredRule]) -> bool:
-        """Whether the layout is not injective on the result or an operand: that is E301."""
+        """Return True if one tensor of the equation has two of the dimensions, which is E301."""
         tensors = (*eqn.operands, *eqn.results)
         return any(sum(self._splits(value, rule.dim, axis) for rule in rules) > 1 for value in tensors)
 
@@ -180,7 +189,7 @@ class _Check:
         return self.declared.values.get(self.facts.paths.get(value, ""), self.declared.compute)
 
     def _splits(self, value: Value, dim: str, axis: str) -> bool:
-        """Whether the rules for a value split that dimension of it over the axis."""
+        """Return True if the rules for a value split this dimension over the axis."""
         rule = self._section(value).get(dim)
         return rule is not None and dim in value.type.names and axis in rule.axes
 
@@ -194,13 +203,13 @@ class _Check:
 
 
 def _inside(span: Span) -> Iterator[Label]:
-    """Where in a function of another file something is, if it is in one."""
+    """Yield a label at a place in a function of another file; nothing for a place in the main file."""
     if in_main_file(span).file != span.file:
         yield Label(attrs.evolve(span, call=None), "by this")
 
 
 def _reduced(eqn: Equation) -> tuple[Dim, ...]:
-    """The dimensions that the equation sums away itself: those that one operand alone has are summed before."""
+    """Return the dimensions that the equation itself sums away: a dimension of one operand alone is summed before."""
     reduced = OPS[eqn.op].layout_rule(eqn).reduced
     if len(eqn.operands) == 1:
         return reduced

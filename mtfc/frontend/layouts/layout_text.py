@@ -1,4 +1,4 @@
-"""Layouts and meshes as the declarations that mean them: what a search writes."""
+"""Write layouts and meshes as declarations of the language, as a search does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtfc.frontend.syntax.format import format_source
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """`mesh grid = [rows: 2, cols: 4]`"""
+    """Return a declaration such as `mesh grid = [rows: 2, cols: 4]`."""
     return f"mesh {mesh.name} = [{', '.join(f'{axis}: {size}' for axis, size in mesh.axes)}]\n"
 
 
@@ -20,7 +20,7 @@ def layout_text(layout: Layout, mesh: Mesh, allowed: Sequence[str] = ()) -> str:
 
 
 def rules_text(layout: Layout) -> str:
-    """What stands between a layout's braces, on one line."""
+    """Return the rules of a layout on one line, without braces."""
     return ", ".join(_entries(layout))
 
 

@@ -1,7 +1,8 @@
-"""Whether a layout is legal for a program (Mesh-TensorFlow paper, section 5).
+"""Check that a layout is legal for a program (Mesh-TensorFlow paper, section 5).
 
-On every tensor it must be injective, no axis splitting two dimensions, and the sizes must divide evenly. Each broken rule is
-reported once, at the rule, with the first value that it is broken for. What is legal but wasteful is in `efficiency.py`.
+A layout must be injective on every tensor: no mesh axis may split two of its dimensions. Sizes must divide evenly. Each broken
+rule is reported once, at the rule, with the first tensor for which it is broken. `efficiency.py` has the warnings about legal
+layouts.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, DeclaredRule,
 from mtfc.frontend.layouts.efficiency import Advice, check_efficiency
 from mtfc.frontend.layouts.program_index import ProgramIndex, Shapes, Tensor, by_shape
 
-Placeable = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
-"""What a layout can name in the program as the compiler places it: see `ProgramIndex`."""
+FindTargets = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
+"""Returns the layout targets that the compiler names in a program under a layout: see `ProgramIndex`."""
 
 
 SUGGESTIONS = 20
-"""For so many unknown names of a layout like ones are looked for, which takes a while among thousands."""
+"""Unknown names of a layout for which a similar name is searched: the search takes a while among thousands of names."""
 
 
-def no_names(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
-    """Nothing but what the user has named."""
+def no_targets(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
+    """Return no targets besides the user's values."""
     return {}
 
 
 def check_layouts(
     programs: Iterable[Program],
     layouts: Iterable[DeclaredLayout],
-    placeable: Placeable = no_names,
+    layout_targets: FindTargets = no_targets,
     unused: Collection[str] = (),
     advice: Advice | None = None,
 ) -> list[Diagnostic]:
@@ -45,7 +46,7 @@ def check_layouts(
     for declared in layouts:
         facts = [each for each in shared if declared.is_for(each.program.name)]
         if declared.values:
-            facts = [_facts(each.program, declared, placeable) for each in facts]
+            facts = [_facts(each.program, declared, layout_targets) for each in facts]
         found += _unknown_paths(facts, declared, unused)
         found += _absent_dims(facts, declared)
         for each in facts:
@@ -53,15 +54,15 @@ def check_layouts(
     return found
 
 
-def _facts(program: Program, declared: DeclaredLayout, placeable: Placeable) -> ProgramIndex:
-    return ProgramIndex(program, lambda: placeable(program, declared.mesh, declared.layout))
+def _facts(program: Program, declared: DeclaredLayout, layout_targets: FindTargets) -> ProgramIndex:
+    return ProgramIndex(program, lambda: layout_targets(program, declared.mesh, declared.layout))
 
 
 def check_layout(
-    program: Program, declared: DeclaredLayout, placeable: Placeable = no_names
+    program: Program, declared: DeclaredLayout, layout_targets: FindTargets = no_targets
 ) -> list[Diagnostic]:
-    """What is wrong or wasteful about one layout for one model."""
-    facts = _facts(program, declared, placeable)
+    """Return the errors and warnings of one layout for one model."""
+    facts = _facts(program, declared, layout_targets)
     return [*_absent_dims([facts], declared), *_check(facts, declared, Advice())]
 
 
@@ -74,7 +75,7 @@ def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Ite
 
 
 def _errors(facts: ProgramIndex, declared: DeclaredLayout) -> Iterator[Diagnostic]:
-    """E301 and E302."""
+    """Yield E301 and E302."""
     reported: set[tuple[Span, ...]] = set()
     for section, shapes, suffix in _applications(facts, declared):
         yield from _not_injective(facts, section, shapes, suffix, declared, reported)
@@ -95,7 +96,7 @@ def _is_meant_for(facts: ProgramIndex, declared: DeclaredLayout) -> bool:
 
 
 def _applications(facts: ProgramIndex, declared: DeclaredLayout) -> Iterator[tuple[Section, Shapes, str]]:
-    """Each set of rules, with the tensors that it applies to and how to say so."""
+    """Yield each set of rules, with the tensors to which it applies, and words for the end of a message."""
     own = declared.values
     others = by_shape(t for t in facts.tensors if t.path not in own) if own else facts.shapes
     parameters = by_shape(t for t in facts.parameters if t.path not in own) if own else facts.stored
@@ -133,7 +134,7 @@ def _not_injective(
 
 
 def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, DeclaredRule, DeclaredRule]]:
-    """The axes that two dimensions of one tensor are split over, with both rules in the order in which they are written."""
+    """Yield the axes over which two dimensions of one tensor are split, with both rules in the order of the source."""
     users: dict[str, DeclaredRule] = {}
     for name in names:
         rule = section.get(name)
@@ -199,7 +200,7 @@ def _indivisible(
     declared: DeclaredLayout,
     reported: set[tuple[Span, ...]],
 ) -> Iterator[Diagnostic]:
-    """Rules for dimensions that some tensor has and that do not divide evenly."""
+    """Yield E302 for each rule that does not divide a dimension of some tensor evenly."""
     mesh = declared.mesh
     dims = {dim.name: dim for alike in shapes.values() for dim in alike[0].type.dims}
     for rule in section.values():
@@ -221,13 +222,13 @@ def _indivisible(
 def _unknown_paths(
     facts: Sequence[ProgramIndex], declared: DeclaredLayout, unused: Collection[str]
 ) -> Iterator[Diagnostic]:
-    """E305: rules for values that no model has. The first ones come with names that are like theirs."""
+    """Yield E305 for rules for values that no model has. The first ones suggest a similar name."""
     if not declared.values or not facts:
         return
     left_out = {_unnumbered(path) for path in unused}
     asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
     unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
-    known = {name for each in facts for name in (*each.by_path, *each.placeable)} if unknown else set()
+    known = {name for each in facts for name in (*each.by_path, *each.layout_targets)} if unknown else set()
     for number, path in enumerate(unknown):
         near = nearest(path, known) if number < SUGGESTIONS else None
         help = f"did you mean `{near}`?" if near else None
@@ -240,7 +241,7 @@ def _unnumbered(path: str) -> str:
 
 
 def _absent_dims(facts: Sequence[ProgramIndex], declared: DeclaredLayout) -> Iterator[Diagnostic]:
-    """E306: rules for dimensions that no value of the name has, in any model."""
+    """Yield E306 for rules for dimensions that no value of the name has, in any model."""
     for path, section in declared.values.items():
         named = [tensor for each in facts for tensor in each.of_path(path)]
         for rule in section.values():

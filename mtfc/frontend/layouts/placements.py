@@ -1,7 +1,7 @@
-"""Placements: how each operator is split and on which devices its parts are, from text to strategies and back.
+"""Read `placement` declarations, which split operators into parts and put the parts on devices, and write them.
 
-What a declaration alone can get wrong is checked when a file is read. Whether the operators exist and can be split so is known
-once there are operators, of a program that has been prepared: see `strategy`.
+The declaration itself is checked when a file is read. `strategy` checks it against the operators of a prepared program: they
+must exist, and be splittable as declared.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from mtfc.frontend.syntax.option_text import parse_option
 
 @attrs.frozen
 class PlacedOperator:
-    """An operator by name, the degrees of its dimensions as written, and the devices of its parts, the last dimension's index
-    changing fastest; none where any will do.
+    """One entry of a placement.
+
+    degrees: the number of parts along each dimension, in the order of the source. devices: the device of each part, with the
+    last dimension's index changing fastest; empty if any devices will do.
     """
 
     name: str
@@ -41,7 +43,7 @@ class PlacedOperator:
 
 @attrs.frozen
 class DeclaredPlacement:
-    """A placement on `devices` devices. Operators that it does not name are whole on device 0."""
+    """A placement on a number of devices. An operator without an entry is whole, on device 0."""
 
     name: str
     devices: int
@@ -50,7 +52,7 @@ class DeclaredPlacement:
 
 
 def declare_placements(decls: Iterable[ast.PlacementDecl], scope: Scope) -> tuple[DeclaredPlacement, ...]:
-    """The placements in which nothing is wrong as far as declarations say."""
+    """Return the placements whose declarations have no error."""
     places: dict[str, Span] = {}
     decls = [decl for decl in decls if scope.declare("placement", decl.name, places)]
     found = (_placement(decl, scope) for decl in decls)
@@ -75,7 +77,7 @@ def _placement(decl: ast.PlacementDecl, scope: Scope) -> DeclaredPlacement | Non
 def _operators(
     nodes: Sequence[ast.OperatorPlacement], devices: int, scope: Scope, is_asked: bool
 ) -> tuple[PlacedOperator, ...]:
-    """Those in which nothing is wrong as far as declarations say."""
+    """Return the entries that have no error; with `is_asked`, entries need no devices."""
     places: dict[str, Span] = {}
     found = (_placed(each, devices, places, scope, is_asked) for each in nodes)
     return tuple(each for each in found if each is not None)
@@ -136,8 +138,8 @@ def _device(node: ast.Expr, devices: int, scope: Scope) -> int | None:
     return found
 
 
-def strategy(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics: Diagnostics) -> Strategy:
-    """A configuration for each operator of a graph. Raises `CompileError` (E317, E319)."""
+def strategy_of(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics: Diagnostics) -> Strategy:
+    """Return a configuration for each operator of a graph. Raises `CompileError` (E317, E319)."""
     scope = Scope(Reports(diagnostics))
     known = {operator.name: operator for operator in graph.operators}
     found: dict[str, Configuration] = {}
@@ -150,10 +152,13 @@ def strategy(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics: Di
     return tuple(found.get(name, Configuration((), (0,))) for name in known)
 
 
-def asked(text: str, devices: int, graph: OperatorGraph, file: Scope) -> dict[int, Configuration]:
-    """Configurations that `--why-not` asks for, by the number of the operator; those without devices for all with these degrees.
+def asked_configurations(
+    text: str, devices: int, graph: OperatorGraph, file: Scope
+) -> dict[int, Configuration]:
+    """Return the configurations that `--why-not` asks about, by the number of the operator.
 
-    Raises `CompileError`; its spans are in a file `<--why-not>` that holds `text`.
+    A configuration without devices stands for all configurations with its degrees. Raises `CompileError`; its spans are in a
+    file `<--why-not>` that holds `text`.
     """
     scope = file.for_text()
     prefix = f"placement asked on {devices} = "
@@ -180,7 +185,7 @@ def _unknown(placed: PlacedOperator, scope: Scope, known: Collection[str]) -> No
 
 
 def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> Configuration:
-    """The operator's own order of dimensions may be another than that of the text, which numbers the parts."""
+    """Return the configuration of an operator, with its parts in the order of the operator's dimensions."""
     written = tuple((dim.name, degree) for dim, degree in placed.degrees if degree > 1)
     degrees = ordered_degrees(operator, dict(written))
     names = [name for name, _ in degrees]
@@ -201,7 +206,7 @@ def _configuration(placed: PlacedOperator, operator: Operator, scope: Scope) -> 
 
 
 def _renumbered(parts: OperatorParts, written: tuple[tuple[str, int], ...]) -> Iterator[int]:
-    """For each part its number where the dimensions stand in the order of the text."""
+    """Yield for each part its number in the order of the source's dimensions."""
     for part in range(parts.count):
         place, number = parts.place(part), 0
         for name, degree in written:
@@ -210,14 +215,14 @@ def _renumbered(parts: OperatorParts, written: tuple[tuple[str, int], ...]) -> I
 
 
 def placement_text(name: str, devices: int, graph: OperatorGraph, chosen: Strategy) -> str:
-    """A strategy's declaration, in canonical form."""
+    """Return the declaration of a strategy, in canonical form."""
     lines = [f"placement {name} on {devices} = {{"]
     lines += [entry_text(operator, each) for operator, each in zip(graph.operators, chosen, strict=True)]
     return format_source("\n".join([*lines, "}"]) + "\n")
 
 
 def entry_text(operator: Operator, chosen: Configuration) -> str:
-    """What a placement says of an operator."""
+    """Return the entry of an operator in a placement."""
     degrees = ", ".join(f"{dim}: {degree}" for dim, degree in chosen.degrees)
     where = f" on [{', '.join(map(str, chosen.devices))}]" if chosen.devices else ""
     return f"{operator.name}: {f'{{ {degrees} }}' if degrees else '{}'}{where}"

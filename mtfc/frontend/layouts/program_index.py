@@ -1,4 +1,4 @@
-"""What the checks of layouts need to know of a program: found once, however many layouts there are."""
+"""Index the tensors, names and equations of a program for the checks of layouts; one index serves all layouts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
 
 HEAVY = 100
-"""An einsum is heavy when it does at least one part in so many of the work of all einsums."""
+"""An einsum is heavy if it does at least 1/HEAVY of the work of all einsums."""
 
 
 @attrs.frozen
 class Tensor:
-    """A value of the program: its type, where it is made, the user's name for it, and its role if it is an argument."""
+    """A value of the program.
+
+    span: the place where the value is made. path: the user's name for the value. role: its role if it is an argument.
+    """
 
     type: TensorType
     span: Span | None
@@ -29,7 +32,7 @@ class Tensor:
 
     @property
     def place(self) -> Span | None:
-        """Where it is made in the file that is compiled: in a function of another file, the call that led there."""
+        """The place in the main file where the value is made: for a function of another file, the call of the function."""
         return self.span and in_main_file(self.span)
 
     @property
@@ -38,12 +41,12 @@ class Tensor:
 
 
 def in_main_file(span: Span) -> Span:
-    """A place, or the innermost call that led there, in the file that is compiled: the one with the outermost call."""
+    """Return a place in the main file: the place itself, or the innermost call in that file that led to the place."""
     return attrs.evolve(span.inside(span.inside(None).file), call=None)
 
 
 Shapes = dict[tuple[str, ...], list[Tensor]]
-"""Tensors by their dimensions: those that have the same are alike to a layout."""
+"""Tensors by their dimensions: a layout splits tensors with the same dimensions alike."""
 
 
 def by_shape(tensors: Iterable[Tensor]) -> Shapes:
@@ -63,9 +66,10 @@ class Undistributed:
         return type.size
 
 
-Named = Callable[[], Mapping[str, Tensor]]
-"""Everything that the compiler has a name for, the equations of the step for example: as tensors with the dimensions that each
-has. Finding it takes a while.
+NamedTargets = Callable[[], Mapping[str, Tensor]]
+"""Returns the layout targets that the compiler names, such as equations of the step, as tensors with their dimensions.
+
+The call takes a while: it compiles the program.
 """
 
 
@@ -75,10 +79,10 @@ def nothing() -> Mapping[str, Tensor]:
 
 @attrs.frozen(slots=False)
 class ProgramIndex:
-    """Of `forward`; `named` has what else a layout can name."""
+    """Tensors, names and equations of `forward`; `find_targets` returns the layout targets that the compiler names."""
 
     program: Program
-    named: Named = nothing
+    find_targets: NamedTargets = nothing
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -102,12 +106,12 @@ class ProgramIndex:
 
     @cached_property
     def stored(self) -> Shapes:
-        """The parameters."""
+        """The parameters by shape."""
         return by_shape(self.parameters)
 
     @cached_property
     def by_path(self) -> dict[str, list[Tensor]]:
-        """The values of each variable: several, where it is rebound."""
+        """The values of each variable; a variable that is rebound has several."""
         found: dict[str, list[Tensor]] = {}
         for tensor in self.tensors:
             if tensor.path:
@@ -115,19 +119,19 @@ class ProgramIndex:
         return found
 
     @cached_property
-    def placeable(self) -> Mapping[str, Tensor]:
-        """What the compiler has named."""
-        return self.named()
+    def layout_targets(self) -> Mapping[str, Tensor]:
+        """The layout targets that the compiler names."""
+        return self.find_targets()
 
     def of_path(self, path: str) -> list[Tensor]:
-        """What a `value` rule with this path is for: the user's values, or else what the compiler has named so."""
+        """Return the tensors that a `value` rule with this path is for: values of the user, else a name of the compiler."""
         if path in self.by_path:
             return self.by_path[path]
-        return [self.placeable[path]] if path in self.placeable else []
+        return [self.layout_targets[path]] if path in self.layout_targets else []
 
     @cached_property
     def neighbours(self) -> dict[str, set[str]]:
-        """For each dimension, itself and those that some tensor has beside it."""
+        """For each dimension, itself and all dimensions that some tensor has beside it."""
         found: dict[str, set[str]] = {}
         for names in self.shapes:
             for name in names:
@@ -136,7 +140,7 @@ class ProgramIndex:
 
     @cached_property
     def equations(self) -> tuple[Equation, ...]:
-        """All but the loops, whose bodies' are among them."""
+        """All equations of the program and of loop bodies, without the loops themselves."""
         return tuple(eqn for eqn, _ in self._executed if not eqn.regions)
 
     @cached_property
@@ -145,12 +149,12 @@ class ProgramIndex:
 
     @cached_property
     def _executed(self) -> tuple[tuple[Equation, int], ...]:
-        """Every equation, and how often it is executed."""
+        """Every equation, with the number of its executions in one step."""
         return tuple(_executed(self.program.function("forward").body, 1))
 
     @cached_property
     def paths(self) -> dict[Value, str]:
-        """The values that the user has named: arguments, variables, and what loops carry and yield."""
+        """The names of the user's values: arguments, variables, and the carried and yielded values of loops."""
         found = {a.value: a.value.name for a in self.program.function("forward").arguments}
         found |= {eqn.result: eqn.path for eqn in self.equations if eqn.path}
         for eqn in self.loops:
@@ -160,7 +164,7 @@ class ProgramIndex:
 
     @cached_property
     def heavy(self) -> Mapping[Equation, int]:
-        """The contractions with a good part of the work, and their FLOPs."""
+        """The heavy einsums that sum over a dimension, with their FLOPs."""
         einsums = [(eqn, times) for eqn, times in self._executed if has_trait(eqn, "dot")]
         work = [times * OPS[eqn.op].flops(eqn, Undistributed()) for eqn, times in einsums]
         total = sum(work)

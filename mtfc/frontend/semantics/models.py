@@ -1,6 +1,6 @@
-"""A model to a program: inputs, parameters, statements, and what is returned.
+"""Elaborate a model into a program: its inputs, parameters, statements and outputs.
 
-A model that has errors still gives a program of what could be elaborated, so that layouts are checked against it in the same run.
+A model with errors gives a program of the parts without errors, so that layouts are checked in the same run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from mtfc.frontend.syntax.bound_names import variables
 class Model:
     """An elaborated model.
 
-    `complete` says whether all of it could be elaborated, `places` where its variables are defined. `dims` are the dimensions
-    that functions have declared in their bodies, with the place. `slices` are the types of parameters, apart from the loops that
-    they are declared in.
+    complete: True if no part has an error. places: the definitions of its variables. dims: dimensions that functions declare in
+    their bodies, with their places. slices: the types of parameters without the dimensions of the loops around them.
     """
 
     program: Program

@@ -1,6 +1,6 @@
-"""Functions that no model calls, and optimizers: their names are checked, as all that can be known of them without arguments.
+"""Check the names in functions that no model calls, and in optimizers that no `train` block uses.
 
-A call is what gives a function its types, so a function that is called is checked there.
+Types are known only at a call, so a function that is called is checked there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
-from mtfc.frontend.semantics.calls.function_calls import find
+from mtfc.frontend.semantics.calls.function_calls import find_function
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.names.unknown_names import unknown_function
 from mtfc.frontend.syntax import ast, other_libraries
@@ -30,7 +30,7 @@ def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:
 
 
 def as_function(decl: ast.OptimizerDecl) -> ast.FnDecl:
-    """A function that knows the names that an optimizer knows, with the same body."""
+    """Return a function with the body of an optimizer, and with the names that the optimizer knows as arguments."""
     dims = decl.pattern.dims if decl.pattern else ()
     given = (*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient, ast.Name(decl.span, STEP))
     arguments = tuple(ast.FnArg(name.span, name, None, None) for name in given)
@@ -39,7 +39,7 @@ def as_function(decl: ast.OptimizerDecl) -> ast.FnDecl:
 
 
 def _expressions(node: ast.Node) -> Iterator[ast.Node]:
-    """All expressions, types and lists of dimensions in the body of a function, from the outside in."""
+    """Yield all expressions, types and lists of dimensions in the body of a function, from the outside in."""
     for child in children(node):
         if isinstance(child, ast.Name | ast.FnArg | ast.Broken):
             continue
@@ -62,12 +62,12 @@ def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
 
 
 def _exists(name: ast.Name | ast.Path, scope: Scope) -> bool:
-    """Whether there is a function or an initializer of this name."""
-    return find(scope, name) is not None or name.text in BUILTINS or name.text in DISTRIBUTIONS
+    """Return True if there is a function or an initializer of this name."""
+    return find_function(scope, name) is not None or name.text in BUILTINS or name.text in DISTRIBUTIONS
 
 
 def _operands(node: ast.Node) -> list[ast.Name]:
-    """The plain names that stand directly in a node as expressions."""
+    """Return the plain names that are expressions directly in a node."""
     found: tuple[object, ...] = ()
     if isinstance(node, ast.Unary):
         found = (node.operand,)

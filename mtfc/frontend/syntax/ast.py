@@ -1,8 +1,8 @@
-"""The syntax tree of a .mtf file: what the parser makes and the elaborator reads.
+"""The nodes of the syntax tree of a .mtf file.
 
-Nodes are immutable and compare by structure alone: a node's span does not take part, so "equal up to position" is `==`.
-The tree says what is written, not what it means. Whether a name is a value, a dimension or a function, and whether
-`x -> [a, b]` maps a dimension or states a call's result, is for the elaborator to find out.
+Nodes are immutable. Two nodes are equal if they have the same structure, wherever they are in the source. The tree has the text
+as written, without its meaning: elaboration finds out if a name is a value, a dimension or a function, and if `x -> [a, b]` maps
+a dimension or states the dimensions of a result.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OPTION = "<--set>"
 
 
 def is_override(node: Node) -> bool:
-    """True if `--set` put this node into the tree."""
+    """Return True if `--set` put this node into the tree."""
     return node.span.file == OPTION
 
 
@@ -108,7 +108,7 @@ class Path(Node):
 
 
 DimName = Name | Path
-"""A dimension of this file, or of a module or function: `common.batch`."""
+"""The name of a dimension of this file, or of a module or function: `common.batch`."""
 
 
 class Unary(Node):
@@ -125,7 +125,7 @@ class Binary(Node):
 
 
 class Ellipsis(Node):
-    """`...` among dims: any further dims, the same ones wherever it appears in one signature."""
+    """`...` among dimensions: any further dimensions, the same ones wherever it appears in one signature."""
 
 
 class DimList(Node):
@@ -143,7 +143,8 @@ class Tuple(Node):
 class Arrow(Node):
     """`source -> target` as an argument: `length -> memory`, `height -> [out_h, k_h]`, or `x * w -> [batch]`.
 
-    The first two map a dimension, the last states the result's dims: `f(a -> [b])` can be either, depending on `f`.
+    The first two map a dimension, and the last states the dimensions of the result. `f(a -> [b])` can be either: that depends on
+    `f`.
     """
 
     source: Expr
@@ -174,7 +175,7 @@ class Call(Node):
     scope: Name | None
 
     def split_result(self) -> tuple[tuple[Argument, ...], DimList | None]:
-        """The arguments and the result's dims, reading a last `x -> [dims]` as argument `x` and result `[dims]`."""
+        """Return the arguments and the result's dimensions, reading a last `x -> [dims]` as argument `x` and result `[dims]`."""
         last = self.arguments[-1] if self.arguments else None
         if isinstance(last, Arrow) and isinstance(last.target, DimList):
             return (*self.arguments[:-1], last.source), last.target
@@ -301,7 +302,7 @@ class MeshDecl(Node):
 
 
 class Every(Node):
-    """`*` in place of a dimension: in each parameter, the largest dimension that divides."""
+    """`*` in place of a dimension: for each parameter, its largest dimension that divides evenly."""
 
     @property
     def text(self) -> str:
@@ -335,7 +336,7 @@ class Allow(Node):
 
 
 class LayoutDecl(Node):
-    """`layout hybrid for net on grid = { batch: rows, params: { d_model: rows } }`; `models` is empty where it is for all."""
+    """`layout hybrid for net on grid = { batch: rows, params: { d_model: rows } }`; `models` is empty for all models."""
 
     name: Name
     models: tuple[Name, ...]
@@ -355,8 +356,9 @@ class Degree(Node):
 
 
 class OperatorPlacement(Node):
-    """`layers.h[0]: { batch: 2 } on [0, 1]`; `indices` are those of the loops around the operator. There are no devices where a
-    search is asked about any.
+    """`layers.h[0]: { batch: 2 } on [0, 1]`.
+
+    indices: the iterations of the loops around the operator. devices: empty if a search is asked about all devices.
     """
 
     path: Name | Path
@@ -366,7 +368,7 @@ class OperatorPlacement(Node):
 
 
 class PlacementDecl(Node):
-    """`placement found on 4 = { conv1: { batch: 4 } on [0, 1, 2, 3] }`, on so many devices."""
+    """`placement found on 4 = { conv1: { batch: 4 } on [0, 1, 2, 3] }`; `devices` is the number of devices."""
 
     name: Name
     devices: Expr
@@ -435,7 +437,7 @@ class FnDecl(Node):
 
 
 class OptimizerDecl(Node):
-    """`optimizer sgd(learning_rate = 0.1) (p, g) { ... }`; `pattern` says which parameters it is for, where not for all."""
+    """`optimizer sgd(learning_rate = 0.1) (p, g) { ... }`; `pattern` is the type of its parameters, None for any type."""
 
     name: Name
     hypers: tuple[FnArg, ...]
@@ -478,8 +480,9 @@ class Frozen(Node):
 
 
 class TrainDecl(Node):
-    """`train two_layer { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; an entry left out is None. `groups` are the
-    entries for some parameters, in their order.
+    """`train two_layer { minimize loss; optimizer = sgd(learning_rate = 0.1) }`.
+
+    An entry that is left out is None. groups: the entries for some of the parameters, in order.
     """
 
     model: Name
@@ -512,7 +515,7 @@ class File(Node):
 
 
 def children(node: Node) -> Iterator[Node]:
-    """The nodes directly below, in the order of the fields."""
+    """Yield the child nodes, in the order of the fields."""
     for name in node.fields:
         value = getattr(node, name)
         if isinstance(value, Node):
@@ -522,7 +525,7 @@ def children(node: Node) -> Iterator[Node]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it."""
+    """Yield the node and all its descendants."""
     waiting = [node]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""The syntax tree as `mtfc compile --emit ast` shows it: an indented outline, or JSON."""
+"""Print a syntax tree, as an indented outline or as JSON, for `mtfc compile --emit ast`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtfc.frontend.syntax import ast
 
 
 def to_text(node: ast.Node) -> str:
-    """A line for each node: its field, class, place and plain values; absent and empty fields are left out."""
+    """Return an outline with a line for each node: its field, class, place and plain values, without empty fields."""
     return "".join(f"{line}\n" for line in _lines(node, "", 0))
 
 
@@ -36,7 +36,7 @@ def _nodes(value: object) -> tuple[ast.Node, ...]:
 
 
 def to_json(node: ast.Node) -> dict[str, Any]:
-    """The class as `node`, the span's fields but the file, and every field of the node."""
+    """Return a node as JSON: its class as `node`, the place without the file, and all its fields."""
     place = attrs.asdict(node.span, filter=lambda field, _: field.name not in ("file", "call"))
     fields = {name: getattr(node, name) for name in node.fields[1:]}
     return {"node": type(node).__name__, **place, **{name: _json(value) for name, value in fields.items()}}

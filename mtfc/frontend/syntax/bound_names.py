@@ -1,4 +1,4 @@
-"""The names that statements bind. `dead` are the places of statements to leave out: see `unused.py`."""
+"""Find the names that statements bind. `dead` are the places of statements to leave out: see `unused_values.py`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The token stream that the grammar sees: brackets match, and newlines separate only where they should.
+"""Prepare the tokens for the grammar: match brackets, and drop newlines inside parentheses.
 
-A missing bracket is the mistake that makes parsers talk nonsense: everything after it is read in the wrong context. So
-brackets are matched first, with what the grammar guarantees: a brace or a `return` at the start of a line is never
-inside parentheses, a `model m` at the first column is inside nothing. What is never closed is reported once, where it
-opens, and closed where its line ends.
+After a missing bracket, a parser reads everything in the wrong context, and its errors make no sense. So brackets are matched
+first. Two facts of the grammar help: a brace, or a `return` at the start of a line, is never inside parentheses; and a `model m`
+in the first column is inside no bracket. A bracket that is never closed is reported once, at its opening, and closed at the end
+of its line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUOTES = ('"', "'")
 DECLARATIONS = frozenset(
     ("fn", "hardware", "import", "layout", "mesh", "model", "optimizer", "placement", "train")
 )
-# A line that ends in one of these, inside a bracket, goes on.
+# A line inside a bracket goes on if it ends in one of these.
 UNFINISHED = frozenset(
     ("COMMA", "ARROW", "EQUAL", "COLON", "OPERATOR", "STAR", "MINUS", "AND", "OR", "NOT", *CLOSERS)
 )
@@ -37,11 +37,11 @@ UNFINISHED = frozenset(
 
 @attrs.frozen
 class TokenStream:
-    """Tokens with matching brackets.
+    """Tokens with matching brackets. All indices are of tokens.
 
-    `opener[i]` is the index of the innermost bracket that token i is inside of (a closing bracket is inside of its
-    own), or -1. `closer` maps each opening bracket's index to its closing one's. `repaired` has, in order, the indices
-    at which a mistake was reported already, and `unclosed` the indices of brackets that are never closed.
+    opener: for each token, the innermost bracket that it is inside of, or -1; a closing bracket is inside of its own. closer: the
+    closing bracket of each opening one. repaired: the places of reported errors, in order. unclosed: the brackets that are never
+    closed, in order.
     """
 
     tokens: list[Token] = attrs.field(factory=list)
@@ -51,14 +51,14 @@ class TokenStream:
     unclosed: list[int] = attrs.field(factory=list)
 
     def block(self, index: int) -> int:
-        """The index of the innermost brace that token `index` is inside of, or -1."""
+        """Return the index of the innermost brace that a token is inside of, or -1."""
         opener = self.opener[index]
         while opener >= 0 and self.tokens[opener].text != "{":
             opener = self.opener[opener]
         return opener
 
     def after_brackets(self, index: int) -> int:
-        """The first token from `index` on that is directly in the block, outside of parentheses."""
+        """Return the first token from `index` on that is outside of parentheses."""
         while (opener := self.opener[index]) >= 0 and self.tokens[opener].text != "{":
             index = self.closer[opener] + 1
         return index
@@ -77,7 +77,7 @@ def _has_between(indices: Sequence[int], begin: int, end: int) -> bool:
 
 
 def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> TokenStream:
-    """Drop comments and what cannot be read, match the brackets, and report both kinds of mistakes."""
+    """Drop comments and bad characters, match the brackets, and report the errors of both."""
     kept = list(_with_strings([token for token in tokens if token.kind != COMMENT]))
     matcher = _Matcher(kept)
     matcher.run()
@@ -108,7 +108,7 @@ def _between(tokens: Sequence[Token]) -> str:
 
 
 class _Matcher:
-    """Finds the brackets without a partner: `unclosed` maps an opening one to the token that showed it."""
+    """Finds brackets without a partner. `unclosed` maps an opening bracket to the token that shows the error."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
@@ -138,7 +138,7 @@ class _Matcher:
         return index == 0 or self.tokens[index - 1].kind == SEPARATOR
 
     def _abandon(self, index: int, kinds: Container[str]) -> None:
-        """Nothing of these kinds can be open here."""
+        """Note the innermost open brackets of these kinds as unclosed: no such bracket can be open here."""
         while self.open and self.tokens[self.open[-1]].kind in kinds:
             self.unclosed[self.open.pop()] = index
 
@@ -148,7 +148,7 @@ class _Matcher:
         self.open.append(index)
 
     def _close(self, index: int, kind: str) -> None:
-        """Close the nearest bracket that fits, looking no further than the nearest brace or the limit."""
+        """Close the nearest bracket of this kind, but none beyond the nearest brace or the nesting limit."""
         depths = range(len(self.open))
         for depth in reversed(depths[-NESTING_LIMIT:]):
             opener = self.tokens[self.open[depth]].kind
@@ -162,7 +162,7 @@ class _Matcher:
 
 
 class _Emitter:
-    """Writes the stream: stray brackets and repeated separators left out, missing brackets put in."""
+    """Writes the token stream without stray brackets and repeated separators, and adds missing brackets."""
 
     def __init__(self, matcher: _Matcher, file: str, diagnostics: Diagnostics) -> None:
         self.matcher = matcher
@@ -215,7 +215,7 @@ class _Emitter:
         return bool(self.open) and self.stream.tokens[self.open[-1][0]].text != "{"
 
     def _is_closed_by(self, index: int, token: Token) -> bool:
-        """Whether the innermost bracket lacks a partner, and this token shows it or ends its line."""
+        """Return True if the innermost bracket has no partner, and this token shows the error or ends the line."""
         shown_by = self.matcher.unclosed.get(self.open[-1][1])
         if shown_by is None or shown_by == index:
             return shown_by == index

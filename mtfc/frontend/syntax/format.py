@@ -1,9 +1,10 @@
-"""The canonical form of a .mtf file, as `mtfc fmt` writes it.
+"""Write a .mtf file in canonical form, as `mtfc fmt` does.
 
-The formatter arranges tokens and not syntax trees: parentheses, numbers and comments stay as their author wrote them,
-and since no tokens are added or removed but separators, the meaning stays too. A bracket is written on one line where it
-fits, and else one entry a line; braces that are over several lines in the source stay so. Consecutive lines that
-declare the same kind of thing are aligned.
+The formatter works on tokens, not on syntax trees: parentheses, numbers and comments stay as written. It adds and removes only
+separators, so the meaning stays too. A bracket is on one line if it fits, and else has one entry on each line. Braces that are
+over several lines in the source stay so. Consecutive lines that declare the same kind of thing are aligned.
+
+Tokens are first grouped by bracket: every bracket is a `Bracket` of `BracketEntry`s, each with its comments.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mtfc.frontend.syntax.parser import parse
 WIDTH = 100
 INDENT = 2
 
-# What is aligned, and where in it the second column begins; the last begins at the `=`.
+# Aligned declarations, and the token at which their second column begins; the last column begins at the `=`.
 ALIGNED = {"dim": 2, "mesh": 2, "layout": 2, "param": 3}
 
 NAMES = ("NAME", "PATH", WORD)
@@ -35,7 +36,7 @@ RULES = (SEPARATOR, "COMMA")
 
 @attrs.frozen
 class BracketEntry:
-    """What stands between separators, with the comment behind it; or, without parts, a comment on its own line."""
+    """The tokens between two separators, with the comment after them. Without parts: a comment on its own line."""
 
     parts: tuple[Token | Bracket, ...]
     comment: str
@@ -46,8 +47,8 @@ class BracketEntry:
 class Bracket:
     """A bracket and its entries.
 
-    `separators` are the kinds of tokens that divide it. `comment` is behind the opening bracket. `is_broken` says that
-    it goes over lines even where one would do: for a comment in it, or because it is a brace and does in the source.
+    separators: the kinds of tokens between entries. comment: the comment after the opening bracket. is_broken: True if the
+    bracket must go over several lines, because it has a comment, or is a brace that does so in the source.
     """
 
     opener: str
@@ -61,7 +62,7 @@ Parts = Sequence[Token | Bracket]
 
 
 def format_source(text: str, file: str = "<input>") -> str:
-    """The same program in canonical form; raises CompileError when the text does not parse."""
+    """Return a program in canonical form. Raises `CompileError` if the text does not parse."""
     diagnostics = Diagnostics()
     parse(text, file, diagnostics)
     diagnostics.raise_if_errors()
@@ -87,7 +88,7 @@ def _flat_group(group: Bracket) -> str:
 
 
 def _space(left: Token | Bracket, right: Token | Bracket) -> str:
-    """What stands between two parts: nothing after a sign, before `:` and `,`, and before brackets of a call or of indices."""
+    """Return the text between two parts: nothing after a sign, and before `:`, `,` and a bracket of a call or of indices."""
     if isinstance(right, Token):
         is_tight = right.text in (":", ",")
     elif isinstance(left, Token):
@@ -101,7 +102,7 @@ def _space(left: Token | Bracket, right: Token | Bracket) -> str:
 
 
 def _entries(group: Bracket, indent: int) -> Iterator[str]:
-    """The entries of a bracket, their comments and blank lines; a text may go over lines."""
+    """Yield the entries of a bracket, with comments and blank lines; one entry may have several lines."""
     aligned = _aligned(group.entries, indent) if group.separators == BLOCK else {}
     last = max((index for index, entry in enumerate(group.entries) if entry.parts), default=-1)
     for index, entry in enumerate(group.entries):
@@ -114,7 +115,10 @@ def _entries(group: Bracket, indent: int) -> Iterator[str]:
 
 
 def _text(parts: Parts, indent: int, tail: int) -> str:
-    """The parts, over lines where one has no room for them and `tail` more; the first line is not indented."""
+    """Return the text of parts, on several lines if they and `tail` more characters do not fit on one.
+
+    The first line is not indented.
+    """
     text = ""
     for index, part in enumerate(parts):
         text += _space(parts[index - 1], part) if index else ""
@@ -134,9 +138,10 @@ def _group(group: Bracket, indent: int, room: int) -> str:
 
 
 def _reach(parts: Parts, tail: int) -> int:
-    """How many characters after the first part must be on its line: up to the next bracket that may break, or all.
+    """Return the number of characters that must be on the line after the first part.
 
-    The type of a result stays on one line, and so do the operands of an optimizer: what breaks are the arguments before.
+    These are the characters up to the next bracket that may go over several lines. The type of a result stays on one line, and
+    so do the operands of an optimizer: only the arguments before them may go over several lines.
     """
     width, stays = 0, False
     for left, right in pairwise(parts):
@@ -149,14 +154,14 @@ def _reach(parts: Parts, tail: int) -> int:
 
 
 def _is_result(left: Token | Bracket, right: Token | Bracket) -> bool:
-    """Whether `right` begins the type of a result, or the operands of an optimizer, after its hyper-parameters."""
+    """Return True if `right` begins the type of a result, or the operands of an optimizer."""
     if isinstance(left, Token):
         return left.text == "->"
     return left.opener == "(" and isinstance(right, Bracket)
 
 
 def _aligned(entries: Sequence[BracketEntry], indent: int) -> dict[int, str]:
-    """The entries that stand in columns, by index."""
+    """Return the aligned texts of entries, by index."""
     found: dict[int, str] = {}
     for run in _runs(entries, indent):
         cells = [_cells(entries[index].parts) for index in run]
@@ -168,7 +173,7 @@ def _aligned(entries: Sequence[BracketEntry], indent: int) -> dict[int, str]:
 
 
 def _runs(entries: Sequence[BracketEntry], indent: int) -> list[list[int]]:
-    """Indices of entries on consecutive lines that declare the same kind of thing."""
+    """Return the indices of entries on consecutive lines that declare the same kind of thing."""
     runs: list[list[int]] = []
     before = None
     for index, entry in enumerate(entries):
@@ -182,7 +187,7 @@ def _runs(entries: Sequence[BracketEntry], indent: int) -> list[list[int]]:
 
 
 def _keyword(parts: Parts, indent: int) -> str | None:
-    """What the entry declares, if that is something to align and on one line."""
+    """Return the keyword of an entry that is to be aligned; None for an entry of another kind or of several lines."""
     if len(parts) < 2 or any(isinstance(part, Bracket) and part.is_broken for part in parts):
         return None
     first, second = parts[:2]
@@ -192,7 +197,7 @@ def _keyword(parts: Parts, indent: int) -> str | None:
 
 
 def _cells(parts: Parts) -> tuple[str, ...]:
-    """Three columns, of which the middle one is the type of a parameter or the mesh of a layout."""
+    """Return three columns; the middle one is the type of a parameter or the mesh of a layout."""
     words = [part.text if isinstance(part, Token) else "" for part in parts]
     equal = words.index("=")
     middle = min(ALIGNED[words[0]], equal)
@@ -207,12 +212,12 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def read(tokens: Iterable[Token]) -> Bracket:
-    """The whole file as a group without brackets; the brackets in it must match."""
+    """Group the tokens of a file, whose brackets must match; the result has no brackets itself."""
     return _BracketReader(tokens).group("", BLOCK)
 
 
 class _BracketReader:
-    """`line` is where the token before stands."""
+    """Reads brackets; `line` is the line of the previous token."""
 
     def __init__(self, tokens: Iterable[Token]) -> None:
         self.tokens = iter(tokens)
@@ -242,7 +247,7 @@ class _BracketReader:
 
 
 class _EntryReader:
-    """The entries of one bracket while they are read: `parts` and `comments` are those of the last."""
+    """The entries of one bracket while they are read; `parts` and `comments` belong to the current entry."""
 
     def __init__(self, opener: str) -> None:
         self.opener = opener
@@ -253,7 +258,7 @@ class _EntryReader:
         self.after_blank_line = False
 
     def add(self, part: Token | Bracket, newlines: int) -> None:
-        """A part of the entry; comments in the middle of an entry move before it."""
+        """Add a part to the entry; comments in the middle of an entry move before the entry."""
         if not self.parts:
             self.after_blank_line = newlines > 1
         for text, _ in self.comments:
@@ -305,7 +310,7 @@ def _separators(opener: Token, before: Sequence[Token | Bracket]) -> tuple[str, 
 
 
 def _signed(token: Token, before: Sequence[Token | Bracket]) -> Token:
-    """The token; a minus that no operand precedes is a SIGN."""
+    """Return the token; a minus without a left operand becomes a SIGN."""
     last = before[-1] if before else None
     if token.kind != "MINUS" or isinstance(last, Bracket) or (last is not None and last.kind in OPERAND_ENDS):
         return token

@@ -1,8 +1,8 @@
-"""Text to tokens.
+"""Turn the bytes of a file into text, and text into tokens.
 
-The patterns come from the grammar; one regular expression tries them all. The lexer keeps comments and newlines, which
-the formatter needs, and reports nothing: what no pattern takes becomes a BAD token. It knows no context either, so a
-keyword that may also be a name is a WORD, and the parser decides.
+The patterns come from the grammar; one regular expression tries them all. The lexer keeps comments and newlines for the
+formatter. It reports no errors: text that no pattern takes becomes a BAD token. It knows no context: a keyword that may also be a
+name is a WORD, and the parser decides.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ END = tables.END
 SEPARATOR = "_SEP"
 WORD = "WORD"
 
-# The keywords that cannot be names: those that begin statements, and those within expressions.
+# Keywords that cannot be names: those that begin statements, and those in expressions.
 STATEMENTS = frozenset(("param", "repeat", "return", "scan", "yield"))
 RESERVED = STATEMENTS | {"and", "as", "false", "not", "or", "true"}
 
 
 class Token(NamedTuple):
-    """`line` and `column` count from 1, columns in characters. No token spans lines; a newline's text is `\\n`."""
+    """A token of one line; the text of a newline is `\\n`. Lines and columns count from 1, columns in characters."""
 
     kind: str
     text: str
@@ -51,7 +51,7 @@ def _scanner() -> tuple[re.Pattern[str], dict[str, str]]:
 
 
 def lex(text: str, line: int = 1) -> list[Token]:
-    """All tokens of a text but white space, and an END token; the text begins in that line of its file."""
+    """Return the tokens of a text without white space, and an END token; the text begins in line `line` of its file."""
     scanner, words = _scanner()
     tokens = []
     start = 0
@@ -72,7 +72,7 @@ def lex(text: str, line: int = 1) -> list[Token]:
 
 
 def decode(data: bytes, file: str) -> str:
-    """The text of a file, without a byte order mark; raises CompileError (E013) when it is not UTF-8."""
+    """Return the text of a file without a byte order mark. Raises `CompileError` (E013) if it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

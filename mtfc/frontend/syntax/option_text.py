@@ -38,7 +38,7 @@ def parse_option(
 
 
 def _moved_span(span: Span, by: int) -> Span:
-    """`span` with the columns of line 1 moved."""
+    """Return a span with the columns of line 1 moved."""
     column = max(1, span.column + by) if span.line == 1 else span.column
     end = max(column, span.end_column + by) if span.end_line == 1 else span.end_column
     return attrs.evolve(span, column=column, end_column=end)
@@ -50,7 +50,7 @@ def _moved_diagnostic(diagnostic: Diagnostic, by: int) -> Diagnostic:
 
 
 def _moved(node: N, by: int) -> N:
-    """`node` with all its spans moved."""
+    """Return a node with all its spans moved."""
     return node.evolve(**{name: _moved_field(getattr(node, name), by) for name in node.fields})
 
 

@@ -1,4 +1,4 @@
-"""Names of functions, layers and optimizers in NumPy, PyTorch, Flax and Optax: help that gives the names here."""
+"""Help for names of Python, NumPy, PyTorch, Flax and Optax: the names to write here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ NORM = "write `nn.layer_norm(x, d)`, with `import nn` and the dimension `d`"
 BATCH_NORM = "write `nn.batch_norm(x)`, with `import nn`"
 CONVOLUTION = "the module `conv` has convolutions: add `import conv`"
 ORDER = "call functions one after the other: `h = relu(x)`, and then `y = nn.dense[d_out = classes](h)`"
-MAPPED = "a function is for all other dimensions already: `...` stands for them in its signature"
-COMPILED = "write the call alone: whole models are compiled"
+MAPPED = "a function already maps over all other dimensions: `...` stands for them in its signature"
+COMPILED = "write only the call: whole models are compiled"
 GRADIENT = (
     "a `train` block derives gradients: `train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }`"
 )
@@ -42,7 +42,7 @@ LAYERS: Mapping[str, str] = {
     "Flatten": "write `reshape(x -> [dims])`",
     "CrossEntropyLoss": "write `mean(nn.cross_entropy[vocab = classes](logits, labels))`, with `import nn`",
 }
-"""Classes of layers, which are called twice in Python: `nn.Linear(16, 10)(h)`."""
+"""Layers and transformations, which Python calls twice: `nn.Linear(16, 10)(h)`."""
 
 NO_PRODUCT = "there is no operator `@`"
 EINSUM = "write `einsum(a, b -> [dims])`, with the dimensions of the result"
@@ -55,7 +55,7 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("view", "flatten", "ravel"), "write `reshape(x -> [dims])`"),
     **dict.fromkeys(
         ("unsqueeze", "expand_dims", "squeeze", "repeat", "tile", "expand", "broadcast_to"),
-        "dimensions are matched by name: write `broadcast(x -> [dims])` where one has to be added",
+        "dimensions are matched by name: write `broadcast(x -> [dims])` to add one",
     ),
     **dict.fromkeys(
         ("cat", "concatenate", "stack", "hstack", "vstack"),
@@ -66,7 +66,7 @@ FUNCTIONS: Mapping[str, str] = {
         ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
     ),
     **dict.fromkeys(
-        ("print", "item", "numpy", "tolist"), "return the value: the program that runs it has it"
+        ("print", "item", "numpy", "tolist"), "return the value: the caller of the program gets it"
     ),
     **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
     **dict.fromkeys(
@@ -88,7 +88,7 @@ FUNCTIONS: Mapping[str, str] = {
     "amin": "write `min(x, over = [dims])`",
     "fabs": "write `abs(x)`",
 }
-"""Functions and methods of NumPy, JAX and PyTorch with another name here; functions of the same name need no row."""
+"""Functions and methods of NumPy, JAX and PyTorch that have another name here."""
 
 HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("lr", "rate", "step_size", "alpha", "learningRate"), ("learning_rate",)),
@@ -140,7 +140,7 @@ DTYPES: Mapping[str, str] = {
 }
 
 MODULES = frozenset(("np", "numpy", "jnp", "jax", "torch", "tf", "F", "math", "lax", "nnx", "keras"))
-"""Modules that Python programs import; a file may use them out of habit without an import."""
+"""Modules that Python programs import."""
 
 
 def attribute(name: str, dims: Sequence[str]) -> str | None:

@@ -1,22 +1,22 @@
-"""Tokens to syntax tree: an LALR parser that goes on after an error.
+"""Parse tokens into a syntax tree: an LALR parser that continues after errors.
 
-Lark computes the tables (`tables.py`); running them is this loop. It is our own because recovery needs the stacks, and
-because building the nodes as it goes, without a tree in between, is several times faster than Lark's parser.
+Lark computes the tables (`tables.py`), and this loop runs them. It replaces Lark's own parser for two reasons: recovery needs the
+stacks, and building the nodes without an intermediate tree is several times faster.
 
-After an error the parser goes back to the last place in the same block where the grammar allows ERROR, and on to the
-next token that may come after it: a bad statement costs that statement, and the rest of the file is checked.
+After an error, the parser goes back to the last place in the same block where the grammar allows ERROR. Then it skips to the next
+token that may follow ERROR. So a wrong statement is lost, and the rest of the file is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
 from mtfc.frontend.syntax import ast, syntax_errors, tables
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT, TOO_DEEP, TokenStream, arrange
 from mtfc.frontend.syntax.lexer import END, SEPARATOR, WORD, Token, lex
-from mtfc.frontend.syntax.python_syntax import FARTHEST, unlike_here
+from mtfc.frontend.syntax.python_syntax import FARTHEST, python_error
 from mtfc.frontend.syntax.tables import GrammarRule
 from mtfc.frontend.syntax.tree_builder import TUPLES, TreeBuilder
 
@@ -30,9 +30,9 @@ ELSE = ("else", "elif")
 
 
 def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.File:
-    """The syntax tree of a file, or of its text from `line` on.
+    """Return the syntax tree of a file, or of its text from `line` on.
 
-    What does not parse is reported, and a `Broken` node stands in its place.
+    Text that does not parse is reported, and becomes a `Broken` node.
     """
     tokens = lex(text, line)
     stream = arrange(tokens, file, diagnostics)
@@ -42,15 +42,15 @@ def parse(text: str, file: str, diagnostics: Diagnostics, line: int = 1) -> ast.
 
 
 class _Parser:
-    """The stacks: after symbol i comes state i + 1; the symbol began at token `begins[i]` and is `values[i]`."""
+    """The stacks of the parser: symbol i leads to state i + 1, begins at token `begins[i]` and has the value `values[i]`."""
 
     def __init__(self, stream: TokenStream, builder: TreeBuilder, diagnostics: Diagnostics) -> None:
         table = tables.load()
         self.moves = table.moves
         self.gotos = table.gotos
         self.rules = table.rules
-        nodes = {rule.make for rule in table.rules if rule.make} - TUPLES
-        self.makers = {name: builder.maker(name) for name in nodes}
+        self.makers: dict[str, Callable[..., Any]] = {}
+        self.builder = builder
         self.stream = stream
         self.tokens = stream.tokens
         self.file = builder.file
@@ -89,7 +89,7 @@ class _Parser:
             self._recover(error.diagnostics)
             return
         if rule.make in PLAIN and self.stream.unclosed and self.stream.is_unclosed(begin, self.index):
-            value = self.makers["broken"](self._span(begin), tuple(self.tokens[begin : self.index]))
+            value = self.builder.broken(self._span(begin), tuple(self.tokens[begin : self.index]))
         if size:
             del self.states[-size:], self.begins[-size:], self.values[-size:]
         self._push(self.gotos[self.states[-1]][rule.origin], begin, value)
@@ -102,17 +102,18 @@ class _Parser:
             return children
         if rule.make in TUPLES:
             return tuple(children)
-        return self.makers[rule.make](self._span(begin), *children)
+        make = self.makers.get(rule.make) or self.makers.setdefault(rule.make, self.builder.maker(rule.make))
+        return make(self._span(begin), *children)
 
     def _span(self, begin: int) -> Span:
-        """From token `begin` to the last one before the current token."""
+        """Return the span from token `begin` to the last one before the current token."""
         first, last = self.tokens[begin], self.tokens[max(begin, self.index - 1)]
         return Span(self.file, first.line, first.column, last.line, last.column + len(last.text))
 
     # Errors
 
     def _stuck(self, token: Token) -> None:
-        """No rule takes this token: it is a keyword that may be a name here, or an error."""
+        """Handle a token that no rule takes: a keyword that may be a name here, or an error."""
         if token.kind == WORD:
             self.tokens[self.index] = token._replace(kind=self._kind_of_word(token))
         elif token.kind == TOO_DEEP:
@@ -123,7 +124,7 @@ class _Parser:
             self._recover((syntax_errors.unexpected(previous, token, expected, self.file),), stuck=self.index)
 
     def _kind_of_word(self, token: Token) -> str:
-        """A keyword where the grammar has it, but for `state = ...` and such, where the grammar has both."""
+        """Return the kind of a word: its keyword if the grammar allows it here, but a name in `state = ...`."""
         keyword = token.text.upper()
         is_defined = self.tokens[self.index + 1].kind in ("EQUAL", "COLON", "COMMA")
         if self._accepts(keyword) and not (is_defined and self._accepts("NAME")):
@@ -131,7 +132,7 @@ class _Parser:
         return "NAME"
 
     def _accepts(self, kind: str, depth: int | None = None) -> bool:
-        """Whether a token may come after the first `depth` states, or after all."""
+        """Return True if a token may come after the first `depth` states, or after all."""
         states = self.states[:depth]
         while (move := self.moves[states[-1]].get(kind)) is not None:
             if move >= 0:
@@ -182,7 +183,7 @@ class _Parser:
         return word in ELSE and block in self.with_if
 
     def _line(self, index: int) -> int:
-        """The first token of the statement with this token."""
+        """Return the first token of the statement with this token."""
         while index and self.tokens[index - 1].kind not in BORDERS:
             index -= 1
         return index
@@ -194,7 +195,7 @@ class _Parser:
         while self.tokens[end].kind not in (*BORDERS, END):
             end += 1
         return (
-            unlike_here(
+            python_error(
                 self.tokens[begin:end],
                 stuck - begin,
                 self.file,
@@ -205,7 +206,7 @@ class _Parser:
         )
 
     def _rewind(self) -> int:
-        """Drop symbols until ERROR may come, in the innermost block where it may; the first token dropped."""
+        """Drop symbols until ERROR may come, in the innermost possible block; return the first dropped token."""
         block = self.stream.block(self.index)
         begins = [*self.begins, self.index]
         while True:
@@ -218,7 +219,7 @@ class _Parser:
 
 
 def _children(rule: GrammarRule, values: list[Any]) -> list[Any]:
-    """The values that the rule keeps; a list that grows at its end grows in place."""
+    """Return the values that a rule keeps; a list that grows at its end grows in place."""
     children: list[Any] = []
     for child in rule.children:
         if child is None:

@@ -1,7 +1,6 @@
-"""Operator precedence: a flat chain of signs, operands and operators becomes a tree.
+"""Turn a flat chain of signs, operands and operators into a tree, by operator precedence.
 
-The grammar leaves chains flat, which makes it smaller and parsing faster: ten levels of precedence are ten reductions
-for every name in a file.
+The grammar leaves chains flat. Ten levels of precedence in the grammar would cost ten reductions for every name in a file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LEVEL = {operator: level for level, operators in enumerate(LEVELS) for operator 
 
 @attrs.frozen
 class _Pending:
-    """An operator whose right operand is still being read."""
+    """An operator whose right operand is being read."""
 
     token: Token
     is_prefix: bool
@@ -34,7 +33,7 @@ class _Pending:
 
 
 def tree(chain: Iterable[Token | ast.Expr], file: str) -> ast.Expr:
-    """The expression of a chain; raises CompileError for `a < b < c`."""
+    """Return the expression of a chain. Raises `CompileError` for `a < b < c`."""
     operands: list[ast.Expr] = []
     pending: list[_Pending] = []
     wants_operand = True
@@ -54,7 +53,7 @@ def tree(chain: Iterable[Token | ast.Expr], file: str) -> ast.Expr:
 
 
 def _comes_first(left: _Pending, right: _Pending, file: str) -> bool:
-    """Whether in `a left b right c` the left operator takes b."""
+    """Return True if the left operator takes b in `a left b right c`. Raises `CompileError` for two comparisons."""
     if left.token.text in COMPARISONS and right.token.text in COMPARISONS:
         message = f"comparisons do not chain: `{left.token.text}` and then `{right.token.text}`"
         help = "compare twice and join the results with `and`"

@@ -1,7 +1,7 @@
-"""Recognize habits from Python: help for syntax errors, and for names that are not found.
+"""Recognize Python syntax in a statement with a syntax error, and say how to write it here.
 
-A statement with a syntax error is read once more from its beginning. `for`, `+=` and `h[0]` show the intention better than the
-token at which the grammar gave up.
+The statement is read again from its beginning: `for`, `+=` and `h[0]` show the intention better than the token at which the
+parser stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "else": ("there is no `else`", WHERE),
     "while": (
         "there is no `while`",
-        "a loop runs as often as a dimension is large: `dim steps = 10`, and `repeat steps { ... }`",
+        "a loop runs once for each index of a dimension: `dim steps = 10`, and `repeat steps { ... }`",
     ),
     "def": ("there is no `def`", FUNCTION),
     "lambda": ("there is no `lambda`", FUNCTION),
@@ -39,15 +39,15 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "const": ("there is no `const`", "write the name alone: `h = ...`"),
     "from": ("there is no `from`", "write `import nn`, and call `nn.dense(x)`"),
     "with": ("there is no `with` here", "it belongs to `repeat layers with k = keys { ... }`"),
-    "assert": ("there is no `assert`", "types are checked when the file is"),
+    "assert": ("there is no `assert`", "types are checked when the file is compiled"),
     "pass": ("there is no `pass`", "braces may be empty"),
-    "raise": ("there is no `raise`", "a model computes values alone: return one that shows the problem"),
-    "try": ("there is no `try`", "a model computes values alone, and nothing in it fails"),
-    "except": ("there is no `except`", "a model computes values alone, and nothing in it fails"),
+    "raise": ("there is no `raise`", "a model only computes values: return one that shows the problem"),
+    "try": ("there is no `try`", "a model only computes values, and cannot fail"),
+    "except": ("there is no `except`", "a model only computes values, and cannot fail"),
     "global": ("there is no `global`", "dimensions and functions of the file are known everywhere"),
-    "del": ("there is no `del`", "memory is freed where a value is used last"),
+    "del": ("there is no `del`", "memory is freed after the last use of a value"),
 }
-"""Words that begin a statement in Python, and in other languages."""
+"""Words that begin a statement in Python or another language: the message, and the help."""
 
 CALLS: Mapping[str, str] = {
     "backward": other_libraries.GRADIENT,
@@ -55,7 +55,7 @@ CALLS: Mapping[str, str] = {
     "zero_grad": "each step has new gradients",
     "manual_seed": "the command has the seed: `mtfc run FILE --seed 1`",
 }
-"""Calls of Python that give no value."""
+"""Calls that return nothing in Python, with the help."""
 
 NO_INDEX = "a tensor has no `[...]`"
 
@@ -63,10 +63,10 @@ NO_INDEX = "a tensor has no `[...]`"
 # Syntax
 
 
-def unlike_here(
+def python_error(
     statement: Sequence[Token], at: int, file: str, before: Sequence[Token] = ()
 ) -> Diagnostic | None:
-    """Return the error of a statement that does not parse at token `at`, if the statement is one of Python.
+    """Return the error of a statement that does not parse at token `at`, if the statement looks like Python.
 
     `before` are the tokens before the statement.
     """
@@ -85,7 +85,7 @@ Found = tuple["Token", str, str] | None
 
 
 def _word(statement: Sequence[Token], at: int) -> Found:
-    """`if x > 0`, `while`, `def`; and `if` within an expression."""
+    """Recognize `if x > 0`, `while`, `def`, and `if` within an expression."""
     first = statement[0]
     if first.text in WORDS and [token.text for token in statement[1:2]] != ["="]:
         return (first, *WORDS[first.text])
@@ -98,7 +98,7 @@ def _word(statement: Sequence[Token], at: int) -> Found:
 
 
 def _for(statement: Sequence[Token], at: int) -> Found:
-    """`for i in 3`, `for i in range(layers)`"""
+    """Recognize `for i in 3` and `for i in range(layers)`."""
     words = [token.text for token in statement]
     if len(words) < 3 or words[0] != "for" or at < 1 or words[1] == "=":
         return None
@@ -115,7 +115,7 @@ def _for(statement: Sequence[Token], at: int) -> Found:
 
 
 def _repeat(statement: Sequence[Token], at: int) -> Found:
-    """`repeat 4 {`, `repeat(4) {`, `repeat i in 4 {`"""
+    """Recognize `repeat 4 {`, `repeat(4) {` and `repeat i in 4 {`."""
     texts = [token.text for token in statement]
     if len(statement) < 2 or texts[0] != "repeat":
         return None
@@ -136,7 +136,7 @@ def _repeated(size: str) -> str:
 
 
 def _compound(statement: Sequence[Token], at: int) -> Found:
-    """`h += 1`, `h := 1`"""
+    """Recognize `h += 1` and `h := 1`."""
     if len(statement) < 3 or statement[0].kind != "NAME" or statement[2].text != "=" or at != 1:
         return None
     name, operator = statement[0].text, statement[1].text
@@ -150,7 +150,7 @@ def _compound(statement: Sequence[Token], at: int) -> Found:
 
 
 def _text(tokens: Sequence[Token]) -> str:
-    """Tokens of one line as they are written, with the spaces between them."""
+    """Return the text of tokens of one line, with the spaces between them."""
     text = ""
     for index, token in enumerate(tokens):
         gap = index and token.column - tokens[index - 1].end_column
@@ -159,7 +159,7 @@ def _text(tokens: Sequence[Token]) -> str:
 
 
 def _applied(statement: Sequence[Token], at: int) -> Found:
-    """`nn.Linear(64, 10)(h)`: a call of what a call gives."""
+    """Recognize `nn.Linear(64, 10)(h)`: a call of the result of a call."""
     texts = [token.text for token in statement]
     if not 1 < at < len(texts) or texts[at - 1 : at + 1] != [")", "("]:
         return None
@@ -183,7 +183,7 @@ def _partner(texts: Sequence[str], closer: int) -> int:
 
 
 def _statement_call(statement: Sequence[Token], at: int) -> Found:
-    """`print(h)`: a call whose result has no name."""
+    """Recognize `print(h)`: a call whose result has no name."""
     if len(statement) < 2 or at > 1 or statement[1].text != "(":
         return None
     name = statement[0].text.rpartition(".")[2]
@@ -192,7 +192,7 @@ def _statement_call(statement: Sequence[Token], at: int) -> Found:
 
 
 def _call_without_parentheses(statement: Sequence[Token], at: int) -> Found:
-    """`y = relu x`"""
+    """Recognize `y = relu x`."""
     if not 2 < at < len(statement) or statement[1].text != "=":
         return None
     before, stuck = statement[at - 1], statement[at]
@@ -216,7 +216,7 @@ def _call_without_parentheses(statement: Sequence[Token], at: int) -> Found:
 
 
 def _sizes(statement: Sequence[Token], at: int) -> Found:
-    """`f32[8, 4]`, `nn.dense[d_out = 10](h)`, `nn.dense[10](h)`"""
+    """Recognize sizes in place of dimensions: `f32[8, 4]`, `nn.dense[d_out = 10](h)`, `nn.dense[10](h)`."""
     texts = [token.text for token in statement]
     opener = _opener(texts, at)
     if opener < 1 or not 0 < at < len(texts) or statement[at].kind != "NUMBER":
@@ -239,7 +239,7 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
 
 
 def _scan(statement: Sequence[Token], at: int) -> Found:
-    """`scan t in x`"""
+    """Recognize `scan t in x`."""
     texts = [token.text for token in statement]
     if texts[0] != "scan" or texts[2:3] != ["in"]:
         return None
@@ -249,7 +249,7 @@ def _scan(statement: Sequence[Token], at: int) -> Found:
 
 
 def _frozen(statement: Sequence[Token], at: int) -> Found:
-    """`frozen head`"""
+    """Recognize `frozen head` without quotes."""
     if (
         len(statement) < 2
         or at != 1
@@ -263,7 +263,7 @@ def _frozen(statement: Sequence[Token], at: int) -> Found:
 
 
 def _param(statement: Sequence[Token], at: int) -> Found:
-    """`param w: [io]` and `param w = normal()`"""
+    """Recognize `param w: [io]` and `param w = normal()`, which lack the initial value or the type."""
     if len(statement) < 2 or statement[0].text != "param":
         return None
     name = statement[1]
@@ -283,7 +283,7 @@ def _param(statement: Sequence[Token], at: int) -> Found:
 
 
 def _index(statement: Sequence[Token], at: int) -> Found:
-    """`h[0]`, `h[:, 0]`, `x.shape[0]`"""
+    """Recognize `h[0]`, `h[:, 0]` and `x.shape[0]`."""
     texts = [token.text for token in statement]
     if "=" not in texts[:at] and texts[0] not in ("return", "yield"):
         return None
@@ -327,7 +327,7 @@ def _is_called(texts: Sequence[str], opener: int) -> bool:
 
 
 def _import(statement: Sequence[Token], at: int) -> Found:
-    """`import numpy as np`"""
+    """Recognize `import numpy as np`."""
     if len(statement) < 2 or statement[0].text != "import" or at < 1 or statement[1].text == "=":
         return None
     return (
@@ -344,7 +344,7 @@ HABITS: tuple[Callable[[Sequence[Token], int], Found], ...] = (
 
 
 FARTHEST = 1000
-"""Tokens before a statement that are searched for a declaration, so that many errors take linear time."""
+"""Most tokens before a statement that are searched for a declaration, so that many errors take linear time."""
 
 
 def index_help(name: str, index: Sequence[str], before: Sequence[Token]) -> str:

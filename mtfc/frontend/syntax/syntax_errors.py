@@ -1,6 +1,6 @@
-"""The syntax errors: their codes, and how they are worded.
+"""The codes and messages of syntax errors.
 
-A message says what was found and what would have been right, in the words of the language and not of its grammar.
+A message says what was expected and what was found, in the words of the language and not of its grammar.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ LOOKALIKES = {
 }
 
 OPERATORS = frozenset(("OPERATOR", "MINUS", "AND", "OR"))
-# Where an expression may end it may also go on, in many ways: these are the ends.
+# An expression that may end here may also go on with many tokens; a message lists only these ends.
 ENDS = frozenset(("COMMA", "RPAR", "RSQB", "ALONG", SEPARATOR))
-# What is always possible between statements or declarations, and not worth a mention beside what goes there.
+# Tokens that are always possible between statements or declarations: a message leaves them out.
 BETWEEN = frozenset(("ERROR", "RBRACE", SEPARATOR, END))
 
-# What to call tokens of which one must come: the first row whose tokens are all possible has it.
+# Words for sets of possible tokens: the first row whose tokens are all possible counts.
 STARTS = (
     ("a declaration such as `dim` or `model`", frozenset(("DIM", "MODEL"))),
     ("a statement", frozenset(("PARAM", "STATE", "RETURN", "NAME"))),
@@ -62,7 +62,7 @@ STARTS = (
     ("an entry such as `device: { ... }`", frozenset(("LINK", "NAME"))),
     ("an entry such as `batch: rows`", frozenset(("VALUE", "NAME"))),
 )
-# Beside these, other tokens are worth a mention.
+# Words for sets of tokens, which a message lists beside the other possible tokens.
 PARTS = (
     ("an expression", frozenset(("NAME", "PATH", "NUMBER", "TRUE", "FALSE", "LPAR", "MINUS", "NOT"))),
     ("a name", frozenset(("NAME", "PATH"))),
@@ -94,7 +94,7 @@ def describe(token: Token) -> str:
 
 
 def unexpected(previous: Token, token: Token, expected: Collection[str], file: str) -> Diagnostic:
-    """E001, or E009 where the word would do if only it were free; `previous` is the token before."""
+    """Return E001 for a token that no rule takes, or E009 for a reserved word in place of a name."""
     kinds = frozenset(expected)
     word = previous if token.text == "=" else token
     if word.text in RESERVED and "NAME" in kinds and not OPERATORS & kinds:
@@ -130,7 +130,7 @@ def _one_of(names: list[str]) -> str:
 
 def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
     if token.text == "\n" and "NUMBER" in kinds and previous.text not in STATEMENTS:
-        return "an expression goes on in the next line only inside parentheses"
+        return "put an expression of several lines in parentheses"
     if token.text == ":" and "LBRACE" in kinds:
         return "a body stands in braces: `{ ... }`"
     if token.kind == "PATTERN" and "FOR" in kinds:
@@ -182,5 +182,5 @@ def bad_character(token: Token, file: str) -> Diagnostic:
 
 
 def too_deep(span: Span, limit: int) -> Diagnostic:
-    help = "give a part of it a name of its own"
+    help = "give a part of the expression a name of its own"
     return Diagnostic("E007", f"this is nested more than {limit} levels deep", span, help=help)

@@ -1,9 +1,9 @@
-"""The LALR tables of `grammar/mtf.lark`, made by Lark ahead of time and kept in `tables.json`.
+"""The LALR tables of `grammar/mtf.lark`, which Lark computes ahead of time, in `tables.json`.
 
-Importing Lark and building the tables takes 150 ms, half of what `mtfc check` may take in all, so it happens when the
-grammar changes and not when the compiler starts. The tables are JSON in the package: unlike a pickle in a cache folder,
-nobody else can write them, there is no slow first run, and what ships is what was tested. While the grammar is being
-worked on they are out of date, which the checksum in them tells; then they are built in memory.
+Importing Lark and computing the tables takes 150 ms, as long as `mtfc check` may take in all. So the tables are computed when the
+grammar changes, and not when the compiler starts. They are JSON in the package: unlike a pickle in a cache folder, no other
+program can write them, the first run is not slow, and the tested tables are the installed ones. A checksum tells if the grammar
+has changed since; then the tables are computed in memory.
 
 Run `python -m mtfc.frontend.syntax.tables` to write them.
 """
@@ -30,11 +30,11 @@ TABLES = Path(__file__).with_suffix(".json")
 
 @attrs.frozen
 class GrammarRule:
-    """How to reduce `size` symbols to one `origin`.
+    """A rule of the grammar, which reduces `size` symbols to one `origin`.
 
-    `children` says which of the symbols' values the result is made of: index i takes one value, ~i the values of a
-    list, None is an optional part that is absent. `make` names the node to build; it is empty where the values
-    themselves are the result, as a list, and None where the result is the only value.
+    children: the values that the result is made of: index i takes the value of symbol i, ~i takes the values of a list, and None
+    is an absent optional part. make: the name of the node to build; empty if the result is the list of values, None if it is the
+    only value.
     """
 
     origin: str
@@ -45,7 +45,7 @@ class GrammarRule:
 
 @attrs.frozen
 class Tables:
-    """For each state, `moves` maps a terminal to the state after it, or to ~r for "reduce by rule r first"."""
+    """The parser's tables. For each state, `moves` maps a terminal to the next state, or to ~r to reduce by rule r first."""
 
     terminals: dict[str, str]
     keywords: dict[str, str]
@@ -56,7 +56,7 @@ class Tables:
 
 @cache
 def load() -> Tables:
-    """The tables of the grammar as it is now."""
+    """Return the tables of the current grammar."""
     grammar = GRAMMAR.read_bytes()
     if TABLES.is_file():
         data = json.loads(TABLES.read_text("utf-8"))
@@ -66,7 +66,7 @@ def load() -> Tables:
 
 
 def build(grammar: str) -> Tables:
-    """Let Lark compute the tables."""
+    """Compute the tables with Lark."""
     from lark import Lark
 
     lark = Lark(grammar, parser="lalr", lexer="basic", start="file", maybe_placeholders=True)
@@ -76,7 +76,7 @@ def build(grammar: str) -> Tables:
 
 
 def _terminals(lark: Lark) -> tuple[dict[str, str], dict[str, str]]:
-    """Keywords by their text, and patterns by terminal, in the order in which a lexer must try them."""
+    """Return the keywords by their text, and the patterns by terminal in the order in which a lexer must try them."""
     keywords = {t.pattern.value: t.name for t in lark.terminals if t.pattern.value.isalpha()}
     others = [t for t in lark.terminals if t.name not in keywords.values()]
     others.sort(key=lambda t: (-t.pattern.max_width, -len(t.pattern.value), t.name))
@@ -86,7 +86,7 @@ def _terminals(lark: Lark) -> tuple[dict[str, str], dict[str, str]]:
 def _states(
     lark: Lark,
 ) -> tuple[tuple[GrammarRule, ...], tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
-    """Rules and states, numbered in the order in which they are met from the start: the same in every run."""
+    """Return rules and states, numbered in the order in which they are reached from the start."""
     table: Any = lark.parser.parser._parse_table
     end = table.end_states["file"]
     numbers = {table.start_states["file"]: 0}
@@ -122,7 +122,7 @@ def _rule(rule: LarkRule) -> GrammarRule:
 
 
 def _children(rule: LarkRule) -> Iterator[int | None]:
-    """As Lark makes trees: punctuation and keywords are dropped, rules called `_name` give their children."""
+    """Yield the kept children, as in Lark: punctuation and keywords are dropped, rules called `_name` give their children."""
     absent = rule.options.empty_indices or (False,) * (len(rule.expansion) + 1)
     symbols = iter(enumerate(rule.expansion))
     for is_absent in absent:
@@ -135,7 +135,7 @@ def _children(rule: LarkRule) -> Iterator[int | None]:
 
 
 def encode(grammar: str) -> str:
-    """The text of `tables.json`, one rule or state a line."""
+    """Return the text of `tables.json`, with one rule or state on each line."""
     from lark import __version__
 
     fields = {"grammar": zlib.crc32(grammar.encode()), "lark": __version__, **attrs.asdict(build(grammar))}

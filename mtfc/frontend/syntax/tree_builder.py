@@ -1,8 +1,8 @@
-"""What each grammar rule makes.
+"""Build the syntax nodes of grammar rules.
 
-A rule without a method here makes the `ast` node of its name from its children as they are. Methods are for tokens that
-hold more than text, for optional parts, and for the mistakes that a grammar cannot see: these raise CompileError, and
-the parser recovers as it does from any syntax error.
+A rule without a method here makes the `ast` node of its name from its children. A method handles tokens with more than text,
+optional parts, and errors that a grammar cannot express. For such an error the method raises `CompileError`, and the parser
+recovers as from any syntax error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LARGEST_INTEGER = 2**63 - 1
 
 N = TypeVar("N", bound=ast.Node)
 
-# What a train block may say.
+# The entries of a `train` block.
 SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
 GROUPS = ("optimizer for", "frozen")
-"""The entries of a train block for some parameters."""
+"""The entries of a `train` block for some of the parameters."""
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
     ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
@@ -38,7 +38,7 @@ TUPLES = frozenset(
 
 
 class KeyedEntry(ast.Node):
-    """A `minimize loss`, `report a, b` or `key = value` of a train block, or a `key: { rules }` of a layout."""
+    """An entry of a `train` block, such as `minimize loss` or `key = value`, or a section `key: { rules }` of a layout."""
 
     key: Token | ast.Name
     value: Any
@@ -49,7 +49,7 @@ class TreeBuilder:
     file: str
 
     def maker(self, rule: str) -> Callable[..., Any]:
-        """The function from a span and the children to what the rule makes."""
+        """Return the function that makes the value of a rule from a span and the children."""
         found: Callable[..., Any] | None = getattr(self, rule, None)
         return found or getattr(ast, "".join(part.capitalize() for part in rule.split("_")))
 
@@ -274,9 +274,9 @@ FROZEN = 'write `frozen "head.*"`, with a pattern for the names of parameters'
 def _by_key(
     entries: Iterable[ast.Node], known: Collection[str], where: str, more: Collection[str] = ()
 ) -> dict[str, KeyedEntry]:
-    """The entries that have keys; raises CompileError when one is unknown or given twice.
+    """Return the entries with keys. Raises `CompileError` if a key is unknown or given twice.
 
-    `more` are entries without keys, which the help lists too.
+    more: names of entries without keys, which the help lists too.
     """
     keyed = [(entry.key.text, entry) for entry in entries if isinstance(entry, KeyedEntry)]
     errors = list(_repeated(keyed))
@@ -311,10 +311,10 @@ def _misplaced(arguments: Iterable[ast.Node]) -> Iterator[Diagnostic]:
 
 
 def _shallow(node: N) -> N:
-    """The node; raises CompileError when it is nested too deeply for recursive functions to be safe."""
+    """Return the node. Raises `CompileError` if it is nested too deeply for recursive functions."""
     span = node.span
     if span.line == span.end_line and span.end_column - span.column <= NESTING_LIMIT:
-        return node  # every level takes a character
+        return node  # every level takes a character of the text
     levels = 0
     level: list[ast.Node] = [node]
     while level and levels <= NESTING_LIMIT:

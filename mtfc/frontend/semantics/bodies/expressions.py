@@ -1,10 +1,10 @@
-"""Expressions to equations.
+"""Elaborate expressions into equations.
 
-An expression is a tensor, which an equation defines, or a number: a literal, the size of a dimension, or what is computed from
-numbers. A number has no dtype of its own; it takes that of the tensor it meets, and is f32 where it meets none. In optimizers,
-what is computed from the number of the step and from numbers is a number too, known only when the program runs. `None` stands
-for an expression that has been reported as wrong. The equation that defines a user's variable has the variable's name, all others
-are named by their op.
+The result of an expression is a tensor, which an equation defines, or a number: a literal, the size of a dimension, or a result
+computed from numbers. A number has no dtype of its own. It takes the dtype of the other operand, and is f32 if there is none. In
+optimizers, a result computed from the step number and from numbers is a number too, known only when the program runs. `None`
+stands for an expression with a reported error. An equation that defines a user's variable has the variable's name; other
+equations are named after their op.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ SIGNS = {"-": "neg", "not": "not"}
 
 @attrs.frozen
 class Operand:
-    """What an operator or a call is applied to, where it is written, and how to speak of it.
+    """An operand of an operator or a call.
 
-    `is_number` says of a value that it stands for a number that is not known yet.
+    span: the place of the operand. shown: its name in messages. is_number: True for a value that stands for a number which is
+    known only when the program runs.
     """
 
     result: Value | Number
@@ -61,12 +62,12 @@ class Operand:
 
     @property
     def type(self) -> TensorType | None:
-        """None for a number that is known."""
+        """The type of a tensor; None for a known number."""
         return self.result.type if isinstance(self.result, Value) else None
 
     @property
     def dtype(self) -> str | None:
-        """None for a number."""
+        """The dtype of a tensor; None for a number."""
         return self.type.dtype if self.type and not self.is_number else None
 
     @property
@@ -76,9 +77,9 @@ class Operand:
 
 @attrs.frozen
 class Site:
-    """Where equations are being made: the place in the source, and the variable, if any, that the result is bound to.
+    """The place in the source that equations are made for, and the variables that their results are bound to, if any.
 
-    A variable is given with its scope, as in `layers.ffn.h`. `more` are those of further results.
+    Variables have their full names, such as `layers.ffn.h`. more: the variables of further results.
     """
 
     span: Span
@@ -87,24 +88,24 @@ class Site:
 
     @property
     def variables(self) -> Iterator[str | None]:
-        """The variables of all results, in order, None for those that have none."""
+        """The variables of all results in order, followed by None without end."""
         return chain((self.variable, *self.more), repeat(None))
 
 
 Results = tuple[Result, ...]
 Variables = Sequence[str | None]
-"""The variables that the results of a call are bound to, if any."""
+"""The variables that the results of a call are bound to, None for a result without a variable."""
 
 CallRule = Callable[["Expressions", ast.Call, Variables], Results]
 
 
 class Expressions:
-    """Elaborates the expressions of one body: a model's, or a function's at one call.
+    """Elaborates the expressions of one body: of a model, or of a function at one call.
 
-    `values` has the variables bound so far, `places` the last place of each binding. `gone` has the places of variables that
-    only a loop knew. `later` has the first definition of each variable of the body, further down too. `dropped` has the values
-    that only dead statements see. `prefix` is the scope at the start of full names: empty, or ending in a dot. `stack` are the
-    functions that led here, each with the name of its module. `call_rule` elaborates calls.
+    values: the variables bound so far. places: the last binding of each variable. gone: the places of variables that were known
+    in a loop only. later: the first definition of each variable of the body, also further down. dropped: the values that only
+    dead statements see. prefix: the scope at the start of full names, empty or ending in a dot. stack: the functions that are
+    being inlined, each with the name of its module. call_rule: elaborates calls.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Expressions:
         return self.builder.block
 
     def value(self, node: ast.Node, variable: str | None = None) -> Result:
-        """What an expression stands for; where an equation defines it, `variable` is that equation's name."""
+        """Elaborate an expression; `variable` is the variable that the result is bound to, if any."""
         return _ELABORATE[type(node)](self, node, variable)
 
     def operand(self, node: ast.Node) -> Operand | None:
@@ -140,7 +141,7 @@ class Expressions:
         return Operand(result, span, shown, result in self.builder.numbers)
 
     def name(self, node: ast.Name, variable: str | None) -> Result:
-        """Return a variable, or the size of a dimension of that name, or else `training`."""
+        """Return the value of a variable, or the size of a dimension of that name, or else `training`."""
         if node.text in self.values:
             return self.named(self.values[node.text], node.span, variable)
         if node.text in self.scope.dims and node.text not in self.later:
@@ -152,11 +153,11 @@ class Expressions:
         return None
 
     def _is_own(self, name: str) -> bool:
-        """True if the file has a value of this name that is not known here."""
+        """Return True if the file has a value of this name that is not visible here."""
         return name in self.later or name in self.gone or name in self.scope.doubtful
 
     def named(self, value: Result, span: Span, variable: str | None) -> Result:
-        """A variable bound to another gets an equation, which changes nothing, so that a `value` rule can name it."""
+        """Give a variable that is bound to another one an equation that changes nothing, so that a `value` rule can name it."""
         if variable is None or not isinstance(value, Value):
             return value
         operand = self.as_operand(value, span)
@@ -165,8 +166,8 @@ class Expressions:
     def _unknown(self, node: ast.Name) -> None:
         name = node.text
         if name in self.gone:
-            label = Label(self.gone[name], "it is bound here, anew in each iteration")
-            help = f"bind it before the loop too, or hand out all its values: `yield {name}_all = {name}`"
+            label = Label(self.gone[name], "each iteration binds it anew here")
+            help = f"bind it before the loop too, or collect the values of all iterations: `yield {name}_all = {name}`"
             self.scope.error("E121", f"`{name}` is known inside of the loop only", node.span, [label], help)
         elif name in self.later:
             label = Label(self.later[name], "it is defined here")
@@ -175,7 +176,7 @@ class Expressions:
             unknown_value(self.scope, node, {**self.values, **self.dropped})
 
     def dotted(self, node: ast.Path, variable: str | None) -> Result:
-        """The size of a dimension of a module."""
+        """Return the size of a dimension of a module."""
         dim = self.scope.find_dim(node)
         if dim is not None:
             return dim.size
@@ -190,18 +191,20 @@ class Expressions:
         if len(results) == 1:
             return results[0]
         help = f"give each a name: `{', '.join('abcdefgh'[: len(results)])} = {node.function.text}(...)`"
-        message = f"`{node.function.text}` has {count(len(results), 'result')}, and here stands one value"
+        message = (
+            f"`{node.function.text}` has {count(len(results), 'result')}, and one value is expected here"
+        )
         self.scope.error("E218", message, node.span, help=help)
         return None
 
     def results(self, node: ast.Node, variables: Sequence[str]) -> Results:
-        """What an expression stands for that several variables are bound to."""
+        """Elaborate an expression whose results are bound to several variables."""
         if isinstance(node, ast.Call):
             return self.call_rule(self, node, variables)
         return (self.value(node, variables[0]),)
 
     def number(self, node: ast.Node) -> float | None:
-        """The value of an expression that must be a number, neither tensor nor truth value."""
+        """Return the value of an expression that must be a number, neither a tensor nor a truth value."""
         result = self.value(node)
         if isinstance(result, Value | bool):
             self.scope.error("E213", "expected a number, such as `0.1` or `1e-3`", node.span)
@@ -209,7 +212,7 @@ class Expressions:
         return result
 
     def integer(self, node: ast.Node) -> int | None:
-        """The value of an expression that must be a whole number."""
+        """Return the value of an expression that must be a whole number."""
         result = self.value(node)
         if result is None or (isinstance(result, int) and not isinstance(result, bool)):
             return result
@@ -249,7 +252,7 @@ class Expressions:
         return self.folded(node.span, lambda a, b: fold(node.op, a, b), left.result, right.result)
 
     def folded(self, span: Span, function: Callable[..., Number], *numbers: Value | Number) -> Number | None:
-        """The value of a function of numbers; an error where it has none."""
+        """Return the value of a function of numbers; None, and an error, if it has none."""
         try:
             return function(*numbers)
         except ConstantError as error:
@@ -259,7 +262,7 @@ class Expressions:
     # Equations
 
     def emit(self, site: Site, op: str, *operands: Operand, **attributes: Attr) -> Value | None:
-        """One equation for the site's result; numbers take the dtype of the tensors, or f32."""
+        """Make one equation; numbers among its operands take the dtype of the tensors, or f32."""
         dtype = common_dtype(operands)
         values = [self.tensor(operand, dtype) for operand in operands]
         found = [value for value in values if value is not None]
@@ -273,7 +276,7 @@ class Expressions:
         values: Sequence[Value],
         attributes: Mapping[str, Attr],
     ) -> Value | None:
-        """One equation with one result."""
+        """Make one equation with one result."""
         results = self.equations(site, op, operands, values, attributes)
         return results[0] if results else None
 
@@ -285,7 +288,7 @@ class Expressions:
         values: Sequence[Value],
         attributes: Mapping[str, Attr],
     ) -> tuple[Value, ...]:
-        """One equation, and its results; nothing where the op refuses the operands."""
+        """Make one equation and return its results; report an error, and return nothing, if the op rejects the operands."""
         try:
             types = OPS[op].infer([value.type for value in values], attributes)
         except OpError as error:
@@ -298,7 +301,9 @@ class Expressions:
             Value(self._name(op, path), type) for path, type in zip(site.variables, types, strict=False)
         )
         path = site.variable if len(results) == 1 else None
-        self.block.append(Equation(op, tuple(values), results, attributes, span=site.span, path=path))
+        self.block.append(
+            Equation(op, tuple(values), results, attributes, span=self.block.located(site.span), path=path)
+        )
         self.builder.size += 1
         if _is_of_numbers(op, operands) and not results[0].type.dims:
             self.builder.numbers.update(results)
@@ -310,7 +315,7 @@ class Expressions:
     def _refused(
         self, error: OpError, span: Span, operands: Sequence[Operand], values: Sequence[Value]
     ) -> None:
-        """The op's own words, and what each operand is that the user has written; these come first."""
+        """Report the op's message, with a label at each operand that the user has written."""
         code = "E201" if isinstance(error, DimsError) else "E202" if isinstance(error, DTypeError) else "E205"
         help = _broadcast_help(values) if code == "E201" else error.help
         pairs = zip(operands, values, strict=False)
@@ -318,7 +323,7 @@ class Expressions:
         self.scope.error(code, error.message, span, labels, help)
 
     def tensor(self, operand: Operand, dtype: str | None = None) -> Value | None:
-        """The operand as a tensor: a number becomes a scalar of `dtype`, or of what it is by itself."""
+        """Return an operand as a tensor: a number becomes a scalar of `dtype`, or else of f32 or bool."""
         number = operand.result
         if isinstance(number, Value):
             return self._number_of_dtype(self.block.here(number), operand, dtype)
@@ -330,14 +335,14 @@ class Expressions:
         return self.block.constant(converted, dtype)
 
     def _number_of_dtype(self, value: Value, operand: Operand, dtype: str | None) -> Value:
-        """A number that is not known yet takes a floating-point dtype where it meets one."""
+        """Cast a value that stands for a number to the floating-point dtype of the other operands."""
         if not operand.is_number or dtype not in FLOATS or value.type.dtype not in FLOATS:
             return value
         self.block.span = operand.span
         return self.block.cast(value, str(dtype))
 
     def number_as(self, operand: Operand, dtype: str) -> Number | None:
-        """A number as an element of `dtype`."""
+        """Return a number as an element of `dtype`; None, and an error, if the dtype cannot hold it."""
         assert not isinstance(operand.result, Value)
         try:
             return convert(operand.result, dtype)
@@ -351,33 +356,33 @@ class Expressions:
             return None
 
     def output(self, node: ast.Name) -> Value | None:
-        """The value of a variable that is returned: a number becomes a scalar of that name."""
+        """Return the value of a variable that a model returns: a number becomes a scalar of that name."""
         result = self.value(node)
         if result is None or isinstance(result, Value):
             return result
         return self.scalar(result, Site(node.span, self.prefix + node.text))
 
     def scalar(self, number: Number, site: Site) -> Value | None:
-        """A number as a tensor of its own."""
+        """Make a scalar tensor of a number."""
         dtype = "bool" if isinstance(number, bool) else "f32"
         converted = self.number_as(Operand(number, site.span), dtype)
         return None if converted is None else self.emit(site, "constant", value=converted, dtype=dtype)
 
 
 def common_dtype(operands: Sequence[Operand]) -> str | None:
-    """The dtype that numbers take among these operands: a tensor's, or that of a number which is not known yet."""
+    """Return the dtype that numbers take among these operands: of a tensor, else of a value that stands for a number."""
     own = [operand.dtype for operand in operands] + [each.type.dtype for each in operands if each.type]
     return next((dtype for dtype in own if dtype), None)
 
 
 def _is_of_numbers(op: str, operands: Sequence[Operand]) -> bool:
-    """Whether a result is a number that is not known yet: some operand is one, none is a tensor, and no dtype is asked for."""
+    """Return True if a result stands for a number: some operand does, no operand is a tensor, and the op is not a cast."""
     unknown = any(operand.is_number for operand in operands)
     return unknown and op != "cast" and all(operand.dtype is None for operand in operands)
 
 
 def _is_misfit(number: Number, dtype: str) -> bool:
-    """Whether no number like this one is a value of `dtype`."""
+    """Return True for a fraction where `dtype` has integers alone."""
     return isinstance(number, float) and dtype in ("i32", "u32")
 
 

@@ -1,8 +1,8 @@
-"""Where the equations of a program go while it is elaborated.
+"""Collect the equations of a program during elaboration.
 
-Functions are inlined, so all bodies of a model write into one `FunctionBuilder`. A loop's body is a region that sees nothing but its own
-arguments: `BlockBuilder.here` finds a value of a surrounding block there, by making it an argument of every region in between when it is
-first used. So nobody who makes an equation needs to know whether it stands in a loop.
+Functions are inlined, so all bodies of a model write into one `FunctionBuilder`. The body of a loop is a region that sees only
+its own arguments. `BlockBuilder.here` makes a value of a surrounding block available in a loop: at the first use, the value
+becomes an argument of every region in between. So code that makes equations need not know if it is in a loop.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mtfc.compiler.ir.loops import sliced_type, stacked_type
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LARGEST = 50_000
-"""Equations and inlined calls of one program. A few functions that call each other can make any number of them."""
+"""Most equations and inlined calls of one program: few functions that call each other can make any number."""
 
 
 class VariableNames:
-    """Names of values: a variable's first value has its name, and no other value ever has it.
+    """Names of values. The first value of a variable has the variable's name, and no other value ever has it.
 
-    `seen` are the variables that had values, in the blocks around and inside too.
+    seen: the variables that have had values, shared by all blocks of the function.
     """
 
     def __init__(self, variables: Collection[str], seen: set[str]) -> None:
@@ -34,7 +34,7 @@ class VariableNames:
         self._unused = set(variables)
 
     def of_variable(self, variable: str) -> str:
-        """`h`, then for the next value bound to the same name `h_2`."""
+        """Return the name for the next value of a variable: `h`, then `h_2`."""
         self.seen.add(variable)
         if variable in self._unused:
             self._unused.remove(variable)
@@ -43,7 +43,7 @@ class VariableNames:
 
 
 class BlockBuilder(Builder):
-    """The body of `forward`, or of a loop: where equations are appended."""
+    """Collects the equations of `forward` or of a loop's body."""
 
     def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
         seen: set[str] = parent.variables.seen if parent else set()
@@ -55,33 +55,36 @@ class BlockBuilder(Builder):
 
     def append(self, eqn: Equation) -> None:
         self._own.update(eqn.results)
-        super().append(attrs.evolve(eqn, span=self.located(eqn.span)) if self.call else eqn)
+        span = self.located(eqn.span)
+        super().append(eqn if span is eqn.span else attrs.evolve(eqn, span=span))
 
     def located(self, span: Span | None) -> Span | None:
-        """A place in a function, with the call of the function that is being inlined."""
-        return attrs.evolve(span, call=self.call) if span and not span.call else span
+        """Return a place in a function with the call that is being inlined."""
+        if self.call is None or span is None or span.call is not None:
+            return span
+        return Span(span.file, span.line, span.column, span.end_line, span.end_column, self.call)
 
     def own(self, name: str, type: TensorType) -> Value:
-        """An argument of this block, under a name that is taken from the variables."""
+        """Make an argument of this block, named after a variable."""
         value = Value(self.variables.of_variable(name), type)
         self._own.add(value)
         return value
 
     def here(self, value: Value) -> Value:
-        """What stands for `value`, of this block or one around it, in this block."""
+        """Return the value of this block that stands for a value of this block or of a block around it."""
         return value
 
     def parameter(self, value: Value) -> Value:
-        """What stands for a parameter that is declared here."""
+        """Return the value of this block for a parameter that is declared here."""
         return value
 
     def loops(self) -> Iterator[LoopBuilder]:
-        """The loops that this block is in, the outermost first."""
+        """Yield the loops that this block is in, the outermost first."""
         return iter(())
 
 
 class LoopBuilder(BlockBuilder):
-    """The body of a loop along `dim`; where it is `stacked`, parameters declared inside have a slice for each iteration."""
+    """Collects the body of a loop along `dim`; with `stacked`, a parameter declared inside has a slice for each iteration."""
 
     def __init__(self, parent: BlockBuilder, dim: Dim, stacked: bool) -> None:
         super().__init__(parent.variables.variables, parent)
@@ -93,13 +96,13 @@ class LoopBuilder(BlockBuilder):
         self._index: Value | None = None
 
     def carry(self, value: Value, name: str, span: Span | None) -> Value:
-        """The argument that starts as `value`, of the block outside."""
+        """Make the argument for a carry that starts as `value`, of the block outside."""
         argument = Argument(self.own(name, value.type), "carried", span)
         self.carried.append((value, argument))
         return argument.value
 
     def slice(self, value: Value, name: str, span: Span | None = None) -> Value:
-        """The argument for the slices along `dim` of `value`, of the block outside."""
+        """Return the argument for the slices along `dim` of `value`, of the block outside."""
         if value not in self._sliced:
             own = self.own(name, sliced_type(value.type, self.dim))
             self._sliced[value] = Argument(own, "sliced", span)
@@ -118,7 +121,7 @@ class LoopBuilder(BlockBuilder):
         return self.slice(outer, outer.name) if self.stacked else self.here(outer)
 
     def index(self, span: Span | None) -> Value:
-        """The number of the iteration, i32[], for what stands at `span`."""
+        """Return the number of the iteration, i32[]; `span` is the place that asks for it."""
         if self._index is None:
             self.outside.span = span
             self._index = self.slice(self.outside("range", dim=self.dim), "index", span)
@@ -129,7 +132,7 @@ class LoopBuilder(BlockBuilder):
         yield self
 
     def operands(self) -> Iterator[tuple[Value, Argument]]:
-        """Each value outside with its argument, in the order that a loop has them."""
+        """Yield each outer value with its argument, in the order of a loop's operands."""
         yield from self.carried
         yield from self._invariant.items()
         yield from self._sliced.items()
@@ -137,13 +140,12 @@ class LoopBuilder(BlockBuilder):
 
 @attrs.define
 class FunctionBuilder:
-    """A function of a program in the making.
+    """A function of the program, while its equations are collected.
 
-    `block` is where equations go now. `dims` are those that functions declare in their bodies, with the place, `places` where
-    each parameter is declared, by name. `draws` are the names of random numbers, `owners` says which functions declare
-    parameters, by module and name. `size` counts equations and calls. `slices` are the types of parameters apart from the loops
-    that they are declared in. `numbers` are scalars that stand for a number which is not known yet, and so have no dtype of
-    their own.
+    block: the current block. dims: dimensions that functions declare in their bodies, with their places. places: the place of
+    each parameter, by name. draws: names of random streams. size: the number of equations and calls so far. slices: the types of
+    parameters without the dimensions of the loops around them. numbers: scalars for numbers that are known only when the program
+    runs, such as the learning rate of a schedule; they have no dtype of their own.
     """
 
     block: BlockBuilder
@@ -153,7 +155,6 @@ class FunctionBuilder:
     dims: dict[str, tuple[Dim, Span]] = attrs.field(factory=dict)
     places: dict[str, Span] = attrs.field(factory=dict)
     draws: Names = attrs.field(factory=Names)
-    owners: dict[tuple[str, str], bool] = attrs.field(factory=dict)
     size: int = 0
     slices: dict[str, TensorType] = attrs.field(factory=dict)
     numbers: set[Value] = attrs.field(factory=set)
@@ -166,12 +167,12 @@ class FunctionBuilder:
         return self.block
 
     def aside(self) -> FunctionBuilder:
-        """Return an equal place, within the same loops, for equations of dead statements."""
+        """Return a builder within the same loops, for the equations of dead statements."""
         block = root = BlockBuilder(())
         for loop in self.block.loops():
             block = LoopBuilder(block, loop.dim, loop.stacked)
         block.call = self.block.call
-        builder = FunctionBuilder(root, owners=self.owners, size=self.size, numbers=self.numbers)
+        builder = FunctionBuilder(root, size=self.size, numbers=self.numbers)
         builder.block = block
         return builder
 
@@ -186,7 +187,7 @@ class FunctionBuilder:
         return value
 
     def parameter(self, name: str, type: TensorType, init: Initializer, span: Span) -> Value:
-        """Declare a parameter here; inside of loops it is stacked as these say."""
+        """Declare a parameter; in `repeat` loops it is stacked along their dimensions."""
         full = self.stacked(type)
         self.slices[name] = type
         place = self.block.located(span)
@@ -195,32 +196,32 @@ class FunctionBuilder:
         return self.block.parameter(value)
 
     def stacked(self, type: TensorType) -> TensorType:
-        """The type of all the slices of a parameter that is declared here."""
+        """Return the type of a parameter that is declared here, with the dimensions of the `repeat` loops around."""
         for loop in reversed(tuple(self.block.loops())):
             type = stacked_type(type, loop.dim) if loop.stacked else type
         return type
 
     def step(self, span: Span) -> Value:
-        """The number of the training step, i32[], in this block, for what stands at `span`."""
+        """Return the number of the training step, i32[], in this block; `span` is the place that asks for it."""
         if self._step is None:
             self._root.span = self.block.located(span)
             self._step = self._root("step_number")
         return self.block.here(self._step)
 
     def indices(self, span: Span) -> list[Value]:
-        """The numbers of the iterations of all loops around, the outermost first, for what stands at `span`."""
+        """Return the iteration numbers of all loops around, the outermost first; `span` is the place that asks for them."""
         place = self.block.located(span)
         return [self.block.here(loop.index(place)) for loop in self.block.loops()]
 
     def scope(self, prefix: str, name: str, owns_parameters: bool) -> str:
-        """The name of a new scope in the scope `prefix`: `name`, or `name_2` ...
+        """Return the name of a new scope in the scope `prefix`: `name`, or `name_2` and so on.
 
-        Scopes without parameters are counted apart, so that they do not renumber those with.
+        Scopes without parameters are counted apart, so that they do not change the names of parameters.
         """
         return self._scopes.setdefault((prefix, owns_parameters), Names()).fresh(name)
 
     def local_dim(self, name: str, size: int, span: Span) -> Dim:
-        """The dimension that a function declares: one of this name, `_2` where there is one of another size."""
+        """Return the dimension that a function declares, called `name_2` if `name` exists with another size."""
         number, full = 2, name
         while full in self.dims and self.dims[full][0].size != size:
             number, full = number + 1, f"{name}_{number}"
@@ -231,7 +232,7 @@ class FunctionBuilder:
         return Function(name, tuple(arguments), tuple(self._root.body), tuple(self.outputs))
 
     def all_dims(self) -> dict[str, Dim]:
-        """Every dimension of the program by name, in the order of appearance."""
+        """Return every dimension of the program by name, in the order of appearance."""
         found: dict[str, Dim] = {}
         for argument in self.arguments:
             _note(argument.value.type.dims, found)

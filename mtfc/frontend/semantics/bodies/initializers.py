@@ -1,4 +1,4 @@
-"""Initial values of parameters: calls of distributions, with numbers alone."""
+"""Read the initial values of parameters: calls of distributions with numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtfc.frontend.syntax import ast
 
 
 def initializer(node: ast.Expr, expressions: Expressions) -> Initializer | None:
-    """`normal(stddev = 0.05)` as its name and all its numbers; None, and an error, where it is none."""
+    """Read an initializer such as `normal(stddev = 0.05)`; return None, and report an error, if it is wrong."""
     scope = expressions.scope
     if not isinstance(node, ast.Call):
         help = f"for example `{_usage('zeros')}`"
@@ -40,7 +40,7 @@ def _usage(name: str) -> str:
 def _given(
     node: ast.Call, signature: Mapping[str, float | None], expressions: Expressions
 ) -> dict[str, float] | None:
-    """The numbers in the call by name; positional ones are in the signature's order."""
+    """Return the numbers of the call by name; positional ones are in the order of the signature."""
     name, scope = node.function.text, expressions.scope
     extra = (*node.arguments[len(signature) :], *node.bindings, *((node.scope,) if node.scope else ()))
     for each in extra:
@@ -62,7 +62,7 @@ def _given(
 def _complete(
     node: ast.Call, given: Mapping[str, float], expressions: Expressions
 ) -> dict[str, float] | None:
-    """The numbers that are given, and the defaults of the others."""
+    """Add the defaults of the numbers that are not given."""
     name = node.function.text
     numbers = {**DISTRIBUTIONS[name].args, **given}
     complete = {key: value for key, value in numbers.items() if value is not None}

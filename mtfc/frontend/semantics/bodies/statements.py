@@ -1,9 +1,12 @@
-"""Statements to equations, the same for models, functions and optimizers.
+"""Elaborate statements into equations, in models, functions and optimizers.
 
-A `ElaboratedBody` is one such list of statements with the variables that are bound in it. To elaborate statements of another kind, derive a
-class: bind what is given with `bind`, call `run`, and read `expressions.values`; `STATEMENTS` says which method elaborates which
-statement, and what a kind of body does not have it reports with `misplaced`. All equations go to the `FunctionBuilder` that it is made
-with, to where that stands: `builder.block.body` is what has been made.
+An `ElaboratedBody` is a list of statements with the variables bound in it. A class derived from it elaborates one kind of body:
+bind the inputs with `bind`, call `run`, and read `expressions.values`. `STATEMENTS` maps each statement to the method that
+elaborates it. A kind of body that cannot have a statement reports it with `misplaced`. Equations go to the current block of a
+`FunctionBuilder`.
+
+`repeat` and `scan` become the `loop` equation of `ir/loops.py`. A loop carries the outer variables that it binds again. A
+parameter declared in a `repeat` is stacked along the loop's dimension.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ from mtfc.frontend.syntax.bound_names import bound, bound_inside, variables, yie
 
 @attrs.frozen
 class BodyKind:
-    """The kind of a body: the word and the name in messages, and `local_dims`, True if the body may declare dimensions.
+    """The kind of a body.
 
-    `unused` has the dead statements of the body.
+    word, name: the kind and the name in messages. local_dims: True if the body may declare dimensions. unused: the dead
+    statements of the body.
     """
 
     word: str
@@ -43,10 +47,10 @@ class BodyKind:
 
 
 class ElaboratedBody(ABC):
-    """The elaborated part of one list of statements.
+    """A list of statements during elaboration.
 
-    `places` says where inputs, arguments and parameters are declared, `dim_places` where dimensions of its own are, and `loops`
-    which loops the current statement is in. `is_dropping` is True inside of a dead statement.
+    places: the declarations of inputs, arguments and parameters. dim_places: the declarations of local dimensions. loops: the
+    loops around the current statement. is_dropping: True inside of a dead statement.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class ElaboratedBody(ABC):
         return frozenset() if self.is_dropping else self.kind.unused.dead
 
     def run(self) -> None:
-        """Elaborate the statements up to the first `return`; errors where there is none, or where more follow."""
+        """Elaborate the statements up to the first `return`; report a missing `return`, and statements after it."""
         for i, statement in enumerate(self.statements):
             self.statement(statement)
             if isinstance(statement, ast.Return):
@@ -114,7 +118,7 @@ class ElaboratedBody(ABC):
                 self.expressions.dropped.pop(name.text, None)
 
     def _drop(self, node: ast.Statement, elaborate: Callable[[ast.Statement], None]) -> None:
-        """Report errors in a dead statement. Its equations go to their own builder, and only dead statements see its values."""
+        """Elaborate a dead statement for its errors, with a builder of its own; only dead statements see its values."""
         expressions, builder, values = self.expressions, self.builder, self.expressions.values
         expressions.builder, expressions.values = builder.aside(), ChainMap(expressions.dropped, values)
         self.is_dropping = True
@@ -128,7 +132,7 @@ class ElaboratedBody(ABC):
         expressions.builder, expressions.values = builder, values
 
     def bind(self, name: ast.Name, value: Result) -> bool:
-        """Bind what is given before the statements run; False, and an error, where the name is taken."""
+        """Bind an input before the statements are elaborated; return False, and report an error, if the name is taken."""
         if not self.scope.declare("value", name, self.places):
             return False
         self.expressions.values[name.text] = value
@@ -172,13 +176,13 @@ class ElaboratedBody(ABC):
             return None
         if type.dtype not in FLOATS:
             message = f"a parameter is trained and so must be floating-point, found {type.dtype}"
-            help = "what is given and not trained is an input"
+            help = "a value that is not trained is an input of the model"
             self.scope.error("E216", message, node.type.span, help=help)
             return None
         return type if self._may_be_stacked(node, type) else None
 
     def _may_be_stacked(self, node: ast.Param, type: TensorType) -> bool:
-        """Whether the dimensions of the loops around are others than those of the type."""
+        """Return True if no `repeat` around has a dimension of the type; report an error otherwise."""
         dims: set[Dim] = set(type.dims)
         for loop in self.builder.block.loops():
             if loop.stacked and loop.dim in dims:
@@ -190,7 +194,7 @@ class ElaboratedBody(ABC):
         return True
 
     def dim(self, node: ast.DimDecl) -> None:
-        """A dimension of the function's own: `function.dim`."""
+        """Declare a dimension of a function, called `function.dim`."""
         if not self.kind.local_dims:
             help = f"declare it outside of the {self.kind.word}"
             self.scope.error("E114", "`dim` belongs in a function or in the file", node.span, help=help)
@@ -207,7 +211,7 @@ class ElaboratedBody(ABC):
 
     @abstractmethod
     def return_(self, node: ast.Return) -> None:
-        """The end of the body."""
+        """Elaborate `return`, which ends the body."""
 
     def loop(self, node: ast.Repeat | ast.Scan) -> None:
         elaborate_loop(self, node)
@@ -239,7 +243,7 @@ class ElaboratedBody(ABC):
 
 
 MOST_LOOPS = 16
-"""Loops inside of each other."""
+"""Most loops inside of each other."""
 
 
 def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
@@ -254,7 +258,7 @@ def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
 
 
 def _source(body: ElaboratedBody, node: ast.LoopSlice, dim: Dim | None) -> Value | None:
-    """What a loop takes slices of."""
+    """Return the tensor that a loop takes slices of; None, and an error, if it lacks the loop's dimension."""
     operand = body.expressions.operand(node.source)
     if operand is None or dim is None:
         return None
@@ -276,7 +280,10 @@ def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
 
 @attrs.frozen
 class Carried:
-    """A variable that each iteration hands to the next: its argument, where the loop binds it, and where it was bound before."""
+    """A variable that each iteration hands to the next.
+
+    span: the place where the loop binds it. before: the place where it was bound before the loop.
+    """
 
     argument: Value
     span: Span
@@ -286,8 +293,8 @@ class Carried:
 class Loop:
     """A loop of a body during elaboration.
 
-    `yielded` are the values of `yield` statements by name, `unused` the names among them that nothing reads. `rebound` are the
-    outer variables that the loop binds again; those that something reads are `carried`.
+    yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads. rebound: the outer variables
+    that the loop binds again. carried: those of them that something reads.
     """
 
     def __init__(self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
@@ -303,7 +310,7 @@ class Loop:
         self.is_dropped = body.is_dropping
 
     def run(self, sources: Mapping[str, Value]) -> None:
-        """Elaborate the body in a block of its own, and make the loop of it."""
+        """Elaborate the body in a block of its own, and append the `loop` equation."""
         before, dropped = dict(self.expressions.values), dict(self.expressions.dropped)
         bound = self._bound(sources)
         self.rebound = {name: span for name, span in bound.items() if name in before or name in dropped}
@@ -347,7 +354,7 @@ class Loop:
             self.expressions.values[name] = None
 
     def _enter(self, sources: Mapping[str, Value]) -> None:
-        """From here on statements are of the loop's body."""
+        """Enter the loop's body: bind carries and slices, and make its block the current one."""
         if isinstance(self.node, ast.Repeat):
             self.region = self.builder.scope(self.prefix, self.node.dim.text, owns_parameters=True)
             self.expressions.prefix = f"{self.prefix}{self.region}."
@@ -372,7 +379,7 @@ class Loop:
             self.body.statement(node)
 
     def yields(self, node: ast.Yield) -> None:
-        """`yield name = value`: the values of all iterations are called `name` after the loop."""
+        """Elaborate `yield name = value`: after the loop, `name` has the values of all iterations."""
         name = node.name
         value = self._yielded_value(node)
         if name.text in self.yielded:
@@ -395,9 +402,7 @@ class Loop:
         value = self.expressions.tensor(Operand(result, node.value.span))
         if value is not None and self.dim in value.type.dims:
             label = Label(node.value.span, f"it is {value.type}")
-            message = (
-                f"what is yielded is stacked along `{self.dim.name}`, and this has that dimension already"
-            )
+            message = f"a yielded value is stacked along `{self.dim.name}`, and this value has that dimension already"
             self.body.scope.error("E210", message, node.value.span, [label])
             return None
         return value
@@ -405,7 +410,7 @@ class Loop:
     # The equation
 
     def _outputs(self, after: MutableMapping[str, Result]) -> list[Output]:
-        """What the region hands out. A variable that has failed stays what it was, so that the loop is one all the same."""
+        """Return the outputs of the region. A carry with an error keeps its old value, so that the loop is still complete."""
         outputs = []
         for name, each in self.carried.items():
             after[name] = self._next(name, each, after[name])
@@ -418,7 +423,7 @@ class Loop:
         return outputs
 
     def _next(self, name: str, carried: Carried, result: Result) -> Value | None:
-        """The value that a carried variable has after the body, with the type that it had before."""
+        """Return the value of a carried variable after the body, with the dimensions in the order of the carry."""
         if result is None:
             return None
         type = carried.argument.type
@@ -467,7 +472,7 @@ class Loop:
         self.body.scope.error("E222", message, carried.span, labels, help)
 
     def _equation(self, outputs: list[Output]) -> dict[str, Value]:
-        """Append the loop, and give its results by variable; nothing, where it has none."""
+        """Append the `loop` equation and return its results by variable; append nothing if it has no results."""
         if not outputs:
             return {}
         operands = list(self.block.operands())
@@ -493,6 +498,6 @@ class Loop:
         }
 
     def _head(self) -> Span:
-        """Where the loop begins, up to its dimension."""
+        """Return the place of the loop's head, up to its dimension."""
         end = self.node.dim.span
         return attrs.evolve(self.node.span, end_line=end.end_line, end_column=end.end_column)

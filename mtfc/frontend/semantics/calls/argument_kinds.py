@@ -1,6 +1,7 @@
-"""Arguments of calls: the kinds there are, and how each is read.
+"""Read the arguments of calls: one function for each kind of argument.
 
-A kind is a function from an argument as written to what the call's rule gets; it reports what does not fit and gives None.
+Such a function takes the argument as written, and returns the value that the call's rule gets. It returns None, and reports an
+error, for an argument of another kind.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _dimension(node: ast.Node) -> str | None:
 
 
 def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
-    """`[batch, io]`, or one dimension without brackets."""
+    """Read a list `[batch, io]`, or one dimension without brackets."""
     if isinstance(node, ast.DimList):
         return expressions.scope.dim_list(node.dims, node.span)
     if isinstance(node, ast.DimName):
@@ -64,7 +65,7 @@ def dims(expressions: Expressions, node: ast.Node) -> tuple[Dim, ...] | None:
 
 
 def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
-    """`length -> memory`."""
+    """Read `length -> memory`."""
     if (
         not isinstance(node, ast.Arrow)
         or not isinstance(node.source, ast.DimName)
@@ -77,7 +78,7 @@ def mapping(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim] | None:
 
 
 def windows(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim, Dim] | None:
-    """`height -> [out, kernel]`: a dimension, that of its windows, and that of the positions within one."""
+    """Read `height -> [out, kernel]`: a dimension, the dimension of its windows, and the positions within a window."""
     if (
         isinstance(node, ast.Arrow)
         and isinstance(node.source, ast.DimName)
@@ -93,7 +94,7 @@ def windows(expressions: Expressions, node: ast.Node) -> tuple[Dim, Dim, Dim] | 
 
 
 def two_integers(expressions: Expressions, node: ast.Node) -> tuple[int, int] | None:
-    """`(1, 1)`."""
+    """Read `(1, 1)`."""
     if not isinstance(node, ast.Tuple) or len(node.items) != 2:
         _expected("two numbers, as in `(1, 1)`", expressions, node)
         return None
@@ -115,12 +116,12 @@ def dtype(expressions: Expressions, node: ast.Node) -> str | None:
 
 
 def integer(expressions: Expressions, node: ast.Node) -> int | None:
-    """A whole number, which may be computed from sizes of dimensions and other numbers."""
+    """Read a whole number, which may be computed from sizes of dimensions and other numbers."""
     return expressions.integer(node)
 
 
 def number(expressions: Expressions, node: ast.Node) -> Operand | None:
-    """A number known at compile time; a variable may stand for one."""
+    """Read a number that is known at compile time; a variable may stand for it."""
     operand = tensor(expressions, node)
     if operand is None or not isinstance(operand.result, Value):
         return operand

@@ -1,4 +1,4 @@
-"""Calls of built-in functions: a table from name to how the call is read and which equations it makes."""
+"""Elaborate calls of built-in functions by a table: the arguments of each function, and the equations that it makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Res
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls import builtin_equations
 from mtfc.frontend.semantics.calls.argument_kinds import Kind
-from mtfc.frontend.semantics.calls.function_calls import call_function, find
+from mtfc.frontend.semantics.calls.function_calls import call_function, find_function
 from mtfc.frontend.semantics.names.scope import count
 from mtfc.frontend.semantics.names.unknown_names import unknown_function
 from mtfc.frontend.syntax import ast
@@ -21,11 +21,12 @@ from mtfc.frontend.syntax import ast
 
 @attrs.frozen(kw_only=True)
 class Builtin:
-    """One function of the language.
+    """A built-in function.
 
-    usage: a call of it, as it would be written. arguments: their kinds in order. more: the kind of any further ones.
-    keywords: kinds by name. result: whether a last `-> [dims]` must, may or cannot be there. build: makes the equations, from
-    the expressions, the site, the arguments, the keywords that are given, and `dims` where the result's are stated.
+    usage: an example of a call. arguments: the kinds of its arguments, in order. more: the kind of any further arguments.
+    keywords: the kinds of keyword arguments, by name. result: says if a last `-> [dims]` is required, optional or an error.
+    build: makes the equations from the expressions, the site, the arguments, the given keyword arguments, and `dims` if the
+    call states the dimensions of its result.
     """
 
     usage: str
@@ -37,8 +38,8 @@ class Builtin:
 
 
 def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variables) -> Results:
-    """The results of a call, None where it is wrong. What a file declares comes before what the language has."""
-    function = find(expressions.scope, node.function)
+    """Elaborate a call; a result with an error is None. A function of the file hides a built-in one of the same name."""
+    function = find_function(expressions.scope, node.function)
     if function is not None:
         return call_function(expressions, node, function, variables)
     builtin = BUILTINS.get(node.function.text)
@@ -52,7 +53,7 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
 
 
 def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Site) -> Result | Results:
-    """What a call of a built-in function makes."""
+    """Elaborate a call of a built-in function."""
     positional, result = (node.arguments, None) if builtin.result == "none" else node.split_result()
     if not _right_number(expressions, node, builtin, len(positional)):
         _check_nested(expressions, node)
@@ -76,7 +77,7 @@ def _built(expressions: Expressions, node: ast.Call, builtin: Builtin, site: Sit
 
 
 def _read(expressions: Expressions, builtin: Builtin, positional: tuple[ast.Argument, ...]) -> list[Any]:
-    """The arguments as far as they fit; a loop, as it takes less stack where calls are nested than a comprehension."""
+    """Read the positional arguments. A loop takes less stack than a comprehension where calls are nested."""
     more = (builtin.more,) * (len(positional) - len(builtin.arguments)) if builtin.more else ()
     found = []
     for kind, node in zip((*builtin.arguments, *more), positional, strict=False):
@@ -85,7 +86,7 @@ def _read(expressions: Expressions, builtin: Builtin, positional: tuple[ast.Argu
 
 
 def _plain(expressions: Expressions, node: ast.Call) -> bool:
-    """Whether the call has nothing that only functions with parameters or generic dimensions take."""
+    """Return True if the call has no `[d = ...]` and no `as`, which are for declared functions; report an error otherwise."""
     if node.bindings:
         message = f"`{node.function.text}` has no generic dimensions"
         expressions.scope.error("E116", message, node.bindings[0].span)
@@ -137,14 +138,14 @@ def _right_result(
 
 
 def _occur_once(found: Sequence[Any]) -> list[str]:
-    """The dimensions that one operand alone has: those of the result of a matrix product."""
+    """Return the dimensions that only one operand has: the result of a matrix product has these."""
     results = [operand.result for operand in found if isinstance(operand, Operand)]
     counts = Counter(name for value in results if isinstance(value, Value) for name in value.type.names)
     return [name for name, times in counts.items() if times == 1]
 
 
 def _check_nested(expressions: Expressions, node: ast.Call) -> None:
-    """Report errors in arguments that can only be values, where nobody knows what the others are."""
+    """Report errors within arguments that are certainly values, of a call that cannot be elaborated."""
     for argument in (*node.arguments, *(keyword.value for keyword in node.keywords)):
         if isinstance(argument, ast.Call | ast.Unary | ast.Binary):
             expressions.value(argument)
@@ -306,8 +307,8 @@ BUILTINS: dict[str, Builtin] = {
 }
 
 ELEMENTWISE_TWINS = {
-    "max": "`maximum(x, y)`, which is component-wise",
-    "min": "`minimum(x, y)`, which is component-wise",
+    "max": "`maximum(x, y)`, which is elementwise",
+    "min": "`minimum(x, y)`, which is elementwise",
 }
 REDUCING_TWINS = {
     "maximum": "`max(x)`, which reduces",

@@ -1,4 +1,4 @@
-"""What the built-in functions build: each takes the arguments of a call as read, and makes its equations."""
+"""Make the equations of built-in functions: one function for each, which takes the arguments of a call as read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mapped = tuple[Dim, Dim]
 
 
 def simple(op: str) -> Callable[..., Result]:
-    """One equation with the call's operands and nothing else; of numbers alone, a number."""
+    """Return a rule for an op without attributes; a call with numbers alone gives a number."""
 
     def build(expressions: Expressions, site: Site, *operands: Operand) -> Result:
         numbers = [operand.result for operand in operands if not isinstance(operand.result, Value)]
@@ -37,7 +37,7 @@ def simple(op: str) -> Callable[..., Result]:
 
 
 def where(expressions: Expressions, site: Site, condition: Operand, x: Operand, y: Operand) -> Result:
-    """The numbers among x and y take each other's dtype, not the condition's. Of numbers alone, the condition chooses one."""
+    """Make `where`: numbers among x and y take the dtype of the other one. With numbers alone, the condition chooses one."""
     if not any(isinstance(each.result, Value) for each in (condition, x, y)):
         chosen = expressions.folded(condition.span, truth, condition.result)
         return None if chosen is None else (x if chosen else y).result
@@ -62,7 +62,7 @@ def with_dims(op: str) -> Callable[..., Result]:
 def full(
     expressions: Expressions, site: Site, dims: Dims, number: Operand, dtype: str | None = None
 ) -> Result:
-    """A number alone is f32, and a truth value bool."""
+    """Make `full`; without a dtype, a number is f32 and a truth value bool."""
     dtype = dtype or ("bool" if isinstance(number.result, bool) else "f32")
     value = expressions.number_as(number, dtype)
     return None if value is None else expressions.emit(site, "full", dims=dims, value=value, dtype=dtype)
@@ -77,7 +77,7 @@ def filled(number: int) -> Callable[..., Result]:
 
 
 def zeros_like(expressions: Expressions, site: Site, x: Operand) -> Result:
-    """Zeros of the dtype and with the dimensions of x."""
+    """Make zeros with the dtype and the dimensions of x."""
     return filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
 
 
@@ -98,7 +98,7 @@ def reduction(op: str) -> Callable[..., Result]:
 def _reduced(
     expressions: Expressions, site: Site, x: Operand, over: Dims | None, kept: Dims | None
 ) -> Dims | None:
-    """The dimensions that a reduction of `x` removes: all, where nothing is said."""
+    """Return the dimensions that a reduction of `x` removes: all dimensions, if the call states none."""
     missing = [dim for dim in kept or () if dim not in x.dims]
     if missing:
         message = f"the operand has no dimension `{missing[0].name}` to keep"
@@ -110,7 +110,7 @@ def _reduced(
 def _reduce(
     expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None
 ) -> Result:
-    """The reduction, and a transposition where the result's dims are asked for in another order."""
+    """Make the reduction, and a transposition if the call states another order of dimensions."""
     left = tuple(dim for dim in x.dims if dim not in gone)
     if kept is None or kept == left:
         return expressions.emit(site, op, x, over=gone)
@@ -119,7 +119,7 @@ def _reduce(
 
 
 def _mean(expressions: Expressions, site: Site, op: str, x: Operand, gone: Dims, kept: Dims | None) -> Result:
-    """The sum times one over the number of elements."""
+    """Make the sum, times one over the number of elements."""
     if x.dtype not in FLOATS:
         label = Label(x.span, f"{x.shown} is {x.type}")
         help = "convert it with `cast(x, dtype)`"
@@ -163,7 +163,7 @@ def cut(
 def _filler(
     expressions: Expressions, site: Site, x: Operand, value: Operand | None
 ) -> float | int | bool | None:
-    """The number to pad `x` with, as its dtype has it: zero, if none is given."""
+    """Return the number to pad `x` with, as an element of its dtype; zero if none is given."""
     dtype = x.dtype or "f32"
     nothing = Operand(False if dtype == "bool" else 0, site.span)
     return expressions.number_as(value or nothing, dtype)
@@ -186,7 +186,7 @@ def pad(
 
 
 def concat(expressions: Expressions, site: Site, *arguments: Operand | Mapped) -> Result:
-    """`length -> both` for all operands, or one such mapping for each."""
+    """Make `concat`, with one mapping `length -> both` for all operands, or one mapping for each."""
     operands = [argument for argument in arguments if isinstance(argument, Operand)]
     mappings = [argument for argument in arguments if not isinstance(argument, Operand)]
     if len(mappings) == 1:
@@ -207,7 +207,7 @@ def concat(expressions: Expressions, site: Site, *arguments: Operand | Mapped) -
 def _joined(
     expressions: Expressions, site: Site, operands: list[Operand], sources: Dims, target: Dim
 ) -> Result:
-    """The operands brought into the dimension order of the first, and concatenated."""
+    """Concatenate operands, transposed to the dimension order of the first."""
     order = tuple(target if dim == sources[0] else dim for dim in operands[0].dims)
     ordered = [
         _in_order(expressions, operand, tuple(source if dim == target else dim for dim in order))
@@ -217,7 +217,7 @@ def _joined(
 
 
 def _in_order(expressions: Expressions, x: Operand, dims: Dims) -> Operand:
-    """`x` with its dims in the given order, if they are the same dims."""
+    """Transpose `x` to the given order, if it has these dimensions."""
     if x.dims == dims or set(x.dims) != set(dims):
         return x
     moved = expressions.emit(Site(x.span), "transpose", x, dims=dims)
@@ -257,7 +257,7 @@ def one_hot(expressions: Expressions, site: Site, ids: Operand, dim: Dim, dtype:
 
 
 def gather(expressions: Expressions, site: Site, table: Operand, ids: Operand, dim: Dim) -> Result:
-    """A number as index is i32, whatever the table's dtype."""
+    """Make `gather`; a number as index is i32, whatever the dtype of the table."""
     values = [expressions.tensor(table), expressions.tensor(ids, "i32" if ids.type is None else None)]
     found = [value for value in values if value is not None]
     return (
@@ -282,7 +282,7 @@ def cumsum(
 
 
 def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Results:
-    """The largest elements, and their indices."""
+    """Make `top_k`: the largest elements, and their indices."""
     value = expressions.tensor(x)
     if value is None:
         return None, None
@@ -293,7 +293,7 @@ def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Res
 
 
 def draw(op: str) -> Callable[..., Result]:
-    """Random numbers: they depend on the place of the call, the step, the iterations of the loops around, and a seed."""
+    """Return a rule for random numbers, which depend on the call, the step, the iterations of loops around, and a seed."""
 
     def build(
         expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32", seed: Operand | None = None
@@ -306,7 +306,7 @@ def draw(op: str) -> Callable[..., Result]:
 def bernoulli(
     expressions: Expressions, site: Site, dims: Dims, p: Operand, seed: Operand | None = None
 ) -> Result:
-    """`true` with probability p. What is certain is not drawn."""
+    """Make booleans that are true with probability p; for p of 0 or 1 no numbers are drawn."""
     number = expressions.number_as(p, "f32")
     if number is None:
         return None

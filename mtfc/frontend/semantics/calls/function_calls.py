@@ -1,12 +1,12 @@
-"""Calls of functions that are declared in the language: each is inlined.
+"""Inline calls of functions that files declare.
 
 A call binds the generic dimensions of the signature, elaborates the body in a scope of its own, and checks the results against
-the declaration. Errors in a body are reported there, with the calls that led to it.
+the declaration. Errors in a body are reported in the body, with labels at the calls that led to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 
@@ -32,12 +32,12 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
 
 DEEPEST = 40
-"""Functions that are inlined in each other."""
+"""Most functions that are inlined in each other."""
 
 
 @attrs.frozen
 class DeclaredFunction:
-    """A function: its declaration, and the file that it stands in."""
+    """The declaration of a function, and the scope of its file."""
 
     scope: Scope
     decl: ast.FnDecl
@@ -47,8 +47,8 @@ class DeclaredFunction:
         return self.scope.module, self.decl.name.text
 
 
-def find(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction | None:
-    """The function that a name refers to in a scope."""
+def find_function(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction | None:
+    """Return the function that a name refers to in a scope; None if there is none."""
     if isinstance(name, ast.Name):
         decl = scope.functions.get(name.text)
         return DeclaredFunction(scope.file, decl) if decl else None
@@ -62,14 +62,14 @@ def find(scope: Scope, name: ast.Name | ast.Path) -> DeclaredFunction | None:
 def call_function(
     expressions: Expressions, node: ast.Call, function: DeclaredFunction, variables: Variables
 ) -> Results:
-    """The results of a call, each None where it is wrong."""
+    """Inline a call; a result with an error is None."""
     call = _Call(expressions, node, function)
     results = call.run(variables) if expressions.stack else _shallow(call, variables)
     return results or (None,) * len(function.decl.results)
 
 
 def _shallow(call: _Call, variables: Variables) -> Results | None:
-    """The results of a call outside of functions; an error where what it leads to is nested too deeply for Python's stack."""
+    """Inline a call that is outside of functions; report an error if the nesting overflows Python's stack."""
     block = call.caller.builder.block
     try:
         return call.run(variables)
@@ -81,7 +81,7 @@ def _shallow(call: _Call, variables: Variables) -> Results | None:
 
 
 class _Call:
-    """One call: the names of the caller are looked up in `caller`, those of the signature in `scope`."""
+    """A call being inlined. Names of the caller are looked up in `caller`, names of the signature in `scope`."""
 
     def __init__(self, caller: Expressions, node: ast.Call, function: DeclaredFunction) -> None:
         self.caller, self.node, self.decl, self.key = caller, node, function.decl, function.key
@@ -112,14 +112,14 @@ class _Call:
         label = Label(self.decl.name.span, f"`{self.decl.name.text}` is declared here")
         self.caller.scope.error(code, message, span, [label], help)
 
-    # What is given
+    # Arguments
 
     def _is_dim(self, argument: ast.FnArg) -> bool:
-        """Whether an argument stands for a generic dimension."""
+        """Return True if an argument stands for a generic dimension."""
         return argument.type is None and argument.name.text in self.bindings.generics
 
     def _arguments(self) -> dict[str, Operand] | None:
-        """The arguments that are given, by name; dimensions among them are bound. None where some are wrong."""
+        """Return the given arguments by name, and bind dimensions among them. Returns None if an argument is wrong."""
         known = {each.name.text: each for each in self.decl.args}
         pairs: list[tuple[ast.FnArg, ast.Node]] = list(zip(self.decl.args, self.node.arguments, strict=False))
         right = self._few_enough(len(known))
@@ -136,7 +136,7 @@ class _Call:
         return found if self._complete({each.name.text for each, _ in pairs}) and right else None
 
     def _unknown_keyword(self, keyword: ast.Keyword, known: Collection[str]) -> None:
-        """Report an unknown argument; a generic dimension is given in brackets, and a number of a dimension by name."""
+        """Report an unknown argument; if it chooses a dimension, the help shows the notation."""
         message = f"`{self.name}` has no argument `{keyword.name.text}`"
         help = keyword_help(self.decl, self.node, keyword, self.caller.scope)
         if help:
@@ -153,7 +153,7 @@ class _Call:
         return number <= most
 
     def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:
-        """Evaluate one argument in the caller; whether it is right."""
+        """Elaborate one argument in the caller, and add it to `found`; return False if it has an error."""
         name = argument.name.text
         if name in found or (self._is_dim(argument) and name in self.bindings.dims):
             self._error("E203", f"`{name}` is given twice", node.span)
@@ -180,7 +180,7 @@ class _Call:
         return not missing
 
     def _bind_generics(self) -> bool:
-        """`[d_out = d_ff]`: names of the function on the left, of the caller on the right."""
+        """Bind `[d_out = d_ff]`: names of the function are on the left, names of the caller on the right."""
         right = True
         for binding in self.node.bindings:
             name, dim = binding.generic, self.caller.scope.dim(binding.dim)
@@ -204,21 +204,19 @@ class _Call:
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
             message = f"`{self.name}` calls itself: {' -> '.join(names)}"
-            help = "calls are inlined; what is done over and over is written with `repeat` or `scan`"
+            help = "calls are inlined: write repeated work with `repeat` or `scan`"
             self._error("E118", message, self.node.function.span, help)
         elif len(stack) >= DEEPEST:
             self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
         elif builder.size > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
-            self._error(
-                "E122", message, self.node.span, "what is alike is written once, with `repeat` or `scan`"
-            )
+            self._error("E122", message, self.node.span, "write repeated parts once, with `repeat` or `scan`")
         else:
             return True
         return False
 
     def _match(self, given: Mapping[str, Operand]) -> bool:
-        """Bind what the arguments determine; False, and an error, where one is not what the signature says."""
+        """Bind dimensions by the types of the arguments; return False, and report an error, if a type does not match."""
         pairs = [
             GivenArgument(each, given[each.name.text])
             for each in self.decl.args
@@ -231,7 +229,7 @@ class _Call:
         return False
 
     def _refuse(self, given: GivenArgument, reason: str) -> None:
-        """An error about an argument."""
+        """Report an argument that does not match its declared type."""
         argument, operand = given.argument, given.operand
         type = typed(given)
         found = str(operand.type) if operand.type else "a number"
@@ -243,7 +241,7 @@ class _Call:
         self.caller.scope.error("E219", message, operand.span, labels)
 
     def _all_bound(self) -> bool:
-        """Whether the call determines everything that the signature leaves open; then the function's scope has it."""
+        """Put the bound dimensions into the scope; return False, and report an error, if one is undetermined."""
         bindings, scope = self.bindings, self.scope
         missing = [name.text for name in self.decl.generics if name.text not in bindings.dims]
         if missing:
@@ -261,9 +259,9 @@ class _Call:
     # The body
 
     def _body(self, variables: Variables) -> FunctionBody:
-        """The function's body, in a scope of its own under that of the caller."""
+        """Return the body, with names in a scope of its own under the scope of the caller."""
         caller, builder = self.caller, self.caller.builder
-        owner = owns_parameters(self.function, builder.owners)
+        owner = owns_parameters(self.function, self.scope.reports.owners)
         wanted = self.node.scope or self.decl.name
         own = builder.scope(caller.prefix, wanted.text, owner)
         if self.node.scope and own != wanted.text:
@@ -272,7 +270,7 @@ class _Call:
         return FunctionBody(self.decl, self.scope, caller, variables, prefix, stack)
 
     def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
-        """What an argument is bound to: what is given, or the default; a tensor has its dimensions in the declared order."""
+        """Return the value of an argument, given or default, with its dimensions in the declared order."""
         if operand is None:
             assert argument.default is not None, "arguments without a default are given"
             operand = inside.operand(argument.default)
@@ -283,7 +281,7 @@ class _Call:
 
 
 class FunctionBody(ElaboratedBody):
-    """The body of a function at one call; `results` are what it returns, None where that is wrong."""
+    """The body of a function at one call. `results` are its results, None for a result with an error."""
 
     def __init__(
         self,
@@ -334,14 +332,14 @@ class FunctionBody(ElaboratedBody):
 
 def _result_help(operand: Operand, type: TensorType) -> str | None:
     if set(operand.dims) < set(type.dims):
-        return "repeat it along what it lacks: `broadcast(x -> [dims])`"
+        return "add the missing dimensions: `broadcast(x -> [dims])`"
     return "convert it with `cast(x, dtype)`" if set(operand.dims) == set(type.dims) else None
 
 
 def fitted(
     expressions: Expressions, operand: Operand, type: TensorType, variable: str | None = None
 ) -> Value | None:
-    """A tensor with the dimensions of `type`, in the order that `type` has; a number becomes a scalar."""
+    """Return an operand as a tensor of a type: transpose a tensor to the type's order, make a scalar of a number."""
     if set(operand.dims) != set(type.dims) or (operand.dtype or type.dtype) != type.dtype:
         found = str(operand.type) if operand.type else "a number"
         expressions.scope.error("E219", f"expected {type}, found {found}", operand.span)
@@ -354,7 +352,7 @@ def fitted(
 
 
 def check_signature(decl: ast.FnDecl, scope: Scope) -> bool:
-    """Whether the names in a signature are known, and each is declared once; errors where not."""
+    """Return True if all names in a signature are known and declared once; report errors otherwise."""
     places: dict[str, Span] = {}
     generic = [scope.declare("dimension", name, places) for name in decl.generics]
     places = {}
@@ -365,7 +363,7 @@ def check_signature(decl: ast.FnDecl, scope: Scope) -> bool:
 
 
 def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
-    """Whether dtype and dimensions of a type in a signature are known."""
+    """Return True if the dtype and the dimensions of a type in a signature are known; report errors otherwise."""
     generics = {name.text for name in decl.generics}
     right = type.dtype is None or type.dtype.text == ANY or scope.dtype(type.dtype) is not None
     for name in names(type):
@@ -374,24 +372,24 @@ def _known(type: ast.Type, decl: ast.FnDecl, scope: Scope) -> bool:
 
 
 def owns_parameters(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
-    """Whether a call declares parameters: the function does, or one that it calls. `known` are answers found before."""
+    """True if the function, or a function that it calls, declares parameters. `known` has the answers found before."""
     if function.key not in known:
-        known[function.key] = any(_declares_parameters(each.decl) for each in _reachable(function))
+        known[function.key] = _finds_parameter(function, known)
     return known[function.key]
 
 
-def _reachable(function: DeclaredFunction) -> Iterator[DeclaredFunction]:
-    """The function and those that it calls, directly or not."""
+def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bool]) -> bool:
+    """Search the function and the functions that it calls, directly or not; note those that declare nothing."""
     waiting, seen = [function], {function.key}
     while waiting:
         caller = waiting.pop()
-        yield caller
-        for node in walk(caller.decl):
-            callee = find(caller.scope, node.function) if isinstance(node, ast.Call) else None
+        nodes = () if caller.key in known else tuple(walk(caller.decl))
+        if known.get(caller.key) or any(isinstance(node, ast.Param) for node in nodes):
+            return True
+        for node in nodes:
+            callee = find_function(caller.scope, node.function) if isinstance(node, ast.Call) else None
             if callee and callee.key not in seen:
                 seen.add(callee.key)
                 waiting.append(callee)
-
-
-def _declares_parameters(decl: ast.FnDecl) -> bool:
-    return any(isinstance(node, ast.Param) for node in walk(decl))
+    known.update(dict.fromkeys(seen, False))
+    return False

@@ -1,9 +1,8 @@
-"""What a call binds the names in a function's signature to: generic dimensions, `...` and `any`.
+"""Bind the names in a function's signature at a call: generic dimensions, `...` and `any`.
 
-Dimensions have names, so most of a type matches whatever the order. In each argument the dimensions that are known already are
-found by name: those that the file declares, and generic ones that are given or bound by another argument. Of the rest, generic
-ones before `...` are the first dimensions in order, those after it the last, and `...` is what remains. Arguments whose types
-have no `...` are matched first, as nothing in them is left to choose.
+Known dimensions of an argument are found by name, in any order: dimensions of the file, and generic dimensions that are bound
+already. Of the other dimensions of the argument, the first ones bind the generic dimensions before `...`, the last ones those
+after `...`, and `...` takes the rest. Arguments whose types have no `...` are matched first, because they leave no choice.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Dims = tuple[Dim, ...]
 
 
 class Mismatch(Exception):
-    """An argument is not what the signature says; the message says why."""
+    """An argument does not match its declared type; the message says why."""
 
 
 @attrs.frozen
 class GivenArgument:
-    """An argument of a call and the one that it is for."""
+    """An argument of a call, and the declared argument that it is for."""
 
     argument: ast.FnArg
     operand: Operand
@@ -35,10 +34,10 @@ class GivenArgument:
 
 @attrs.define
 class Bindings:
-    """What the names of one signature stand for, as far as it is known.
+    """The bindings of the names in one signature.
 
-    `dims` are generic dimensions, `rest` is what `...` stands for and `any` the dtype that `any` does, each with the place that
-    says so.
+    dims: the generic dimensions that are bound. rest: the dimensions of `...`. any: the dtype of `any`. Each is with the place
+    that determines it.
     """
 
     generics: Collection[str]
@@ -48,7 +47,7 @@ class Bindings:
     any: tuple[str, Span] | None = None
 
     def match(self, given: Sequence[GivenArgument]) -> tuple[GivenArgument, str] | None:
-        """Bind what the types of these arguments determine; the first that does not match, and why."""
+        """Bind names by the types of arguments; return the first argument that does not match, and the reason."""
         for each in sorted(given, key=lambda each: has_rest(typed(each))):
             try:
                 self._match(typed(each), each.operand)
@@ -57,7 +56,7 @@ class Bindings:
         return None
 
     def dim(self, name: ast.DimName) -> Dim | None:
-        """The dimension that a name in the signature stands for, if that is known."""
+        """Return the dimension that a name in the signature stands for; None if it is not bound yet."""
         if name.text not in self.generics:
             return self.scope.dim(name)
         found = self.dims.get(name.text)
@@ -76,7 +75,7 @@ class Bindings:
         self._bind(type, tuple(left), operand.span)
 
     def _match_dtype(self, type: ast.Type, operand: Operand) -> None:
-        """A number takes any dtype."""
+        """Check the dtype of an operand, and bind `any`; a number takes any dtype."""
         wanted = type.dtype.text if type.dtype else "f32"
         if operand.dtype is None:
             return
@@ -94,7 +93,7 @@ class Bindings:
         return [dim for dim in left if dim not in self.rest[0]]
 
     def _bind(self, type: ast.Type, left: Dims, span: Span) -> None:
-        """Bind the generic dimensions of a type that are not bound yet, and its `...`, to the dimensions that are left."""
+        """Bind the unbound generic dimensions of a type, and its `...`, to the remaining dimensions of the operand."""
         ends = unbound_around_rest(type, self)
         before, after = ends
         wanted = len(before) + len(after)
@@ -123,7 +122,7 @@ def names(type: ast.Type) -> list[ast.DimName]:
 
 
 def unbound_around_rest(type: ast.Type, bindings: Bindings) -> tuple[list[ast.DimName], list[ast.DimName]]:
-    """The generic dimensions of a type without a value: those before `...`, and those after it."""
+    """Return the unbound generic dimensions of a type: those before `...`, and those after it."""
     ends: tuple[list[ast.DimName], list[ast.DimName]] = ([], [])
     side = 0
     for dim in type.dims:
@@ -135,7 +134,7 @@ def unbound_around_rest(type: ast.Type, bindings: Bindings) -> tuple[list[ast.Di
 
 
 def _surplus(left: Dims, wanted: int) -> str:
-    """Why the dimensions that are left do not fit the generic ones that are wanted."""
+    """Return the reason why the remaining dimensions do not fit the unbound generic ones."""
     if len(left) < wanted:
         return "it has too few dimensions"
     listed = ", ".join(f"`{dim.name}`" for dim in left)
@@ -143,13 +142,13 @@ def _surplus(left: Dims, wanted: int) -> str:
 
 
 def shown(type: ast.Type) -> str:
-    """A type as it is written."""
+    """Return a type as it is written in the source."""
     dims = ", ".join("..." if isinstance(dim, ast.Ellipsis) else dim.text for dim in type.dims)
     return f"{type.dtype.text if type.dtype else 'f32'}[{dims}]"
 
 
 def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[Label]:
-    """What the names of a type are bound to, where another argument or the call has bound them."""
+    """Return labels for the names of a type that another argument, or the call, has bound."""
     labels = []
     for name in names(type):
         if name.text in bindings.dims:

@@ -1,7 +1,7 @@
-"""Constant expressions: sizes of dimensions, and numbers.
+"""Evaluate constant expressions: sizes of dimensions, and numbers.
 
-Sizes are exact integers, numbers are Python's. Both are kept within limits at every step, so that no expression of a file can
-take unbounded time or memory to evaluate.
+Sizes are exact integers; numbers are Python's. Every intermediate result is kept within limits, so that no expression takes
+unbounded time or memory to evaluate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMIT = 2**63 - 1
 """The largest size, and the largest integer in an expression."""
 
 TOO_LARGE = {"f32": (2 - 2**-24) * 2.0**127, "bf16": (2 - 2**-8) * 2.0**127, "f16": 65520.0, "f64": inf}
-"""The least numbers that are rounded to infinity."""
+"""The least numbers that round to infinity."""
 
 INTEGERS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
@@ -76,11 +76,11 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "minimum": min,
     "maximum": max,
 }
-"""Component-wise functions of numbers."""
+"""Elementwise functions of numbers."""
 
 
 def fold_call(op: str, *numbers: Number) -> Number:
-    """The value of a component-wise function. Raises `ConstantError` where it has none, or none that is small enough."""
+    """Return the value of an elementwise function. Raises `ConstantError` if it has no value, or too large a one."""
     try:
         return limited(FUNCTIONS[op](*map(plain, numbers)))
     except ZeroDivisionError:
@@ -92,7 +92,7 @@ def fold_call(op: str, *numbers: Number) -> Number:
 
 
 def fold(op: str, left: Number, right: Number) -> Number:
-    """The value of `left op right`. Raises `ConstantError` where it has none, or none that is small enough."""
+    """Return the value of `left op right`. Raises `ConstantError` if it has no value, or too large a one."""
     if op in LOGIC:
         return LOGIC[op](truth(left), truth(right))
     if op in ("==", "!=") and isinstance(left, bool) and isinstance(right, bool):
@@ -129,7 +129,7 @@ def truth(value: Number) -> bool:
 
 
 def convert(value: Number, dtype: str) -> Number:
-    """`value` as an element of dtype `dtype`. Raises `ConstantError` where that would change it beyond rounding."""
+    """Return `value` as an element of a dtype. Raises `ConstantError` if the dtype cannot hold the value, up to rounding."""
     if dtype == "bool" or isinstance(value, bool):
         if dtype != "bool" or not isinstance(value, bool):
             raise ConstantError(f"{shown(value)} is not a value of {dtype}")
@@ -154,7 +154,7 @@ Lookup = Callable[[ast.DimName], int | None]
 
 
 def integer(node: ast.Node, lookup: Lookup, scope: Scope) -> int | None:
-    """The value of an expression of integers, dimensions, `+ - * //`; None, and an error, where it has none."""
+    """Return the value of an expression of integers, dimensions and `+ - * //`; None, and an error, if it has none."""
     if isinstance(node, ast.Int):
         return node.value
     if isinstance(node, ast.DimName):
@@ -185,7 +185,7 @@ def _whole(node: ast.Binary, left: int | None, right: int | None, scope: Scope) 
 
 
 def number(node: ast.Node, scope: Scope) -> float | None:
-    """The value of an expression of numbers; None, and an error, where it has none."""
+    """Return the value of an expression of numbers; None, and an error, if it has none."""
     if isinstance(node, ast.Int | ast.Float):
         return node.value
     if isinstance(node, ast.Unary) and node.op == "-":

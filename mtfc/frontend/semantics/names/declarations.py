@@ -1,7 +1,6 @@
-"""Dimensions and meshes: the declarations that the rest of a file refers to.
+"""Declare the dimensions and meshes of a file.
 
-Dimensions may be declared in any order, as a file is a set of facts. A size may be overridden from the command line; the sizes
-computed from it follow.
+Dimensions may be declared in any order. The command line may override a size; sizes that are computed from the size follow.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MOST_SHOWN = 6
 
 
 def declare_dims(decls: Iterable[ast.DimDecl], overrides: Sizes, scope: Scope) -> None:
-    """Fill in `scope.dims`, in the order of declaration, with None for those that have failed."""
+    """Fill in `scope.dims`, in the order of declaration, with None for a dimension that has an error."""
     found = {decl.name.text: decl for decl in decls if scope.declare("dimension", decl.name, scope.places)}
     scope.dims.update(dict.fromkeys(found))
     _override(overrides, scope)
@@ -32,7 +31,7 @@ def declare_dims(decls: Iterable[ast.DimDecl], overrides: Sizes, scope: Scope) -
 
 
 def _override(overrides: Sizes, scope: Scope) -> None:
-    """Errors about option number i are placed in line i of a file `<--dim>`, which holds the options as given."""
+    """Set the sizes of options. Errors point into a file `<--dim>` with a line for each option."""
     for line, (name, size) in enumerate(overrides.items(), 1):
         span = Span("<--dim>", line, 1, line, 1 + len(name))
         if name not in scope.dims:
@@ -42,7 +41,7 @@ def _override(overrides: Sizes, scope: Scope) -> None:
 
 
 def valid_size(name: str, size: int, span: Span, scope: Scope) -> bool:
-    """Whether a dimension may have this size; an error where not."""
+    """Return True if a dimension may have this size; report an error otherwise."""
     if size < 1:
         scope.error("E207", f"`{name}` has size {size}, and the least possible is 1", span)
     elif size > LIMIT:
@@ -66,7 +65,7 @@ def _size(name: str, node: ast.Expr, scope: Scope) -> int | None:
 
 
 def _in_order(decls: Mapping[str, ast.DimDecl], scope: Scope) -> list[str]:
-    """The names of `decls`, each after those that its size is computed from; cycles are reported and left out."""
+    """Return the names of dimensions, each after the names in its size. Report cycles, and leave their names out."""
     uses = {name: [use for use in _names(decl.size) if use in decls] for name, decl in decls.items()}
     order, cycles = _sorted(uses)
     for cycle in cycles:
@@ -75,7 +74,7 @@ def _in_order(decls: Mapping[str, ast.DimDecl], scope: Scope) -> list[str]:
 
 
 def _sorted(uses: Mapping[str, Iterable[str]]) -> tuple[list[str], list[list[str]]]:
-    """The names in no cycle, after those that they use, and cycles with no name in common; depth first."""
+    """Return the names that are in no cycle, each after the names that it uses, and cycles without common names."""
     done: dict[str, None] = {}
     cycles: list[list[str]] = []
     cyclic: set[str] = set()
@@ -97,13 +96,13 @@ def _sorted(uses: Mapping[str, Iterable[str]]) -> tuple[list[str], list[list[str
 
 
 def _cycle(use: str, path: dict[str, Iterator[str]]) -> list[str]:
-    """The end of `path`, from `use` on."""
+    """Return the part of the path that begins at `use`."""
     after = list(takewhile(lambda name: name != use, reversed(path)))
     return [use, *reversed(after)]
 
 
 def _report_cycle(cycle: list[ast.Name], scope: Scope) -> None:
-    """At the first dimension of the cycle, with the others as far as anyone would read."""
+    """Report E115 at the first dimension of a cycle, with labels at some of the others."""
     first = min(cycle, key=lambda name: name.span)
     at = cycle.index(first)
     rest = [*cycle[at + 1 :], *cycle[:at]]
@@ -121,7 +120,7 @@ def _names(node: ast.Node) -> Iterator[str]:
 
 
 def declare_meshes(decls: Iterable[ast.MeshDecl], scope: Scope) -> dict[str, Mesh | None]:
-    """The meshes by name, with None for those that have failed."""
+    """Return the meshes by name, with None for a mesh that has an error."""
     places: dict[str, Span] = {}
     return {decl.name.text: mesh(decl, scope) for decl in decls if scope.declare("mesh", decl.name, places)}
 

@@ -1,10 +1,10 @@
-"""Files that import each other: a scope for each.
+"""Load imported files, each into a scope of its own.
 
-`import NAME` is the file `NAME.mtf` beside the one that imports it, and else the module of the standard library. A neighbour wins
-so that a module which is added to the library never changes what a program means. The library's own modules see each other and
-never a user's file.
+`import NAME` means the file `NAME.mtf` beside the importing file, or else a module of the standard library. The neighbouring file
+comes first, so that a module that is added to the library never changes the meaning of a program. Modules of the library see
+each other, and never a user's file.
 
-Nothing here reads files: the command gives a function that does.
+A function given by the caller reads the files.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.parser import parse
 
 Neighbour = Callable[[str], str | None]
-"""The text of the file with this path, None where there is none. Raises `CompileError` where it is not text."""
+"""Returns the text of the file with a path, None if there is no such file. Raises `CompileError` if it is not text."""
 
 D = TypeVar("D", bound=ast.Node)
 
 
 def no_neighbour(path: str) -> None:
-    """For texts that stand in no folder."""
+    """Return None: text that is in no folder has no neighbours."""
 
 
-def all_of(file: ast.File, kind: type[D]) -> list[D]:
+def declarations_of(file: ast.File, kind: type[D]) -> list[D]:
     return [decl for decl in file.declarations if isinstance(decl, kind)]
 
 
 @attrs.define
 class Loader:
-    """Reads the files of one run, each once.
+    """Loads the files of one run, each once.
 
-    `texts` are those of neighbours by path, None where there is no such file; `loaded` what has been made of them, None where
-    that failed. `loading` are the files whose imports are being read, with the place of the import. `names` are the names of
-    modules: two of one name, a neighbour and one that the library imports, are told apart.
+    texts: texts of neighbours by path, None if there is no such file. loaded: scopes by path, None for a file with an error.
+    loading: files whose imports are being loaded, with the place of the import. names: names of modules; a neighbour and a
+    module of the library with the same name get different ones.
     """
 
     reports: Reports
@@ -55,7 +55,7 @@ class Loader:
     names: Names = attrs.field(factory=Names)
 
     def main(self, file: ast.File, sizes: Sizes) -> Scope:
-        """The scope of the file that is compiled, with the sizes of some dimensions overridden."""
+        """Return the scope of the main file, with the sizes of some dimensions overridden."""
         path = str(PurePath(file.span.file))
         self.loading[path] = file.span
         scope = self._declared(file, Scope(self.reports, frozenset(_doubtful(file))), sizes)
@@ -63,16 +63,16 @@ class Loader:
         return scope
 
     def _declared(self, file: ast.File, scope: Scope, sizes: Sizes) -> Scope:
-        """The scope with what the file declares."""
-        self._import_all(all_of(file, ast.ImportDecl), file.span.file, scope)
-        declare_dims(all_of(file, ast.DimDecl), sizes, scope)
+        """Fill a scope with the declarations of a file, and return it."""
+        self._import_all(declarations_of(file, ast.ImportDecl), file.span.file, scope)
+        declare_dims(declarations_of(file, ast.DimDecl), sizes, scope)
         places: dict[str, Span] = {}
         functions = [
-            decl for decl in all_of(file, ast.FnDecl) if scope.declare("function", decl.name, places)
+            decl for decl in declarations_of(file, ast.FnDecl) if scope.declare("function", decl.name, places)
         ]
         scope.functions = {decl.name.text: decl for decl in functions}
         optimizers: dict[str, tuple[ast.OptimizerDecl, ...]] = {}
-        for decl in all_of(file, ast.OptimizerDecl):
+        for decl in declarations_of(file, ast.OptimizerDecl):
             optimizers[decl.name.text] = (*optimizers.get(decl.name.text, ()), decl)
         scope.optimizers = optimizers
         return scope
@@ -84,7 +84,7 @@ class Loader:
                 scope.modules[decl.name.text] = self._module(decl.name, file, scope)
 
     def _module(self, name: ast.Name, importer: str, scope: Scope) -> Scope | None:
-        """The scope of an imported file; None, and an error, where it cannot be had."""
+        """Return the scope of an imported file; None, and an error, if it cannot be loaded."""
         path = str(PurePath(importer).parent / f"{name.text}.mtf")
         if importer.startswith(standard_library.SHOWN) or (
             path not in self.loading and not self._exists(path)
@@ -98,7 +98,7 @@ class Loader:
         return self.loaded[path]
 
     def _exists(self, path: str) -> bool:
-        """Whether there is such a file; what it says is in `texts` then, or else it is loaded as nothing."""
+        """Return True if there is such a file, and keep its text; a file that is not text is noted as an error."""
         if path not in self.texts:
             try:
                 self.texts[path] = self.neighbour(path)
@@ -114,7 +114,7 @@ class Loader:
         scope.error("E120", f"`{name.text}` is imported by what it imports: {files}", name.span, labels)
 
     def _load(self, path: str, name: ast.Name) -> Scope:
-        """The scope of a neighbouring file."""
+        """Return the scope of a neighbouring file."""
         self.loading[path] = name.span
         file = parse(self.texts[path] or "", path, self.reports.diagnostics)
         scope = Scope(self.reports, frozenset(_doubtful(file)), self.names.fresh(name.text))
@@ -131,7 +131,7 @@ class Loader:
         return None
 
     def library(self, module: str) -> Scope:
-        """The scope of a module of the library, which exists."""
+        """Return the scope of a module of the library, which must exist."""
         path = standard_library.file_of(module)
         found = self.loaded.get(path)
         if found is None:
@@ -144,7 +144,7 @@ class Loader:
 
 
 def _doubtful(file: ast.File) -> Iterable[str]:
-    """The names in the stretches of the file that did not parse."""
+    """Yield the names in text of the file that did not parse."""
     for node in walk(file):
         if isinstance(node, ast.Broken):
             yield from node.names

@@ -1,8 +1,7 @@
-"""What the parts of the elaborator share: the names that can be seen from one place, and how one that is not found is reported.
+"""Scopes: the names that are visible at one place, and the reports of errors.
 
-An error is reported where it is found and the thing that failed becomes None, which every user of it passes on in silence: one
-mistake gives one diagnostic. For the same reason a name that stands in a stretch of text that did not parse is taken to be
-declared there.
+An error is reported where it is found. The thing that failed becomes None, and its users pass None on without a report, so one
+mistake gives one diagnostic. For the same reason, a name in text that did not parse counts as declared there.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from copy import copy
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
-from mtfc.frontend.semantics.names.unused_values import Unused, unused
+from mtfc.frontend.semantics.names.unused_values import Unused, find_unused
 from mtfc.frontend.syntax import ast, other_libraries
 
 MAX_DIMS = 32
-"""Dimensions of one tensor or of one einsum: NumPy has no more, and an einsum must find a letter for each."""
+"""Most dimensions of one tensor or one einsum: the limit of NumPy, and few enough for an einsum's letters."""
 
 MAX_COMPARISONS = 20_000
-"""Names that are compared, in all, with names that are not found: about a second."""
+"""Most comparisons, in one run, of unknown names with known ones: they take about a second."""
 
 MOST_CALLS_SHOWN = 3
 
 FLAG_HELP = "`training` is a truth value, known in the expressions of models and functions alone"
 
 ANY = "any"
-"""In a signature, in place of a dtype: any, but the same one wherever it appears."""
+"""In a signature, in place of a dtype: any dtype, the same one wherever the word appears."""
 
 
 STEP = "step"
@@ -36,17 +35,20 @@ STEP = "step"
 
 
 class Reports:
-    """The errors of one run.
+    """The errors of one run, and the facts that all scopes of the run share.
 
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
-    `called` are the functions that have been elaborated, by the place of their names. `dropped` and `dropped_dims` are the full
-    names of unused values and of their functions' dimensions, which no program has.
+
+    called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
+    parameters, by module and name. dropped, dropped_dims: the full names of unused values, and the dimensions of their
+    functions, which no program has.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
+        self.owners: dict[tuple[str, str], bool] = {}
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self._unused: dict[Span, Unused] = {}
@@ -61,24 +63,25 @@ class Reports:
         """Return the unused statements of a model or a function, found once for all calls."""
         place = decl.name.span
         if place not in self._unused:
-            self._unused[place] = unused(decl)
+            self._unused[place] = find_unused(decl)
         return self._unused[place]
 
     def nearest(self, name: str, known: Collection[str]) -> str | None:
-        """Nobody reads the suggestions of a thousand errors, and each takes time to find."""
+        """Return the most similar known name; None once a run has made too many comparisons."""
         self._comparisons -= len(known)
         return nearest(name, known) if self._comparisons >= 0 else None
 
 
 class Scope:
-    """The declarations of one file, or what the body of a function in it sees.
+    """The declarations of one file, or the names that the body of a function in the file sees.
 
-    `dims` maps to None where a declaration has failed. `places` says where each dimension is declared. `functions` and
-    `optimizers` are those that the file declares, `modules` the files that it imports, `local_dims` the dimensions that functions
-    have declared in their bodies. `doubtful` are the names in stretches that did not parse. `module` is the file's name as a
-    module, empty for the file that is compiled; its dimensions are called `module.dim`. `file` is the scope of the whole file.
-    In a function, `rest` is what `...` stands for, `any` the dtype that `any` stands for, and `calls` are the calls that led
-    there, the innermost first.
+    dims: dimensions by name, None for a declaration with an error. places: the place of each dimension's declaration.
+    functions, optimizers: the declarations of the file. modules: the files that it imports. local_dims: dimensions that
+    functions declare in their bodies. doubtful: names in text that did not parse. module: the name of the file as a module,
+    empty for the main file; its dimensions are called `module.dim`. file: the scope of the whole file.
+
+    In a function: rest: the dimensions that `...` stands for. any: the dtype that `any` stands for. calls: the calls that led to
+    the function, the innermost first.
     """
 
     def __init__(
@@ -104,14 +107,14 @@ class Scope:
         return self.reports.diagnostics
 
     def inside(self, calls: tuple[Label, ...]) -> Scope:
-        """What a function of this file sees that `calls` led to."""
+        """Return the scope of a function of this file that `calls` led to."""
         inner = copy(self)
         inner.dims, inner.places = dict(self.dims), dict(self.places)
         inner.calls = calls
         return inner
 
     def for_text(self) -> Scope:
-        """The same names, for text that the command line gives: it has diagnostics of its own."""
+        """Return a scope with the same names and its own diagnostics, for text of the command line."""
         scope = copy(self)
         scope.reports = Reports(Diagnostics())
         return scope
@@ -119,7 +122,7 @@ class Scope:
     def error(
         self, code: str, message: str, span: Span, labels: Iterable[Label] = (), help: str | None = None
     ) -> None:
-        """Report an error; inside of a function, with the calls that led there: all, or the innermost ones and the user's."""
+        """Report an error, in a function with labels at the calls that led there: the innermost ones, and the user's own."""
         calls = self.calls
         if len(calls) > MOST_CALLS_SHOWN:
             calls = (*calls[: MOST_CALLS_SHOWN - 1], calls[-1])
@@ -133,7 +136,7 @@ class Scope:
         known: Collection[str],
         help: str | None = None,
     ) -> None:
-        """Report that `name` is not among the `known`, with the nearest of them; `help` is for when none is near."""
+        """Report that `name` is not among the known names, and suggest the most similar one; else give `help`."""
         if name.text in self.doubtful:
             return
         near = self.reports.nearest(name.text, known)
@@ -141,7 +144,7 @@ class Scope:
         self.error(code, message, name.span, help=advice)
 
     def declare(self, what: str, name: ast.Name, places: dict[str, Span]) -> bool:
-        """Note where `name` is declared; False, and an error, when it was before."""
+        """Note the place of a declaration; return False, and report an error, if the name is declared already."""
         if name.text not in places:
             places[name.text] = name.span
             return True
@@ -160,20 +163,20 @@ class Scope:
         return [*self.dims, *self.dims_of_modules(), *self.local_dims]
 
     def find_dim(self, name: ast.DimName) -> Dim | None:
-        """A dimension of this file or of a function in it, `common.batch` of a module, or `ffn.inner` of any function."""
+        """Return a dimension: of this scope, of a module as `common.batch`, or of any function as `ffn.inner`."""
         if isinstance(name, ast.Name):
             return self.dims.get(name.text)
         return self.dims_of_modules().get(name.text) or self.local_dims.get(name.text)
 
     def place(self, name: ast.DimName) -> Span:
-        """Where a dimension is declared that exists."""
+        """Return the place of the declaration of a dimension, which must exist."""
         module = self.modules.get(name.parts[0]) if isinstance(name, ast.Path) else None
         if isinstance(name, ast.Path) and module is not None and name.parts[1] in module.places:
             return module.places[name.parts[1]]
         return self.places[name.text]
 
     def dims_of_modules(self) -> dict[str, Dim | None]:
-        """The dimensions that imported files declare, as they are called here."""
+        """Return the dimensions of imported files, by their names in this file."""
         return {
             f"{module}.{name}": dim
             for module, scope in self.modules.items()
@@ -181,14 +184,14 @@ class Scope:
         }
 
     def _has_failed(self, name: ast.DimName) -> bool:
-        """Whether the declaration of a dimension, or the module that would have it, has been reported."""
+        """Return True if an error was reported for the declaration of a dimension, or for its module."""
         if isinstance(name, ast.Name) or name.parts[0] not in self.modules:
             return name.text in self.dims
         module = self.modules[name.parts[0]]
         return module is None or name.parts[1] in module.dims or name.parts[1] in module.doubtful
 
     def dim_list(self, names: Iterable[ast.DimName | ast.Ellipsis], span: Span) -> tuple[Dim, ...] | None:
-        """The dimensions of one tensor, each once."""
+        """Return the dimensions of one tensor; None, and an error, if one is unknown or occurs twice."""
         names = tuple(names)
         dims: list[Dim | None] = []
         for name in names:
@@ -199,15 +202,17 @@ class Scope:
         return found if self.few_enough(found, span) else None
 
     def _rest(self, ellipsis: ast.Ellipsis) -> tuple[Dim | None, ...]:
-        """What `...` stands for."""
+        """Return the dimensions that `...` stands for."""
         if self.rest is not None:
             return self.rest
-        message = "`...` stands for further dimensions of a function's arguments, and there are none here"
+        message = (
+            "`...` stands for the further dimensions of a function's arguments, and this is not in a function"
+        )
         self.error("E204", message, ellipsis.span)
         return (None,)
 
     def _overlaps(self, dims: Collection[Dim], span: Span) -> bool:
-        """Whether different names stand for one dimension, as those of a function may."""
+        """Return True, and report an error, if two names stand for one dimension, as in a function they may."""
         twice = [dim for dim, count in Counter(dims).items() if count > 1]
         if twice:
             message = f"dimension `{twice[0].name}` stands twice in one tensor, by different names"
@@ -244,14 +249,14 @@ class Scope:
         return None
 
     def type(self, type: ast.Type) -> TensorType | None:
-        """`[batch, io]` is `f32[batch, io]`."""
+        """Return the type that is written, f32 if no dtype is."""
         dtype = self.dtype(type.dtype) if type.dtype else "f32"
         dims = self.dim_list(type.dims, type.span)
         return None if dtype is None or dims is None else TensorType(dtype, dims)
 
 
 def listing(names: Collection[str], most: int = 8) -> str | None:
-    """`one of: a, b, c`, where there are few enough to be read."""
+    """Return `one of: a, b, c`; None if there are more names than a user would read."""
     return f"one of: {', '.join(sorted(names))}" if 0 < len(names) <= most else None
 
 

@@ -1,7 +1,7 @@
-"""The standard library: the modules in `mtfc/std`, in the language itself.
+"""Read the standard library: the modules in `mtfc/std`, written in the language itself.
 
-A file that imports a module should not wait for all of it to be parsed. The library is in canonical form, where a declaration
-begins in the first column, so a module is divided into declarations without parsing, and each is parsed when it is used.
+A declaration of the library is parsed when it is used, so that an import costs little. The library is in canonical form, where
+each declaration begins in the first column; so a module can be divided into declarations without parsing it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mtfc.frontend.syntax.parser import parse
 
 FOLDER = Path(__file__).parents[3] / "std"
 SHOWN = "mtfc/std/"
-"""What diagnostics call the folder, wherever mtfc is installed."""
+"""The name of the folder in diagnostics, wherever mtfc is installed."""
 
 DECLARATION = re.compile(r"^(import|dim|fn|optimizer)[ \t]+(\w+)", re.MULTILINE)
 
@@ -30,7 +30,7 @@ N = TypeVar("N", ast.DimDecl, ast.ImportDecl)
 
 @attrs.frozen
 class UnparsedDeclaration:
-    """One declaration of a module, not parsed yet, and the line on which it begins."""
+    """The text of one declaration of a module, and the line on which it begins."""
 
     keyword: str
     name: str
@@ -40,7 +40,7 @@ class UnparsedDeclaration:
 
 
 class LazyDeclarations(Mapping[str, D]):
-    """Declarations by name, parsed when they are looked up; `pick` says what there is of those of one name."""
+    """Declarations by name, parsed when they are looked up; `pick` selects from the declarations of one name."""
 
     def __init__(
         self, sections: Mapping[str, tuple[UnparsedDeclaration, ...]], pick: Callable[[tuple[Any, ...]], D]
@@ -58,13 +58,13 @@ class LazyDeclarations(Mapping[str, D]):
 
 
 def modules() -> tuple[str, ...]:
-    """The names of all modules."""
+    """Return the names of all modules."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.mtf")))
 
 
 @cache
 def text(module: str) -> str | None:
-    """The text of a module, None where there is none of that name."""
+    """Return the text of a module; None if there is no module of the name."""
     path = FOLDER / f"{module}.mtf"
     return path.read_text("utf-8") if path.is_file() else None
 
@@ -74,14 +74,14 @@ def file_of(module: str) -> str:
 
 
 def texts(files: Iterable[str]) -> dict[str, str]:
-    """The texts of those files that are of the library."""
+    """Return the texts of the files that belong to the library."""
     found = {file: text(Path(file).stem) for file in files if file.startswith(SHOWN)}
     return {file: each for file, each in found.items() if each is not None}
 
 
 @cache
 def sections(module: str) -> tuple[UnparsedDeclaration, ...]:
-    """The declarations of a module, in order; comments between them belong to the one before."""
+    """Return the declarations of a module, in order; a comment belongs to the declaration before it."""
     whole = text(module) or ""
     found = list(DECLARATION.finditer(whole))
     ends = [*(match.start() for match in found[1:]), len(whole)]
@@ -99,7 +99,7 @@ def sections(module: str) -> tuple[UnparsedDeclaration, ...]:
 
 @cache
 def declaration(section: UnparsedDeclaration) -> ast.Declaration:
-    """Raises `CompileError` where it does not parse."""
+    """Parse a declaration. Raises `CompileError` if it does not parse."""
     diagnostics = Diagnostics()
     (found,) = parse(section.text, section.file, diagnostics, section.line).declarations
     diagnostics.raise_if_errors()
@@ -107,7 +107,7 @@ def declaration(section: UnparsedDeclaration) -> ast.Declaration:
 
 
 def declarations(module: str, kind: type[N]) -> list[N]:
-    """The declarations of one kind, all parsed: for kinds that a module has few of."""
+    """Return the declarations of one kind, all parsed: for kinds of which a module has few."""
     keyword = {ast.DimDecl: "dim", ast.ImportDecl: "import"}[kind]
     parsed = (declaration(section) for section in sections(module) if section.keyword == keyword)
     return [each for each in parsed if isinstance(each, kind)]
@@ -126,10 +126,10 @@ def functions(module: str) -> Mapping[str, ast.FnDecl]:
 
 
 def optimizers(module: str) -> Mapping[str, tuple[ast.OptimizerDecl, ...]]:
-    """The optimizers by name: all declarations of each."""
+    """Return the optimizers by name, each with all its declarations."""
     return LazyDeclarations(by_name(module, "optimizer"), lambda found: found)
 
 
 def with_function(name: str) -> list[str]:
-    """The modules that have a function of this name."""
+    """Return the modules that have a function of this name."""
     return [module for module in modules() if name in by_name(module, "fn")]

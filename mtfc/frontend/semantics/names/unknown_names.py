@@ -1,4 +1,4 @@
-"""Functions that are called and do not exist: what the caller may have meant."""
+"""Report unknown functions and values, with help that guesses the intended one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtfc.frontend.syntax import ast, other_libraries
 
 
 class HasUsage(Protocol):
-    """A built-in function; `usage` is a call of it."""
+    """A built-in function; `usage` is an example of a call."""
 
     @property
     def usage(self) -> str: ...
@@ -22,7 +22,7 @@ class HasUsage(Protocol):
 def unknown_function(
     scope: Scope, function: ast.Name | ast.Path, values: Collection[str], builtins: Mapping[str, HasUsage]
 ) -> None:
-    """Report that there is no such function; `values` are the variables, `builtins` the functions that are built in."""
+    """Report an unknown function; `values` are the variables, `builtins` the functions that are built in."""
     if isinstance(function, ast.Path):
         _in_module(scope, function, values, builtins)
         return
@@ -107,12 +107,12 @@ def _import(scope: Scope, function: ast.Path, builtins: Mapping[str, HasUsage]) 
     if head == "self":
         return f"there are no objects: declare `fn {name}(x: [...]) -> [...] {{ ... }}`, and call `{name}(x)`"
     if head in other_libraries.MODULES:
-        return _habit(scope, name, builtins) or "what Python imports is not known here"
+        return _habit(scope, name, builtins) or "modules of Python cannot be used here"
     return f"add `import {head}`" if standard_library.text(head) is not None else None
 
 
 def _in_library(scope: Scope, name: str) -> str | None:
-    """Where the library has a function of that name."""
+    """Return help that names a function of the library."""
     modules = standard_library.with_function(name)
     if not modules:
         return None

@@ -1,9 +1,9 @@
 """Find statements whose results nothing uses.
 
-A graph has a node for each statement of a body, and edges to the statements whose values it reads. Statements that `return`
-does not reach are dead. Dead statements are checked for errors, and leave no equations, parameters, random numbers or names
-behind. A loop adds a node for each variable that it carries. The node reads the variable before the loop and at the end of the
-body, so one walk finds the exact graph. Parameters stay even if nothing reads them: a file that declares a parameter wants it.
+A graph has a node for each statement of a body, and an edge to each statement whose value the statement reads. A statement that
+no `return` reaches is dead. Dead statements are checked for errors, but add no equation, random number or name to the program.
+A loop adds a node for each variable that it carries: the node reads the variable before the loop and at the end of the body.
+Parameters are kept even if nothing reads them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Unused:
 NOTHING = Unused()
 
 
-def unused(decl: ast.ModelDecl | ast.FnDecl) -> Unused:
+def find_unused(decl: ast.ModelDecl | ast.FnDecl) -> Unused:
     """Find the dead statements of a model or a function; a body without `return` has none."""
     walk = _Walk()
     given = decl.inputs if isinstance(decl, ast.ModelDecl) else decl.args

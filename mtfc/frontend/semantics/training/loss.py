@@ -1,4 +1,4 @@
-"""What a `train` block minimizes: an output that is a floating-point scalar, and whose gradient reaches a parameter."""
+"""Check the loss of a `train` block: an output that is a floating-point scalar, and whose gradient reaches a parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtfc.frontend.syntax import ast
 
 
 def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: ParameterGroups) -> str | None:
-    """The name of the output to minimize, if it is one that can be."""
+    """Return the name of the output to minimize; None, and an error, if it cannot be minimized."""
     name = decl.minimize
     if name is None:
         help = "add `minimize` and the name of the loss"
@@ -53,9 +53,10 @@ def not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Sc
 
 @attrs.frozen
 class _Loss:
-    """A value to minimize, and the equations that it may be computed by.
+    """A value to minimize, and the equations of its model.
 
-    `links` are, for the results of loops and the arguments of their regions, the values that these stand for.
+    definitions: the equation of each value. links: for results of loops and arguments of their regions, the values that these
+    stand for.
     """
 
     name: ast.Name
@@ -79,7 +80,7 @@ class _Loss:
         return cls(name, value, parameters, definitions, links, groups, scope)
 
     def is_good(self) -> bool:
-        """Whether it can be minimized; an error where not."""
+        """Return True if the value can be minimized; report an error otherwise."""
         is_loss = self._is_scalar() and self._is_floating() and self._is_influenced()
         return is_loss and self._has_gradient() and self._is_trained()
 
@@ -91,7 +92,7 @@ class _Loss:
         return False
 
     def _place(self) -> Iterator[Span]:
-        """Where the value is computed."""
+        """Yield the place where the value is computed."""
         eqn = self.definitions.get(self.value)
         if eqn and eqn.span:
             yield eqn.span
@@ -115,7 +116,7 @@ class _Loss:
         )
 
     def _has_gradient(self) -> bool:
-        """The operands that a gradient does not reach, of the equations that it reaches, are where it stops."""
+        """Return True if a gradient reaches a parameter; else report the equations where the gradient stops."""
         reached = self._reached(differentiable_operands)
         equations = (eqn for value, eqn in self.definitions.items() if value in reached and not eqn.regions)
         stops = [eqn.span for eqn in equations if eqn.span and not reached.issuperset(eqn.operands)]
@@ -136,7 +137,7 @@ class _Loss:
         return False
 
     def _reached(self, operands: Callable[[Equation], Iterable[Value]]) -> set[Value]:
-        """The values found by going from each equation's result to what `operands` gives, into loops and out of them."""
+        """Return the values found by going from results to the values that `operands` returns, into and out of loops."""
         found = {self.value}
         waiting = [self.value]
         while waiting:
@@ -150,7 +151,7 @@ class _Loss:
 
 
 def _links(eqn: Equation) -> dict[Value, Sequence[Value]]:
-    """What a loop's results, and the arguments of its region, are values of."""
+    """Return the values that a loop's results and the arguments of its region stand for."""
     region = region_of(eqn)
     updates = {output.updates: output.value for output in region.outputs if output.updates is not None}
     found: dict[Value, Sequence[Value]] = {
@@ -163,7 +164,7 @@ def _links(eqn: Equation) -> dict[Value, Sequence[Value]]:
 
 
 def differentiable_operands(eqn: Equation) -> tuple[Value, ...]:
-    """The operands that a cotangent of the results reaches."""
+    """Return the operands that get a cotangent from the results."""
     if not any(result.type.dtype in FLOATS for result in eqn.results) or OPS[eqn.op].gradient is no_gradient:
         return ()
     return tuple(value for value in eqn.operands if value.type.dtype in FLOATS)

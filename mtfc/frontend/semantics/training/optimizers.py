@@ -1,8 +1,8 @@
-"""Optimizers: which one a `train` block calls, and with which hyperparameters.
+"""Find the optimizer that a `train` block calls, and its hyperparameters.
 
-An optimizer may be declared several times, for parameters of different types: the first declaration that fits is used. Those
-that a file declares come before those of the library, which are known everywhere. Hyperparameters are scalar expressions of
-numbers and of `step`, the number of the step.
+An optimizer may have several declarations, for parameters of different types: the first that fits is used. Optimizers of the file
+come before those of the library, which need no import. Hyperparameters are scalar expressions of numbers and of `step`, the
+number of the training step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLE = "for example `sgd(learning_rate = 0.1)`"
 
 @attrs.frozen
 class Optimizer:
-    """An optimizer as a `train` block calls it: its declarations, and the file that they stand in."""
+    """An optimizer as a `train` block calls it: its declarations, and the scope of their file."""
 
     scope: Scope
     decls: tuple[ast.OptimizerDecl, ...]
@@ -36,7 +36,7 @@ class Optimizer:
 
 
 def find_optimizer(node: ast.Expr, scope: Scope, std: Scope) -> Optimizer | None:
-    """The optimizer that is called in `scope`; `std` are those of the library."""
+    """Return the optimizer that a call in `scope` means; `std` has the optimizers of the library."""
     if not isinstance(node, ast.Call):
         scope.error("E405", "expected an optimizer", node.span, help=EXAMPLE)
         return None
@@ -81,7 +81,7 @@ def _of_module(node: ast.Call, path: ast.Path, scope: Scope, std: Scope) -> Opti
 def given_hypers(
     optimizer: Optimizer, decl: ast.OptimizerDecl, scope: Scope
 ) -> dict[str, ast.Argument] | None:
-    """What the call says of each hyperparameter; those that are left out have defaults. None where it is wrong."""
+    """Return the hyperparameters that the call gives; others have defaults. Returns None if the call is wrong."""
     known = {hyper.name.text: hyper for hyper in decl.hypers}
     call, problems = optimizer.call, list(_surplus(optimizer, decl))
     given = dict(zip(known, call.arguments, strict=False))
@@ -130,14 +130,14 @@ def _with_hyper(optimizer: Optimizer, hyper: str) -> str | None:
 
 
 def _surplus(optimizer: Optimizer, decl: ast.OptimizerDecl) -> Iterator[Span]:
-    """The parts of the call that an optimizer has no use for."""
+    """Yield the places of arguments that the optimizer does not take."""
     call = optimizer.call
     extra = (*call.arguments[len(decl.hypers) :], *call.bindings, *((call.scope,) if call.scope else ()))
     yield from (node.span for node in extra)
 
 
 def usage(name: str, decl: ast.OptimizerDecl) -> str:
-    """A call with what must be given."""
+    """Return an example of a call, with the hyperparameters that have no default."""
     needed = (hyper.name.text for hyper in decl.hypers if hyper.default is None)
     return f"{name}({', '.join(f'{each} = 0.1' for each in needed)})"
 
@@ -146,7 +146,7 @@ def usage(name: str, decl: ast.OptimizerDecl) -> str:
 
 
 def check_optimizers(decls: Iterable[ast.OptimizerDecl], scope: Scope) -> None:
-    """Errors in what stands before the bodies of a file's optimizers."""
+    """Report errors in the heads of a file's optimizers."""
     first: dict[str, ast.OptimizerDecl] = {}
     for decl in decls:
         _check_head(decl, scope)

@@ -1,7 +1,7 @@
-"""Overrides: entries of a `train` block that the command line gives, as `--set optimizer.learning_rate=1e-3`.
+"""Override entries of a `train` block, as `--set optimizer.learning_rate=1e-3` does.
 
-An override replaces a part of the syntax tree before elaboration. Its value is checked like one that the file gives, and errors
-point into the text of the option: option number i is line i of a file `<--set>`.
+An override replaces a part of the syntax tree before elaboration. Its value is checked like a value of the file. Errors point
+into the text of the option: option number i is line i of a file `<--set>`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, nearest
-from mtfc.frontend.semantics.names.modules import all_of
+from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import OPTION
@@ -20,7 +20,7 @@ from mtfc.frontend.syntax.parser import parse
 from mtfc.frontend.syntax.tree_builder import SETTINGS
 
 SECTIONS = ("optimizer", "precision")
-"""The entries with parts that can be replaced: `optimizer.learning_rate`, `precision.compute`."""
+"""Entries with parts that can be replaced: `optimizer.learning_rate`, `precision.compute`."""
 
 KEYS = (*SETTINGS, "optimizer.learning_rate", "precision.params", "precision.compute")
 """The known keys, to suggest for a misspelt key."""
@@ -33,7 +33,7 @@ WORDS = ("minimize", "report")
 """The entries that are written without `=`."""
 
 FIXED = ("frozen", "optimizer for")
-"""The first words of entries that the file alone has."""
+"""The first words of entries that an option cannot change."""
 
 
 def overridden(
@@ -43,13 +43,13 @@ def overridden(
 
     The last of several overrides for one key counts. A wrong override is reported and left out.
     """
-    models = [decl.name.text for decl in all_of(file, ast.ModelDecl)]
+    models = [decl.name.text for decl in declarations_of(file, ast.ModelDecl)]
     chosen = models[0] if model is None and models else model
     if not settings or chosen not in models:
         return file
-    old = next((decl for decl in all_of(file, ast.TrainDecl) if decl.model.text == chosen), None)
+    old = next((decl for decl in declarations_of(file, ast.TrainDecl) if decl.model.text == chosen), None)
     if old is None:
-        if not all_of(file, ast.Broken):
+        if not declarations_of(file, ast.Broken):
             message = f"model `{chosen}` has no `train` block that an option could change"
             help = f"add one to the file: `train {chosen} {{ ... }}`"
             diagnostics.add("E417", message, _whole(settings[0], 1), help=help)

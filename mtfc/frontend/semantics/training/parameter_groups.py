@@ -1,8 +1,8 @@
-"""Parameter groups: entries of a `train` block for some parameters.
+"""Find the parameter groups of a `train` block: entries for some of the parameters.
 
-`optimizer for "*.bias" = ...` gives parameters an optimizer of their own, and `frozen "embed.*"` leaves parameters as they are.
-A pattern is compared with the full names of parameters, as a shell compares names of files; `*` stands for any characters, dots
-included. The last entry that matches a parameter decides, so general entries come first and exceptions after them.
+`optimizer for "*.bias" = ...` gives parameters an optimizer of their own, and `frozen "embed.*"` leaves parameters unchanged. A
+pattern is matched against full names of parameters, like a shell pattern; `*` also matches dots. The last entry that matches a
+parameter decides, so general entries come first and exceptions after them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_LABELS = 4
 
 @attrs.frozen
 class ParameterGroups:
-    """The entries of a `train` block, each with its parameters. `rest` are the parameters without an entry."""
+    """The entries of a `train` block, each with its parameters; `rest` are the parameters without an entry."""
 
     members: tuple[tuple[Entry, tuple[str, ...]], ...]
     rest: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""`train` blocks: what to minimize and how to update."""
+"""Elaborate `train` blocks: the loss, the updates of parameters, and the other entries."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import is_override
 
 MOST_MICRO_BATCHES = 1024
-"""More would be a mistake: one step would read that many batches."""
+"""Most micro-batches of one step; a larger number is surely a mistake, as one step reads all of them."""
 
 
 def train_models(
     models: Mapping[str, Model], decls: Iterable[ast.TrainDecl], scope: Scope, std: Callable[[], Scope]
 ) -> dict[str, Model]:
-    """The models, with the training that the blocks ask for; `std` gives the library's optimizers."""
+    """Return the models with the training of their `train` blocks; `std` returns the library's optimizers."""
     places: dict[str, Span] = {}
     trained = dict(models)
     for decl in decls:
@@ -150,7 +150,7 @@ def _micro_batches(node: ast.Expr, scope: Scope) -> int:
 
 
 def _precision(node: ast.Precision, scope: Scope) -> tuple[str, str] | None:
-    """The dtypes of parameters and of computation; f32 where nothing is said."""
+    """Return the dtypes of parameters and of computation, f32 by default."""
     dtypes = {"params": "f32", "compute": "f32"}
     places: dict[str, Span] = {}
     for rule in node.rules:

@@ -1,8 +1,8 @@
-"""Bodies of optimizers to the functions that update parameters (see `ir/training.py`).
+"""Elaborate the bodies of optimizers into functions that update parameters: see `ir/training.py`.
 
-One function is made for each type that parameters have, as stored; of what a `repeat` has stacked, for the type of one slice. An
-optimizer sees the dimensions of its parameter alone, under the names that its pattern gives them, so that whatever layout is
-legal for the parameter is legal for its update.
+There is one function for each type of the parameters as stored; for a parameter that a `repeat` stacks, this is the type of one
+slice. An optimizer sees only the dimensions of its parameter, under the names of its pattern. So every layout that is legal for
+the parameter is legal for its update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from mtfc.frontend.syntax.bound_names import bound, variables
 def elaborate_updates(
     optimizer: Optimizer, types: Mapping[str, TensorType], scope: Scope
 ) -> tuple[Update, ...] | None:
-    """The updates of parameters of these types, by name, for a `train` block in the file `scope`; None where one is wrong."""
+    """Return the updates of parameters for a `train` block in the file `scope`; None if one has an error.
+
+    types: the types of the parameters by name.
+    """
     if not types and given_hypers(optimizer, optimizer.decls[0], scope) is None:
         return None
     names: dict[TensorType, list[str]] = {}
@@ -46,7 +49,7 @@ def elaborate_updates(
             no_case(optimizer, parameters[0], type, scope)
             return None
         function = None if case.decl in wrong else _function(optimizer, case, type, scope)
-        if function is None:  # what is wrong for one type need not be reported for another
+        if function is None:  # an error for one type is not repeated for others
             wrong.append(case.decl)
         else:
             updates.append(Update(tuple(parameters), function))
@@ -70,14 +73,14 @@ def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> F
 
 @attrs.frozen
 class MatchingCase:
-    """A declaration that is for parameters of some type, and what the names in its pattern stand for."""
+    """The declaration of an optimizer that fits a type, and the bindings of the names in its pattern."""
 
     decl: ast.OptimizerDecl
     bindings: Bindings
 
 
 def _case(optimizer: Optimizer, type: TensorType) -> MatchingCase | None:
-    """The first declaration that fits."""
+    """Return the first declaration that fits a type."""
     for decl in optimizer.decls:
         bindings = _matched(decl, type, optimizer.scope)
         if bindings is not None:
@@ -92,7 +95,7 @@ def _function(optimizer: Optimizer, case: MatchingCase, type: TensorType, scope:
 
 
 def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Bindings | None:
-    """What the names in the pattern stand for, if the type is like it; without a pattern every type is."""
+    """Return the bindings of the pattern's names if a type fits the pattern; without a pattern, every type fits."""
     span = decl.parameter.span
     pattern = decl.pattern or ast.Type(span, None, (ast.Ellipsis(span),))
     if pattern.dtype is None:
@@ -106,7 +109,7 @@ def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Binding
 
 
 def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
-    """What the body sees: of dimensions, those that the pattern names."""
+    """Return the scope of the body, whose only dimensions are those of the pattern."""
     label = Label(optimizer.call.span, f"in this call of `{optimizer.name}`")
     scope = optimizer.scope.inside((label,))
     scope.dims = {name: dim for name, (dim, _) in bindings.dims.items()}
@@ -117,7 +120,7 @@ def _inside(optimizer: Optimizer, bindings: Bindings) -> Scope:
 
 
 class _Elaboration:
-    """One declaration for one type."""
+    """The elaboration of one declaration for one type."""
 
     def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
         given = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
@@ -127,7 +130,7 @@ class _Elaboration:
         self.step: Value | None = None
 
     def run(self, given: Mapping[str, ast.Argument], scope: Scope) -> Function | None:
-        """The function for a call with these hyperparameters, in the file `scope`; None where it is wrong."""
+        """Return the function for a call with these hyperparameters, in the file `scope`; None if there is an error."""
         decl, body, builder = self.decl, self.body, self.builder
         scope.reports.called.add(decl.name.span)
         for hyper in decl.hypers:
@@ -156,7 +159,7 @@ class _Elaboration:
         return Function(name, (), tuple(block.body), (Output(name, block.cast(value, "f32")),))
 
     def _hyper(self, hyper: ast.FnArg, given: ast.Argument | None, scope: Scope) -> Result:
-        """A hyperparameter as the call gives it, or by its default, which sees the file with the optimizer."""
+        """Elaborate a hyperparameter: the given one, or else the default, which sees the names of the optimizer's file."""
         node = hyper.default if given is None else given
         assert node is not None, "hyperparameters without a default are given"
         inside = Expressions(
@@ -176,7 +179,7 @@ class _Elaboration:
         return value
 
     def _give_step(self, expressions: Expressions, nodes: Iterable[ast.Node]) -> None:
-        """Bind `step`, where something mentions it: a number that is known when the program runs, in f32 or for f64 in f64."""
+        """Bind `step` if a node mentions it: a number known when the program runs, f64 for f64 parameters and f32 for others."""
         names = (node for each in nodes for node in walk(each) if isinstance(node, ast.Name))
         place = next((name.span for name in names if name.text == STEP), None)
         if place is None or STEP in expressions.values:
@@ -190,7 +193,7 @@ class _Elaboration:
         expressions.values[STEP] = self.step
 
     def _is_possible(self) -> bool:
-        """Whether the update computes nothing that an update cannot; errors where it does."""
+        """Return True if the update has only operations that an update can contain; report errors otherwise."""
         scope, name = self.body.scope, self.decl.name.text
         for parameter in self.builder.parameters:
             scope.error("E114", "`param` belongs in what a model calls", parameter.span or self.decl.span)
@@ -219,7 +222,10 @@ def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
 
 @attrs.frozen
 class UpdatedVariable:
-    """The parameter or a state: where it is declared, and its type. A state that starts as a number stays one, of any dtype."""
+    """The parameter or a state: the place of its declaration, and its type.
+
+    A state that starts as a number stays a number, of any dtype.
+    """
 
     span: Span
     type: TensorType
@@ -229,7 +235,8 @@ class UpdatedVariable:
 class UpdateBody(ElaboratedBody):
     """The statements of an optimizer.
 
-    `given` are the names that keep their values, `kept` those whose last values are the function's outputs.
+    given: the names that cannot be assigned: hyperparameters and the gradient. kept: the parameter and the states, whose last
+    values are the outputs of the function.
     """
 
     def __init__(
@@ -254,7 +261,7 @@ class UpdateBody(ElaboratedBody):
             self.statement(statement)
 
     def outputs(self) -> tuple[Output, ...] | None:
-        """What replaces the parameter and each state."""
+        """Return the new values of the parameter and of each state; None, and an error, if the parameter is not updated."""
         parameter = self.decl.parameter
         is_broken = any(isinstance(statement, ast.Broken) for statement in self.statements)
         if not self.is_updated and not is_broken:
@@ -283,7 +290,7 @@ class UpdateBody(ElaboratedBody):
                 values[target.text] = self._replacing(target, values[target.text], self.kept[target.text])
 
     def _replacing(self, target: ast.Name, result: Result, kept: UpdatedVariable) -> Result:
-        """A new value of the parameter or of a state, which has the type of the old one."""
+        """Return a new value of the parameter or of a state, with the type of the old one."""
         self.is_updated |= target.text == self.decl.parameter.text
         if result is None:
             return None
@@ -316,7 +323,7 @@ class UpdateBody(ElaboratedBody):
             self.builder.numbers.add(value)
 
     def _start(self, node: ast.State) -> tuple[TensorType, float, bool] | None:
-        """The type of a state, the value that its elements start with, and whether it is a number."""
+        """Return the type of a state, the value that its elements start with, and True if the state is a number."""
         scratch = FunctionBuilder(BlockBuilder(()), numbers=self.builder.numbers)
         inside = Expressions(self.scope, scratch, self.later, elaborate_call)
         inside.values = dict(self.expressions.values)

@@ -1,10 +1,10 @@
-"""What a layout can place one by one: the equations of a step, its arguments, and what its loops take and yield."""
+"""The layout targets of a program: the equations and arguments of a step, and the arguments and results of its loops."""
 
 from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, TensorType
@@ -13,19 +13,19 @@ from mtfc.frontend.layouts.program_index import Tensor
 
 
 def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> Function:
-    """The function that a search places, as `assign-layouts` finds it: `step` where the program trains, else `forward`."""
+    """Return the function that a search places, in the form that `assign-layouts` gets: `step` if the program trains, else `forward`."""
     placed = attrs.evolve(program, mesh=mesh, layout=layout)
     whole = run(placed, (*differentiation(), *preparation()))
     return whole.function("step" if whole.has_function("step") else "forward")
 
 
 def placeable(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> dict[str, Tensor]:
-    """Each thing by its name, as a tensor that has the dimensions that can be split there."""
-    names = placeable_names(prepared(program, mesh, layout))
+    """Return each layout target by its name, as a tensor with the dimensions that can be split there."""
+    names = layout_target_names(prepared(program, mesh, layout))
     return {name: _tensor(thing, name) for thing, name in names.items()}
 
 
-def _tensor(thing: Placeable, name: str) -> Tensor:
+def _tensor(thing: LayoutTarget, name: str) -> Tensor:
     if isinstance(thing, Equation):
         dims = dict.fromkeys((*(d for v in thing.results for d in v.type.dims), *_reduced(thing)))
         return Tensor(TensorType(thing.results[0].type.dtype, tuple(dims)), thing.span, name, None)
