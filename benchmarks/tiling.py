@@ -23,7 +23,7 @@ from mtfc.compiler.search.found import Found
 from mtfc.compiler.search.per_equation.best_layouts import Tiling, best_tiling, timed_network
 from mtfc.compiler.search.per_equation.per_equation_search import search
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.syntax.parser import parse

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mtfc.driver.errors import public
 
@@ -79,15 +79,16 @@ def check(
     Each has `code`, `severity`, `message`, `file`, `line`, `column`, `help` and `labels`. `str` of one diagnostic, or of all,
     is the text that `mtfc check` shows.
     """
-    from mtfc.api import Checked, checked, options_of, read
+    from mtfc.api import Checked, checked, choice_of, read
     from mtfc.compiler.diagnostics import CompileError
+    from mtfc.driver.values import file_option
 
-    options = options_of(path, model, layout, mesh, dims, set)
+    choice, file = choice_of(model, layout, mesh, dims, set), file_option(path)
     try:
         text = read(path)
     except CompileError as error:  # the file is not text
-        return Checked(str(path), error.diagnostics)
-    return checked(text, options)
+        return Checked(file, error.diagnostics)
+    return checked(text, file, choice)
 
 
 @public
@@ -102,9 +103,9 @@ def check_text(
     file: str = "<text>",
 ) -> Checked:
     """Return all diagnostics of the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
-    from mtfc.api import checked, options_of
+    from mtfc.api import checked, choice_of
 
-    return checked(text, options_of(file, model, layout, mesh, dims, set))
+    return checked(text, file, choice_of(model, layout, mesh, dims, set))
 
 
 @public
@@ -118,10 +119,11 @@ def compile(
     set: Mapping[str, object] | None = None,
 ) -> Compiled:
     """Compile a .mtf file for one layout, by default its first."""
-    from mtfc.api import compile_case, options_of, read
+    from mtfc.api import choice_of, compile_case, read
+    from mtfc.driver.values import file_option
 
-    options = options_of(path, model, layout, mesh, dims, set)
-    return compile_case(read(path), options)
+    choice, file = choice_of(model, layout, mesh, dims, set), file_option(path)
+    return compile_case(read(file), file, choice)
 
 
 @public
@@ -136,9 +138,9 @@ def compile_text(
     file: str = "<text>",
 ) -> Compiled:
     """Compile the text of a .mtf file; `file` is what diagnostics call it, and what it imports is looked for beside it."""
-    from mtfc.api import compile_case, options_of
+    from mtfc.api import choice_of, compile_case
 
-    return compile_case(text, options_of(file, model, layout, mesh, dims, set))
+    return compile_case(text, file, choice_of(model, layout, mesh, dims, set))
 
 
 @public
@@ -164,10 +166,10 @@ def verify(
     makes its devices when it is first used, so verify large meshes before that. Raises `Unavailable` where JAX is missing or
     has too few devices.
     """
-    from mtfc.api import options_of, verified
+    from mtfc.api import choice_of, verified
 
-    options = options_of(path, model, layout, mesh, dims, set, data=data, params=params)
-    return verified(options, backend=backend, dtype=dtype, seed=seed, params_partial=params_partial)
+    choice = choice_of(model, layout, mesh, dims, set)
+    return verified(path, choice, backend, dtype, data, params, params_partial, seed)
 
 
 @public
@@ -181,10 +183,9 @@ def explain(
     set: Mapping[str, object] | None = None,
 ) -> Explanation:
     """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
-    from mtfc.api import options_of, recorded
-    from mtfc.cli.explain import record
+    from mtfc.api import choice_of, explained
 
-    return cast("Explanation", recorded(record, options_of(path, model, layout, mesh, dims, set)))
+    return explained(path, choice_of(model, layout, mesh, dims, set))
 
 
 @public
@@ -203,9 +204,9 @@ def diff(
 
     The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
     """
-    from mtfc.api import compared
+    from mtfc.api import choice_of, compared
 
-    return compared(path, a, b, target, model=model, mesh=mesh, dims=dims, set=set)
+    return compared(path, choice_of(model, None, mesh, dims, set), a, b, target)
 
 
 @public
@@ -224,11 +225,9 @@ def cost(
 
     With `symbolic` each layout has its formulas, too.
     """
-    from mtfc.api import options_of, recorded
-    from mtfc.cli.cost import record
+    from mtfc.api import choice_of, costs
 
-    options = options_of(path, model, layout, mesh, dims, set, symbolic=symbolic)
-    return cast("Costs", recorded(record, options))
+    return costs(path, choice_of(model, layout, mesh, dims, set), symbolic)
 
 
 @public
@@ -252,15 +251,11 @@ def search(
     The record is that of `mtfc search --format json`, with seconds and bytes of one device. `axes_names` are names for the axes
     of searched meshes, and `budget` is in seconds. Raises `NothingFits` if no layout fits into memory.
     """
-    from mtfc.api import found
+    from mtfc.api import choice_of, searched
 
-    return cast(
-        "Search",
-        found(
-            path, target=target, devices=devices, mesh=mesh, model=model, dims=dims, set=set,
-            axes_names=axes_names,
-            space=space, objective=objective, budget=budget, exhaustive=exhaustive,
-        ),
+    return searched(
+        path, choice_of(model, None, mesh, dims, set), target=target, axes_names=axes_names,
+        devices=devices, space=space, objective=objective, budget=budget, exhaustive=exhaustive,
     )  # fmt: skip
 
 

@@ -1,12 +1,11 @@
 """Implementation of the package's functions and of the objects that they return: see `mtfc/__init__.py`.
 
-Every figure comes from the function that the command calls for `--format json`, so both agree.
+Every record comes from the driver function that the command calls for `--format json`, so both agree.
 """
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from os import PathLike
@@ -22,10 +21,10 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
-from mtfc.driver.options import SearchOptions
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import Choice, SearchOptions, VerifyOptions, settings_of
 from mtfc.driver.running import execution
-from mtfc.driver.selection import Choice, choose, settings_of
-from mtfc.driver.sources import Sources
 from mtfc.driver.values import (
     LayoutOption,
     MeshOption,
@@ -47,25 +46,26 @@ from mtfc.driver.values import (
 from mtfc.frontend.syntax.lexer import decode
 
 if TYPE_CHECKING:
-    from mtfc.driver.records import Difference, LayoutCost, Step, Verification
+    from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
 
 __all__ = [
     "Checked",
     "Compiled",
     "checked",
+    "choice_of",
     "compared",
     "compile_case",
-    "found",
-    "options_of",
+    "costs",
+    "explained",
     "read",
-    "recorded",
+    "searched",
     "verified",
 ]
 
 
 @attrs.frozen(repr=False, eq=False)
 class Compiled:
-    """A model compiled for one layout: the program of one processor, in every form. `machines` are those of its file.
+    """A model compiled for one layout: the program of one processor, in every form. machines: the machines of its file.
 
     Two compiled models are equal only if they are the same object.
     """
@@ -76,42 +76,42 @@ class Compiled:
 
     @cached_property
     def _module(self) -> Program:
-        """The program with the functions that only modules have, such as `value_and_grad`."""
+        """The program with the functions that only modules need, such as `value_and_grad`."""
         return lower(self._placed, self._placed.mesh, self._placed.layout, "module")
 
     def __repr__(self) -> str:
-        from mtfc.driver.notebook import line
+        from mtfc.reports.notebook import line
 
         return line(self.program)
 
     def _repr_html_(self) -> str:
-        from mtfc.driver.notebook import html
+        from mtfc.reports.notebook import html
 
         return html(self.program)
 
     def ir(self) -> str:
-        """The program as IR text."""
+        """Return the program as IR text."""
         return print_program(self.program)
 
     def numpy(self) -> str:
-        """A NumPy module that simulates every processor of the mesh."""
+        """Return the text of a NumPy module that simulates every processor of the mesh."""
         return execution.source(self._module, "numpy")
 
     def jax(self) -> str:
-        """A JAX module that runs on the mesh."""
+        """Return the text of a JAX module that runs on the mesh."""
         return execution.source(self._module, "jax")
 
     @public
     def load(self, backend: str = "numpy") -> ModuleType:
         """Load the module of a backend, `"numpy"` or `"jax"`, ready to run; `mtfc.backends.common.emitter` lists its contents.
 
-        Raises `Unavailable` where JAX is missing or has too few devices.
+        Raises `Unavailable` if JAX is missing or has too few devices.
         """
         one_of("backend", backend, execution.BACKENDS)
         return cast(ModuleType, execution.load(self._module, backend))
 
     def cost(self) -> LayoutCost:
-        """What one device computes, sends and stores, as in the output of `mtfc cost --format json`."""
+        """Return the computation, communication and memory of one device, as in the output of `mtfc cost --format json`."""
         from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_json import costs_json
 
@@ -120,25 +120,20 @@ class Compiled:
 
     @public
     def simulate(self, target: str | PathLike[str]) -> Step:
-        """What a step is predicted to take on a machine, as in the output of `mtfc simulate --format json`: `step_seconds`,
-        `exposed_communication_seconds`, `utilisation`, `memory_per_device` and more.
+        """Predict the time of a step on a machine: the record of `mtfc simulate --format json`.
 
-        `target` is a machine of the file or of the library, or a .mtf file that declares one. Raises `CompileError` where there
-        is none, or it has too few devices.
+        The keys are `step_seconds`, `exposed_communication_seconds`, `utilisation`, `memory_per_device` and more. target: a
+        machine of the file or of the library, or the path of a .mtf file that declares one. Raises `CompileError` for an unknown
+        machine, and for a machine with too few devices.
         """
-        from mtfc.compiler.cost.step_time import step_time
-        from mtfc.compiler.cost.volumes import layout_cost
-        from mtfc.driver.target import check_room, target_of
-        from mtfc.reports.step_json import step_json
+        from mtfc.driver.loading.target import check_room, target_of
+        from mtfc.driver.simulate import simulate_layout
 
-        target, sources, mesh = target_option(target), Sources(), self.program.placed_on
-        sources.add_options(Namespace(target=target))
+        target, sources = target_option(target), Sources()
         with _showing(sources):
             hardware = target_of(target, self.machines, sources)
-            check_room(hardware, mesh, target)
-        cost = layout_cost(self.program)
-        function = self.program.function("step" if cost.trains else "forward")
-        return cast("Step", step_json(cost, step_time(function, mesh, hardware), hardware))
+            check_room(hardware, self.program.placed_on, target)
+        return cast("Step", simulate_layout(self.program, hardware).record())
 
 
 @attrs.frozen(repr=False)
@@ -178,155 +173,156 @@ class Checked(Sequence[Diagnostic]):
         return f"<Checked {self._verdict()}>"
 
     def _verdict(self) -> str:
-        from mtfc.cli.check import verdict
+        from mtfc.reports.diagnostic_text import verdict
 
         return f"{self.file}: {verdict(self.diagnostics)}"
 
 
 def read(path: str | PathLike[str]) -> str:
-    """A .mtf file's text. Raises `OSError`, and `CompileError` where it is not text."""
+    """Return a .mtf file's text. Raises `OSError`, and `CompileError` for a file that is not text."""
     with _showing(Sources()):
         return decode(Path(path).read_bytes(), str(path))
 
 
-PATHS = ("data", "params", "target")
-"""The options that name files."""
-
-
-def options_of(
-    file: PathOption,
+def choice_of(
     model: str | None = None,
     layout: LayoutOption | None = None,
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
-    **others: Any,
-) -> Namespace:
-    """Return the command's options for a call of the API. Raises `UsageError` for an illegal value."""
-    return Namespace(
-        file=file_option(file),
-        model=text_option("model", model),
-        layout=layout_option(layout),
-        mesh=mesh_option(mesh),
-        dims=sizes_option(dims),
-        settings=settings_of(settings_option(set)),
-        format="json",
-        **{name: path_option(name, other) if name in PATHS else other for name, other in others.items()},
+) -> Choice:
+    """Return the driver's options for those of the API. Raises `UsageError` for an illegal value."""
+    return Choice(
+        text_option("model", model),
+        layout_option(layout),
+        mesh_option(mesh),
+        sizes_option(dims),
+        settings_of(settings_option(set)),
     )
 
 
-def compile_case(text: str, options: Namespace) -> Compiled:
-    """Compile a file's text for the first layout that is chosen. Raises `CompileError`."""
-    sources = _sources(options)
-    sources.texts[options.file] = program_text(text)
-    choice = Choice(options.model, options.layout, options.mesh, options.dims, options.settings)
+def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
+    """Compile a file's text for the first chosen layout. Raises `CompileError`."""
+    file, sources = file_option(file), Sources()
+    sources.add_choice(choice)
+    sources.texts[file] = program_text(text)
     with _showing(sources):
-        selection = choose(text, options.file, choice, neighbour=sources.neighbour)
+        selection = choose(text, file, choice, neighbour=sources.neighbour)
         case = selection.cases[0]
         return Compiled(case.lower(selection.program), selection.hardware, case.placed(selection.program))
 
 
-def checked(text: str, options: Namespace) -> Checked:
+def checked(text: str, file: PathOption, choice: Choice) -> Checked:
     """Return all diagnostics of a file's text."""
-    from mtfc.cli.check import found_in
+    from mtfc.driver.check import check_source
 
-    sources = _sources(options)
-    sources.texts[options.file] = program_text(text)
-    found = sources.shown(found_in(options.file, options, sources))
-    return Checked(options.file, tuple(map(diagnostic_in_python, found)))
-
-
-def recorded(record: Callable[[Namespace, Sources], dict[str, Any]], options: Namespace) -> dict[str, Any]:
-    """Return the record of a command. Raises `CompileError` and `UsageError`."""
-    sources = _sources(options)
-    with _showing(sources):
-        return record(options, sources)
+    file, sources = file_option(file), Sources()
+    sources.texts[file] = program_text(text)
+    found = map(diagnostic_in_python, check_source(file, choice, sources))
+    return Checked(file, tuple(sources.shown(found)))
 
 
-def verified(options: Namespace, **given: Any) -> Verification:
-    """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
-    from mtfc.backends.common.devices import setting_kept
-    from mtfc.cli.verify import record
+def costs(file: PathOption, choice: Choice, symbolic: bool) -> Costs:
+    """Return the record of `mtfc cost`. Raises `CompileError` and `UsageError`."""
+    from mtfc.driver.cost import cost_record
 
-    options = Namespace(**{**vars(options), **given})
-    one_of("backend", options.backend or "numpy", execution.BACKENDS)
-    one_of("dtype", options.dtype or "f32", ("f32", "f64"))
-    number_option("seed", options.seed, 0, 2**32 - 1)
-    # `verify` raises the precision of JAX's dots for the whole process
-    with nullcontext() if options.backend == "numpy" else setting_kept("jax_default_matmul_precision"):
-        return cast("Verification", recorded(record, options))
+    with _showing(sources := Sources()):
+        return cast("Costs", cost_record(file_option(file), choice, sources, symbolic))
+
+
+def explained(file: PathOption, choice: Choice) -> Explanation:
+    """Return the record of `mtfc explain`. Raises `CompileError` and `UsageError`."""
+    from mtfc.driver.explain import explain_record
+
+    with _showing(sources := Sources()):
+        return cast("Explanation", explain_record(file_option(file), choice, sources))
 
 
 def compared(
     file: PathOption,
+    choice: Choice,
     a: LayoutOption | None,
     b: LayoutOption | None,
     target: PathOption | None,
-    **selected: Any,
 ) -> Difference:
     """Return the record of `mtfc diff`. Raises `CompileError` and `UsageError`."""
-    from mtfc.cli.diff import record
+    from mtfc.driver.diff import diff_record
 
     if (a is None) != (b is None):
         raise UsageError(
             "diff compares two layouts, or the first two of the file: give both a and b, or neither"
         )
-    options = options_of(file, **selected, target=target)
-    options.layout = [text for text in map(layout_option, (a, b)) if text is not None]
-    return cast("Difference", recorded(record, options))
+    path, machine = file_option(file), path_option("target", target)
+    layouts = [text for text in map(layout_option, (a, b)) if text is not None]
+    with _showing(sources := Sources()):
+        return cast("Difference", diff_record(path, choice, layouts, machine, sources))
 
 
-def found(
+def verified(
     file: PathOption,
-    *,
-    mesh: MeshOption | None,
-    dims: Mapping[str, int] | None,
-    set: Mapping[str, object] | None,
-    space: str,
-    objective: str,
-    **others: Any,
-) -> dict[str, Any]:
-    """Return the record of `mtfc search`. Raises `CompileError`, `UsageError` and `NothingFits`."""
-    from mtfc.cli import search
-    from mtfc.compiler.search.found import VALUES, silent
-    from mtfc.driver.searching import search_result, search_soap
-    from mtfc.driver.searching.meshes import MOST_DEVICES
+    choice: Choice,
+    backend: str | None,
+    dtype: str | None,
+    data: PathOption | None,
+    params: PathOption | None,
+    params_partial: bool,
+    seed: int,
+) -> Verification:
+    """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    from mtfc.backends.common.devices import setting_kept
+    from mtfc.driver.verification.verify import verify
 
-    one_of("space", space, (*search.SPACES, "soap"))
-    one_of("objective", objective, VALUES)
-    text_option("model", others["model"])
+    options = VerifyOptions(
+        file_option(file),
+        choice,
+        backend,
+        dtype,
+        path_option("data", data),
+        path_option("params", params),
+        params_partial,
+        seed,
+    )
+    one_of("backend", backend or "numpy", execution.BACKENDS)
+    one_of("dtype", dtype or "f32", ("f32", "f64"))
+    number_option("seed", seed, 0, 2**32 - 1)
+    # `verify` raises the precision of JAX's dots for the whole process
+    kept = nullcontext() if backend == "numpy" else setting_kept("jax_default_matmul_precision")
+    with kept, _showing(sources := Sources()):
+        return cast("Verification", verify(options, sources).record())
+
+
+def searched(
+    file: PathOption,
+    choice: Choice,
+    *,
+    target: PathOption,
+    axes_names: Sequence[str] | None,
+    **others: Any,
+) -> Search:
+    """Return the record of `mtfc search`. Raises `CompileError`, `UsageError` and `NothingFits`."""
+    from mtfc.compiler.search.found import VALUES
+    from mtfc.driver.searching.meshes import MOST_DEVICES
+    from mtfc.driver.searching.search import SPACES, search
+
+    one_of("space", others["space"], SPACES)
+    one_of("objective", others["objective"], VALUES)
     number_option("devices", others["devices"], 1, MOST_DEVICES)
     seconds_option("budget", others["budget"])
-    given = SearchOptions(
+    options = SearchOptions(
         file_option(file),
-        mesh=mesh_option(mesh),
-        dims=sizes_option(dims),
-        settings=settings_of(settings_option(set)),
-        space=space,
-        objective=objective,
-        **{
-            **others,
-            "target": target_option(others["target"]),
-            "axes_names": names_option("axes_names", others["axes_names"]),
-        },
+        choice,
+        target_option(target),
+        axes_names=names_option("axes_names", axes_names),
+        **others,
     )
-    options = Namespace(**attrs.asdict(given))
-    sources = _sources(options)
-    with _showing(sources):
-        result = search.find(options, sources, silent)
-    return search_soap.record(result) if space == "soap" else search_result.record(result)
-
-
-def _sources(options: Namespace) -> Sources:
-    sources = Sources()
-    sources.add_options(options)
-    return sources
+    with _showing(sources := Sources()):
+        return cast("Search", search(options, sources).record())
 
 
 @contextmanager
 def _showing(sources: Sources) -> Iterator[None]:
-    """Attach to raised errors the texts that the errors point into."""
+    """Attach to raised diagnostics the paragraphs that the command shows, with options written as arguments in Python."""
     try:
         yield
     except CompileError as error:
-        raise CompileError(sources.shown(error.diagnostics)) from None
+        raise CompileError(sources.shown(map(diagnostic_in_python, error.diagnostics))) from None

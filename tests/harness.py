@@ -20,7 +20,7 @@ from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.pipelines import differentiation, lower, run
-from mtfc.driver.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout

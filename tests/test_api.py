@@ -21,11 +21,9 @@ import pytest
 
 import mtfc
 from mtfc.backends.jax import backend as jax_backend
-from mtfc.cli import search as search_command
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.parser import read_program
 from mtfc.driver.errors import in_python
-from mtfc.driver.options import SearchOptions
 from tests.cli.model import MODEL
 
 ROOT = Path(__file__).parents[1]
@@ -481,12 +479,6 @@ def test_modules_name_the_jax_that_is_required() -> None:
     assert f"jax>={jax_backend.JAX}" in PYPROJECT["optional-dependencies"]["jax"]
     docstring = mtfc.compile_text(MODEL).jax().split('"""')[1]
     assert f"Needs JAX {jax_backend.JAX} or later" in docstring
-
-
-def test_a_search_has_the_defaults_of_the_command() -> None:
-    parser = argparse.ArgumentParser()
-    search_command.add_arguments(parser)
-    assert vars(parser.parse_args(["model.mtf"])) == attrs.asdict(SearchOptions("model.mtf"))
 
 
 def test_the_api_makes_no_parser_of_arguments(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtfc.driver.layout_advice import predictor
-from mtfc.driver.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import placeable
 from mtfc.frontend.check import check
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import syntax_errors

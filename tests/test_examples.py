@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 
-from mtfc.cli import main
+import mtfc
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.npz import Arrays
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
+from mtfc.driver.options import Choice
 from mtfc.driver.running.execution import Session, load
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Choice, choose
 from mtfc.frontend.check import check
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -179,13 +180,6 @@ def layouts(file: str) -> list[str]:
     return re.findall(r"^layout +(\w+)", (FOLDER / f"{file}.mtf").read_text("utf-8"), re.MULTILINE)
 
 
-def options(example: Example) -> Iterator[str]:
-    for item in example.small.split():
-        yield from ("--dim", item)
-    if example.mesh:
-        yield from ("--mesh", example.mesh)
-
-
 CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example.file)]
 
 
@@ -198,20 +192,21 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
     The first layout draws the parameters on each backend, the others are given them: XLA takes long to compile many draws. JAX
     runs the first layout and the last one, which splits the most. With EVERY_LAYOUT set, as `make examples` does, it runs all.
     """
-    command = ["verify", str(path(example)), "--layout", layout, "--dtype", "f64", *options(example)]
+    options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims}
     first, *_, last = [*layouts(example.file)] * 2
     if layout != first:
         np.savez(tmp_path / "params.npz", **drawn(example))
-        command += ["--params", str(tmp_path / "params.npz")]
+        options["params"] = tmp_path / "params.npz"
     on_jax = {first} if example.is_deep else {first, last}
     if layout not in on_jax and "EVERY_LAYOUT" not in os.environ:
-        command += ["--backend", "numpy"]
-    assert main(command) == 0
+        options["backend"] = "numpy"
+    found = mtfc.verify(path(example), dtype="f64", **options)
+    assert found["ok"], found
 
 
 def drawn(example: Example) -> Arrays:
     """Initial values of the parameters."""
     file, choice = path(example), Choice(None, None, example.mesh, example.dims)
     small = choose(file.read_text("utf-8"), str(file), choice).program
-    alone = Case(ONE_DEVICE, UNDISTRIBUTED).lower(small)
+    alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(small)
     return Session.start(load(alone, "numpy"), 0, {}).parameters()

@@ -16,10 +16,12 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.cli import main
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import Choice, RunOptions
+from mtfc.driver.running.run import run
 
 FOLDER = Path(__file__).parents[1] / "examples"
-SEED = "7"
+SEED = 7
 
 
 @attrs.frozen
@@ -87,8 +89,8 @@ class Workplace:
         (folder / "model.mtf").write_text(text, "utf-8")
         workplace = cls(case, folder)
         np.savez(workplace.path("texts.npz"), **inputs)
-        files = ["--data", workplace.path("texts.npz"), "--save", workplace.path("trained.npz")]
-        workplace.mtfc("--train", "--steps", "3", *files)
+        files = {"data": workplace.path("texts.npz"), "save": workplace.path("trained.npz")}
+        workplace.execute(None, train=True, steps=3, **files)
         return workplace
 
     def path(self, name: str) -> str:
@@ -97,16 +99,15 @@ class Workplace:
     def run(self, model: str | None, backend: str = "numpy", **inputs: Any) -> dict[str, Any]:
         """What a model gives for one batch, or several one after another."""
         np.savez(self.path("inputs.npz"), **inputs)
-        files = ["--params", self.path("trained.npz"), "--data", self.path("inputs.npz")]
-        chosen = ["--model", model] if model else []
-        self.mtfc(*chosen, *files, "--backend", backend, "--save", self.path("outputs.npz"))
+        files = {"params": self.path("trained.npz"), "data": self.path("inputs.npz")}
+        self.execute(model, backend=backend, save=self.path("outputs.npz"), **files)
         with np.load(self.path("outputs.npz")) as saved:
             return dict(saved)
 
-    def mtfc(self, *arguments: str) -> None:
-        dims = [f"--dim={name}={size}" for name, size in self.case.sizes.items()]
-        layout = ["--layout", self.case.layout, "--mesh", self.case.mesh]
-        assert main(["run", self.path("model.mtf"), *dims, *layout, "--seed", SEED, *arguments]) == 0
+    def execute(self, model: str | None, **options: Any) -> None:
+        choice = Choice(model, self.case.layout, self.case.mesh, self.case.sizes)
+        run_options = RunOptions(self.path("model.mtf"), choice, seed=SEED, **options)
+        assert run(run_options, Sources(), lambda _: None).status == 0
 
 
 def texts(case: Case, batches: int = 1) -> Any:

@@ -13,7 +13,8 @@ from mtfc.compiler.cost.memory import Memory, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of
-from mtfc.driver.selection import Choice, choose
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
 from tests.harness import SINGLE, Arrays, call, communication, jax_module, lowered, reference, simulate
 
 SOURCE = """

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtfc.cli import main
+import mtfc
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -19,14 +18,13 @@ FOLDER = Path(__file__).parents[1] / "examples"
 class Sent:
     """What one layout of a file sends, on each processor: kind -> number of collectives, or elements of their operands."""
 
-    def __init__(self, file: str, layout: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["cost", str(FOLDER / f"{file}.mtf"), "--layout", layout, "--format", "json"]) == 0
-        (found,) = json.loads(capsys.readouterr().out)["layouts"]
+    def __init__(self, file: str, layout: str) -> None:
+        (found,) = mtfc.cost(FOLDER / f"{file}.mtf", layout=layout)["layouts"]
         self.devices: int = found["devices"]
         self.forward = self._kinds(found["forward"])
         self.step = self._kinds(found["step"])
 
-    def _kinds(self, totals: dict[str, Any]) -> dict[str, dict[str, int]]:
+    def _kinds(self, totals: Any) -> dict[str, dict[str, int]]:
         return {kind: sent for kind, sent in totals["collectives"].items() if sent["count"]}
 
     @property
@@ -40,9 +38,9 @@ class Sent:
         return whole.get("elements_per_device", 0) - forward.get("elements_per_device", 0)
 
 
-def test_soybean_section_2_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_soybean_section_2_2() -> None:
     """Gradients of weights, and activations and their gradients: twice what each processor has of them, on all processors."""
-    data, hybrid = (Sent("soybean_mlp", layout, capsys) for layout in ("data", "hybrid"))
+    data, hybrid = (Sent("soybean_mlp", layout) for layout in ("data", "hybrid"))
     assert data.step.keys() == {"all_reduce"}
     assert f"{megabytes(data, data.elements('all_reduce')):.1f}" == "57.6"
     activations = hybrid.step["reduce_scatter"]["elements_per_device"]
@@ -62,13 +60,13 @@ def megabytes(sent: Sent, elements: int) -> float:
 def test_one_weird_trick_exchanges_the_gradients_of_convolutions_alone(
     file: str, convolutions: int, everything: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Sent(file, "data", capsys).elements("all_reduce") == everything
-    assert Sent(file, "mixed", capsys).elements("all_reduce") == convolutions
+    assert Sent(file, "data").elements("all_reduce") == everything
+    assert Sent(file, "mixed").elements("all_reduce") == convolutions
 
 
-def test_towers_of_alexnet_meet_once_among_the_convolutions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_towers_of_alexnet_meet_once_among_the_convolutions() -> None:
     """Before the third one; and before each dense layer. What a GPU has: 13 x 13 pixels of 128 channels, half of the units."""
-    gathered = Sent("alexnet", "model", capsys).forward["all_gather"]
+    gathered = Sent("alexnet", "model").forward["all_gather"]
     assert gathered["count"] == 4
     assert gathered["elements_per_device"] == 256 * (13 * 13 * 128 + 6 * 6 * 128 + 2048 + 2048)
 
@@ -78,7 +76,7 @@ def test_last_layer_by_words_exchanges_a_quarter_of_its_gradient(
     file: str, units: int, words: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """FlexFlow, section 8.5: on nodes of 4 GPUs. Clipping adds two numbers, for the parts of the gradient's norm."""
-    data, flexflow = (Sent(file, layout, capsys).elements("all_reduce") for layout in ("data", "flexflow"))
+    data, flexflow = (Sent(file, layout).elements("all_reduce") for layout in ("data", "flexflow"))
     assert data - flexflow == (units + 1) * words * 3 // 4 - 2
 
 
@@ -86,7 +84,7 @@ def test_translation_sends_less_than_half_of_what_data_parallelism_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """FlexFlow, section 8.2.1: data transfers fall to a half and less."""
-    data, hybrid = (Sent("nmt", layout, capsys).bytes for layout in ("data", "hybrid"))
+    data, hybrid = (Sent("nmt", layout).bytes for layout in ("data", "hybrid"))
     assert data > 2 * hybrid
 
 
@@ -99,7 +97,7 @@ def test_stripes_of_images_exchange_their_borders_and_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A row of pixels to either neighbour for each convolution; and back, but for the gradient of the image itself."""
-    sent = Sent("unet", "stripes", capsys)
+    sent = Sent("unet", "stripes")
     assert sent.forward.keys() == {"permute", "all_reduce"}
     assert sent.forward["all_reduce"]["elements_per_device"] == 1
     inputs = [width * channels for width, pair in (*LEVELS, *UP) for channels in pair]

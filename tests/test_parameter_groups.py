@@ -20,8 +20,8 @@ from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.driver.sources import Sources
-from mtfc.driver.target import target_of
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import target_of
 from tests.harness import (
     Arrays,
     communication,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -12,11 +11,14 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.cli import main
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.parser import read_program, same_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.verifier import VerifyError, verify
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import RunOptions
+from mtfc.driver.running.run import run
+from mtfc.reports.run_report import step_text
 from tests.harness import (
     STEP,
     agree,
@@ -294,21 +296,21 @@ def test_the_verifier_knows_what_can_be_reported(changes: dict[str, Any], messag
         verify(attrs.evolve(program, training=attrs.evolve(program.training, **changes)), "global")
 
 
-def test_run_shows_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_shows_and_saves(tmp_path: Path) -> None:
     path = tmp_path / "model.mtf"
     path.write_text(
         source("close, worst, grad_norm, learning_rate", optimizer="sgd(0.5 / (step + 1))"), "utf-8"
     )
-    command = ["run", str(path), "--train", "--steps", "3", "--save", str(tmp_path / "saved.npz")]
-    assert main([*command, "--format", "json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    options = RunOptions(str(path), train=True, steps=3, save=str(tmp_path / "saved.npz"))
+    lines: list[str] = []
+    done = run(options, Sources(), lambda step: lines.append(step_text(step)))
+    assert done.status == 0
+    result = done.record()
     reports = [step["report"] for step in result["steps"]]
     assert [list(report) for report in reports] == [["close", "grad_norm", "learning_rate"]] * 3
     np.testing.assert_allclose([report["learning_rate"] for report in reports], [0.5, 0.25, 0.5 / 3])
     assert list(result["outputs"]) == ["loss", "close", "worst", "grad_norm", "learning_rate"]
     with np.load(tmp_path / "saved.npz") as saved:
         assert sorted(saved) == ["b", "loss", "w"]
-    assert main(command) == 0
-    lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[4:10:2] == ["close", "grad_norm", "learning_rate"]
     assert lines[1].split()[9] == "0.25"

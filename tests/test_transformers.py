@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import mtfc
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.numpy import backend as numpy_backend
-from mtfc.cli import main
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
-from mtfc.driver.selection import Choice, choose
+from mtfc.driver.loading.selection import choose
+from mtfc.driver.options import Choice
 from tests import collectives
-from tests.test_examples import EXAMPLES, layouts, options, path
+from tests.test_examples import EXAMPLES, layouts, path
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -134,8 +135,8 @@ GENERATING = [
 def test_every_layout_generates_the_same(file: str, model: str) -> None:
     """What `verify` says on NumPy; `test_generation.py` runs both backends."""
     example = next(each for each in EXAMPLES if each.file == file)
-    command = ["verify", str(path(example)), "--model", model, "--backend", "numpy"]
-    assert main([*command, *options(example)]) == 0
+    found = mtfc.verify(path(example), model=model, mesh=example.mesh, dims=example.dims, backend="numpy")
+    assert found["ok"], found
 
 
 @pytest.mark.parametrize(("file", "model"), GENERATING)

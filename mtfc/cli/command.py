@@ -1,4 +1,4 @@
-"""The command line: its subcommands, and what happens around one."""
+"""The command line: the subcommands, the parser, and the frame around a subcommand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from mtfc.cli.errors import encode_anything, guarded
+from mtfc.cli.errors import encode_anything, guarded, show_diagnostics
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import ERRORS
-from mtfc.driver.sources import Sources
+from mtfc.driver.loading.sources import Sources
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
@@ -36,11 +36,11 @@ SUBCOMMANDS = {
     "solve": "choose strategies at the least cost within memory, for an instance of the IOPDDL contest",
     "fmt": "rewrite files in canonical form",
 }
-"""Each is a module of this package, imported when it is asked for."""
+"""Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""
 
 
 class Subcommand(Protocol):
-    """What the module of a subcommand has."""
+    """The contents of a subcommand's module."""
 
     EXAMPLES: str
 
@@ -54,11 +54,11 @@ def _subcommand(name: str) -> Subcommand:
 
 
 MAY_BE_EMPTY = ("layout", "passes")
-"""Options for which an empty text has a meaning: a layout without rules, and no passes."""
+"""Options that may be empty: a layout without rules, and no passes."""
 
 
 class _Strict(argparse.ArgumentParser):
-    """Reports unknown arguments and empty values itself, with its own usage, and not with the whole command's."""
+    """A parser that reports unknown arguments and empty values with the usage of its own subcommand."""
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         options, unknown = super().parse_known_args(*arguments, **named)
@@ -76,7 +76,7 @@ class _Strict(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the installed version; reading it takes time that other commands save."""
+    """Print the installed version. Other commands save the time to read it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         from importlib.metadata import PackageNotFoundError, version
@@ -89,7 +89,7 @@ class _Version(argparse.Action):
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with all subcommands but only the options of the one that `arguments` name."""
+    """Return the parser of all subcommands, with the options of the subcommand that `arguments` name."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
@@ -104,7 +104,7 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; its exit status."""
+    """Run the command and return its exit status."""
     encode_anything()
     try:
         options = make_parser(arguments).parse_args(arguments)
@@ -115,10 +115,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     sources = Sources()
-    sources.add_options(options)
     try:
         return _subcommand(options.command).run(options, sources)
     except CompileError as error:
         sys.stdout.flush()
-        sources.report(error.diagnostics, getattr(options, "format", "text"))
+        show_diagnostics(error.diagnostics, sources, getattr(options, "format", "text"))
         return ERRORS

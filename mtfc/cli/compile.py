@@ -1,24 +1,17 @@
-"""`mtfc compile`: what a file becomes, at any stage."""
+"""`mtfc compile`: print a file at any stage of its compilation."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
 
-from mtfc.cli.options import add_format, add_selection, add_source
-from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.passes.pass_base import Pass, PipelineError
-from mtfc.compiler.passes.pipelines import PASSES, Observer, default_pipeline, differentiation, parse_pipeline
-from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.cli.options import add_format, add_selection, add_source, chosen
+from mtfc.driver.compile import EMITTERS, emit, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
-from mtfc.driver.errors import OK, UsageError
-from mtfc.driver.running import execution
-from mtfc.driver.selection import Case, select
-from mtfc.driver.sources import Sources
+from mtfc.driver.errors import OK
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import CompileOptions
 
 EXAMPLES = """\
 examples:
@@ -60,133 +53,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.output)
     check_apart({"-o": options.output}, {"FILE": options.file})
+    as_json = options.format == "json"
     if options.emit == "ast":
-        return _emit_ast(options, sources)
-    selection = select(options, sources)
-    if options.train and selection.program.training is None:
-        raise UsageError(
-            f"model {selection.program.name} has no training step: there is no `train` block for it"
-        )
-    case, passes = selection.cases[0], _passes(options)
-    if options.emit not in SHOWN_AT_ANY_LEVEL and not any(each.level == "lowered" for each in passes):
-        raise UsageError(f"--emit {options.emit} needs all passes, and these end before lower-collectives")
-    program = _compiled(case.placed(selection.program), passes, options)
-    text = EMITTERS[options.emit](program)
-    _write(options, text if options.format == "text" else _json(options.emit, program.name, case, text))
-    return OK
-
-
-def _compiled(program: Program, passes: tuple[Pass, ...], options: argparse.Namespace) -> Program:
-    """Run the passes. Any may follow any in `--passes`: an order that cannot be is wrong usage."""
-    observers = _observers(options)
-    if options.passes is None:
-        return run_passes(program, passes, observers)
-    try:
-        return run_passes(program, passes, observers)
-    except Exception as error:
-        raise UsageError(
-            f"--passes: these cannot run in this order: {error or type(error).__name__}"
-        ) from error
-
-
-def _write(options: argparse.Namespace, text: str) -> None:
-    write_text(options.output, text if text.endswith("\n") else f"{text}\n")
-
-
-def _json(kind: str, model: str, case: Case, text: str) -> str:
-    mesh = dict(case.mesh.axes)
-    return json.dumps(
-        {"emit": kind, "model": model, "layout": case.name, "mesh": mesh, "text": text}, indent=2
-    )
-
-
-def _emit_ast(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.syntax.ast_printer import to_json, to_text
-    from mtfc.frontend.syntax.parser import parse
-
-    diagnostics = Diagnostics()
-    file = sources.read(options.file)
-    tree = parse(sources.texts[file], file, diagnostics)
-    diagnostics.raise_if_errors()
-    _write(options, to_text(tree) if options.format == "text" else json.dumps(to_json(tree), indent=2))
-    return OK
-
-
-# Passes
-
-
-def _passes(options: argparse.Namespace) -> tuple[Pass, ...]:
-    """The passes to run: those given or those that the kind needs, up to `--stop-after`. Raises `UsageError`."""
-    if options.passes is not None:
-        try:
-            passes = parse_pipeline(options.passes)
-        except PipelineError as error:
-            raise UsageError(f"--passes: {error}") from None
+        text = syntax_tree(options.file, sources, as_json)
     else:
-        passes = PIPELINES.get(options.emit, default_pipeline())
-    if options.stop_after is None:
-        return passes
-    last = _pass_name(options.stop_after, "--stop-after", passes)
-    return passes[: 1 + max(i for i, each in enumerate(passes) if each.name == last)]
+        emitted = emit(_options(options), sources, lambda text: print(text, file=sys.stderr))
+        text = json.dumps(emitted.record(), indent=2) if as_json else emitted.text
+    write_text(options.output, text if text.endswith("\n") else f"{text}\n")
+    return OK
 
 
-def _pass_name(name: str, option: str, passes: tuple[Pass, ...]) -> str:
-    running = list(dict.fromkeys(each.name for each in passes))
-    if name in running:
-        return name
-    if name in PASSES:
-        raise UsageError(
-            f"{option} {name}: this pass does not run here; those that do are {', '.join(running) or 'none'}"
-        )
-    raise UsageError(f"{option} {name}: there is no such pass; the passes are {', '.join(PASSES)}")
-
-
-def _observers(options: argparse.Namespace) -> list[Observer]:
-    """What `--print-ir-after` asks for."""
-    wanted = options.print_ir_after
-    if wanted is None:
-        return []
-    if wanted != "all":
-        _pass_name(wanted, "--print-ir-after", _passes(options))
-
-    def show(each: Pass, program: Program, seconds: float) -> None:
-        if wanted in ("all", each.name):
-            print(f"// after {each} ({1000 * seconds:.1f} ms)\n{print_program(program)}", file=sys.stderr)
-
-    return [show]
-
-
-# Kinds
-
-PIPELINES = {
-    "ir": (),
-    "grad": differentiation(),
-    "jax": default_pipeline("module"),
-    "numpy": default_pipeline("module"),
-}
-"""The passes of the kinds that do not use the default pipeline."""
-
-
-def _stablehlo(program: Program) -> str:
-    from mtfc.backends.jax.runtime import stablehlo
-
-    return stablehlo(program)
-
-
-def _hlo(program: Program) -> str:
-    from mtfc.backends.jax.runtime import hlo
-
-    return hlo(program)
-
-
-SHOWN_AT_ANY_LEVEL = frozenset({"ir", "grad", "spmd"})
-
-EMITTERS: Mapping[str, Callable[[Program], str]] = {
-    "ir": print_program,
-    "grad": print_program,
-    "spmd": print_program,
-    "numpy": lambda program: execution.source(program, "numpy"),
-    "jax": lambda program: execution.source(program, "jax"),
-    "stablehlo": _stablehlo,
-    "hlo": _hlo,
-}
+def _options(options: argparse.Namespace) -> CompileOptions:
+    return CompileOptions(
+        options.file,
+        chosen(options),
+        options.emit,
+        options.train,
+        options.passes,
+        options.stop_after,
+        options.print_ir_after,
+    )

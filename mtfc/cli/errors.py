@@ -1,7 +1,7 @@
-"""How the command ends: exit statuses, and the errors that lead to them.
+"""The end of the command: diagnostics on standard error, and exit statuses instead of tracebacks.
 
-Status 0 is success, 1 a program with errors (`CompileError`, or a mismatch that `verify` found), 2 wrong usage, 3 an environment
-that lacks something. Others are no errors of the user: 70 is a bug in mtfc, 130 an interrupt.
+Status 0 is success, 1 a program with errors (`CompileError`, or a mismatch that `verify` found), 2 wrong usage, 3 an incomplete
+environment. Two further statuses are no errors of the user: 70 is a bug in mtfc, 130 an interrupt.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TextIO
 
-from mtfc.driver.errors import BUG, ENVIRONMENT, INTERRUPTED, USAGE, UsageError, say
+from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.driver.errors import BUG, ENVIRONMENT, ERRORS, INTERRUPTED, USAGE, FailedRequest, UsageError, say
+from mtfc.driver.loading.sources import Sources
 
 BROKEN_PIPE = 141
-"""What a shell reports for a process that SIGPIPE ended."""
+"""The status that a shell reports for a process that SIGPIPE ended."""
 
 OUT_OF_MEMORY = "out of memory: use more devices, or smaller dimensions with --dim NAME=SIZE"
 
@@ -34,14 +36,29 @@ def encode_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format: str = "text") -> None:
+    """Print diagnostics on standard error, as text or JSON."""
+    from mtfc.reports.diagnostic_text import render, to_json
+
+    found = list(diagnostics)
+    if format == "json":
+        import json
+
+        print(json.dumps(to_json(found), indent=2), file=sys.stderr)
+    elif found:
+        print(render(found, sources.around(found), color=sys.stderr.isatty()), file=sys.stderr, end="")
+
+
 def guarded(action: Callable[[], int]) -> int:
-    """The status of `action`; an error that is not a diagnostic becomes a sentence and a status, never a traceback."""
+    """Return the status of `action`; an error that is not a diagnostic becomes a sentence and a status, never a traceback."""
     try:
         status = action()
         sys.stdout.flush()
         return status
     except UsageError as error:
         return _ended(f"{error}", USAGE)
+    except FailedRequest as error:
+        return _ended(f"{error}", ERRORS)
     except BrokenPipeError:
         return _abandoned()
     except KeyboardInterrupt:
@@ -56,7 +73,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _lacking(error: Exception) -> str | None:
-    """What the environment lacks, if that is what an error says."""
+    """Return what the environment lacks, or None for an error with another cause."""
     from mtfc.backends.common.devices import Unavailable
 
     if isinstance(error, Unavailable):
@@ -79,13 +96,13 @@ def _ended(message: str, status: int) -> int:
 
 
 def _abandoned() -> int:
-    """Whoever reads the output has gone: end quietly."""
+    """End quietly: the reader of the output has gone."""
     for stream in (sys.stdout, sys.stderr):
         _drop(stream)
     return BROKEN_PIPE
 
 
 def _drop(stream: TextIO) -> None:
-    """Keep Python from complaining at exit that what is left in the stream cannot be written."""
+    """Keep Python from complaining at exit that the rest of the stream cannot be written."""
     with suppress(OSError):  # a stream that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

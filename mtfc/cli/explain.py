@@ -1,19 +1,13 @@
-"""`mtfc explain`: which rule of a layout causes which collective, and through which lines."""
+"""`mtfc explain`: print the rules of a layout that cause its collectives."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
 
-from mtfc.cli.options import add_format, add_selection, add_source
+from mtfc.cli.options import add_format, add_selection, add_source, chosen
 from mtfc.driver.errors import OK
-from mtfc.driver.selection import select
-from mtfc.driver.sources import Sources
-
-if TYPE_CHECKING:
-    from mtfc.compiler.analysis.provenance import Sending
-    from mtfc.compiler.cost.volumes import LayoutCost
+from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -30,39 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.frontend.semantics.names import standard_library
-    from mtfc.reports.cost_report import heading
-    from mtfc.reports.provenance_report import causes_report
+    from mtfc.driver.explain import explain_record, explain_text
 
+    asked = options.file, chosen(options), sources
     if options.format == "json":
-        print(json.dumps(record(options, sources), indent=2))
-        return OK
-    cost, found = _explained(options, sources)
-    texts = sources.texts | standard_library.texts({each.span.file for each in found if each.span})
-    print("\n".join([*heading(cost), ""]))
-    print(causes_report(found, cost.file, texts), end="")
+        print(json.dumps(explain_record(*asked), indent=2))
+    else:
+        print(explain_text(*asked), end="")
     return OK
-
-
-def record(options: argparse.Namespace, sources: Sources) -> dict[str, Any]:
-    """The JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.provenance_report import causes_json
-
-    cost, found = _explained(options, sources)
-    selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
-    return {**selected, "collectives": causes_json(found)}
-
-
-def _explained(options: argparse.Namespace, sources: Sources) -> tuple[LayoutCost, list[Sending]]:
-    """The cost of a step, or of a forward pass, and each array that it sends."""
-    from mtfc.compiler.analysis.equation_names import names_by_place
-    from mtfc.compiler.analysis.provenance import sendings
-    from mtfc.compiler.cost.volumes import layout_cost
-    from mtfc.driver.layout_targets import prepared
-
-    selection = select(options, sources)
-    (case,) = selection.cases
-    cost = layout_cost(program := case.lower(selection.program))
-    names = names_by_place(prepared(selection.program, case.mesh, case.layout))
-    function = program.function("step" if cost.trains else "forward")
-    return cost, list(sendings(function, case.mesh, case.layout, names))

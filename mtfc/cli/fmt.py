@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.driver.data.files import STANDARD, write_text
 from mtfc.driver.errors import ERRORS, OK, say
-from mtfc.driver.sources import Sources
+from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -26,20 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    changed = [path for path in options.files if _format(path, options.check, sources)]
-    if options.check:
-        for path in changed:
-            say(f"{path} is not in canonical form")
-    return ERRORS if options.check and changed else OK
+    from mtfc.driver.format import format_file
 
-
-def _format(path: str, check: bool, sources: Sources) -> bool:
-    """Rewrite one file unless it is only checked; whether that changes it. Raises `CompileError`."""
-    from mtfc.frontend.syntax.format import format_source
-
-    file = sources.read(path)
-    text = sources.texts[file]
-    formatted = format_source(text, file)
-    if not check and (formatted != text or path == STANDARD):
-        write_text(path, formatted)
-    return formatted != text
+    changed = [path for path in options.files if format_file(path, options.check, sources)]
+    if not options.check:
+        return OK
+    for path in changed:
+        say(f"{path} is not in canonical form")
+    return ERRORS if changed else OK

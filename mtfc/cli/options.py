@@ -1,4 +1,4 @@
-"""Options that several subcommands have."""
+"""Options that several subcommands have, and their values for the driver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 import re
 from typing import Any
 
+from mtfc.driver.options import Choice
+
 
 class _Sizes(argparse.Action):
-    """Collects `--dim NAME=SIZE` into a mapping; the last of several for one name counts."""
+    """Collect `--dim NAME=SIZE` into a mapping; the last size of a name counts."""
 
     def __call__(
         self,
@@ -25,14 +27,14 @@ class _Sizes(argparse.Action):
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on, as an option's type."""
+    """Return a whole number from 1 on, as an option's type."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 on, not `{text}`")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A time, as an option's type."""
+    """Return a number of seconds, as an option's type."""
     try:
         found = float(text)
     except ValueError:
@@ -43,7 +45,7 @@ def seconds(text: str) -> float:
 
 
 def seed(text: str) -> int:
-    """A whole number of 32 bits, as an option's type."""
+    """Return a whole number of 32 bits, as an option's type."""
     if not text.isdigit() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, not `{text}`")
     return int(text)
@@ -57,11 +59,20 @@ def setting(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+def chosen(options: argparse.Namespace) -> Choice:
+    """Return the options of `add_model` and `add_selection` as a record; `--layout` may be missing or a list."""
+    layout = getattr(options, "layout", None)
+    layout = layout if isinstance(layout, str) else None
+    return Choice(options.model, layout, options.mesh, options.dims, tuple(options.settings))
+
+
 def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the file."""
     parser.add_argument("file", metavar="FILE", help="a .mtf file; - is standard input")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of text or JSON."""
     parser.add_argument(
         "--format",
         choices=("text", "json"),
@@ -71,7 +82,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Which model of a file, and of which size."""
+    """Add the options that choose a model and its sizes."""
     group = parser.add_argument_group("what is compiled")
     group.add_argument("--model", metavar="NAME", help="which model (default: the first)")
     group.add_argument(
@@ -100,8 +111,9 @@ def add_selection(
     several_layouts: bool = False,
     or_placement: bool = False,
 ) -> None:
-    """What of a file is compiled, and for which processors. `several_layouts`: the option collects a list. `or_placement`: it may
-    name a placement.
+    """Add the options that choose a model, its layouts and its mesh.
+
+    several_layouts: `--layout` can be repeated. or_placement: `--layout` may name a placement.
     """
     group = add_model(parser)
     collected: dict[str, Any] = {"action": "append", "default": []} if several_layouts else {}

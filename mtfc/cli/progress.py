@@ -1,4 +1,4 @@
-"""How a long search shows that it goes on: one line on a terminal, again and again, and nothing elsewhere."""
+"""The progress of a long search: a line on a terminal that is rewritten from time to time, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from time import monotonic
 from mtfc.compiler.search.found import Progress, silent
 
 OFTEN = 0.1
-"""Seconds from one line to the next, at least."""
+"""Least seconds from one line to the next."""
 
 
 def reporter(number: str, until: float) -> Progress:
-    """Writes figures in the format `number`, `.4g` for example, and how many seconds are left `until` a time of `monotonic`."""
+    """Return a function that writes figures in the format `number`, for example `.4g`, and the seconds left `until` a time of `monotonic`."""
     if not sys.stderr.isatty():
         return silent
     written = 0.0
@@ -31,7 +31,7 @@ def reporter(number: str, until: float) -> Progress:
 
 
 def clear() -> None:
-    """Takes the line away."""
+    """Erase the line."""
     if sys.stderr.isatty():
         _write("")
 

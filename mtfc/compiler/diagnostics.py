@@ -1,14 +1,14 @@
 """Diagnostics as data.
 
-Every phase of the compiler reports problems as `Diagnostic` values that point into the user's text; nothing here knows
-how they are shown (`render.py` does). A phase that can go on after an error appends to a `Diagnostics` collector; one
-that cannot raises `CompileError`. Either way the command shows all of them, sorted by position. The Python API adds the texts
-that they point into, so that `str` of a diagnostic is the command's output.
+Every phase of the compiler reports problems as `Diagnostic` values that point into the user's text. `diagnostic_text.py` of the
+reports renders them. A phase that can continue after an error appends to a `Diagnostics` collector. A phase that cannot continue
+raises `CompileError`. The command shows all diagnostics, sorted by position. The Python API attaches to each diagnostic the
+command's paragraph, so `str` of a diagnostic is the command's output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import attrs
@@ -18,9 +18,9 @@ Severity = Literal["error", "warning"]
 
 @attrs.frozen(order=True)
 class Span:
-    """A stretch of a source file; lines and columns count from 1, the end is exclusive.
+    """A range of a source file; lines and columns count from 1, and the end is exclusive.
 
-    `call` is where the function that it stands in was called, if it stands in one.
+    call: the place of the call, if the range is inside a function.
     """
 
     file: str
@@ -34,18 +34,18 @@ class Span:
         return f"{self.file}:{self.line}:{self.column}"
 
     def inside(self, file: str | None) -> Span:
-        """This place if it is in `file`, or the innermost call there that led to it, or the outermost call of all."""
+        """Return this place if it is in `file`, else the innermost call in `file` that led to it, else the outermost call."""
         return self if self.file == file or self.call is None else self.call.inside(file)
 
     def seen_from(self, file: str | None) -> str:
-        """The line as one says it in a text about `file`: `line 12`, or `nn.mtf:12 in line 40` of what line 40 calls."""
+        """Return the line for a text about `file`: `line 12`, or `nn.mtf:12 in line 40` for a function that line 40 calls."""
         own = self.inside(file)
         line = f"line {own.line}" if own.file == file else f"{own.file.rpartition('/')[2]}:{own.line}"
         return line if own is self else f"{self.file.rpartition('/')[2]}:{self.line} in {line}"
 
 
 class Located:
-    """Something with a span, whose place a program reads as file, line and column."""
+    """A base of records with a span: their file, line and column."""
 
     __slots__ = ()
     span: Span
@@ -65,7 +65,7 @@ class Located:
 
 @attrs.frozen
 class Label(Located):
-    """A second place that matters to a diagnostic, with what there is to say about it."""
+    """A second place that matters to a diagnostic, with a message about the place."""
 
     span: Span
     message: str
@@ -73,9 +73,9 @@ class Label(Located):
 
 @attrs.frozen
 class Diagnostic(Located):
-    """One problem: a stable code, the place, the finding, the expectation, and a remedy.
+    """A problem: a stable code, the finding, the place, further places, and a remedy.
 
-    sources: the texts of the files that the diagnostic points into, set when it is handed out; `str` shows their lines.
+    text: the paragraph that the command shows, set when the Python API hands the diagnostic out.
     """
 
     code: str
@@ -83,35 +83,36 @@ class Diagnostic(Located):
     span: Span
     labels: tuple[Label, ...] = ()
     help: str | None = None
-    sources: Mapping[str, str] | None = attrs.field(default=None, eq=False, repr=False)
+    text: str | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def severity(self) -> Severity:
         return "warning" if self.code.startswith("W") else "error"
 
-    def __str__(self) -> str:
-        """Return the paragraph that the command shows; inside of the compiler, without texts, return a line."""
-        if self.sources is None:
-            return f"{self.span}: {self.code}: {self.message}"
-        from mtfc.reports.diagnostic_text import render
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All places that the diagnostic points to."""
+        return (self.span, *(label.span for label in self.labels))
 
-        return render([self], self.sources).removesuffix("\n")
+    def __str__(self) -> str:
+        """Return the paragraph that the command shows; inside the compiler, without a paragraph, return a line."""
+        return self.text or f"{self.span}: {self.code}: {self.message}"
 
 
 class CompileError(Exception):
-    """Raised where compilation cannot go on; carries the diagnostics, and shows them as the command does."""
+    """An error that ends a compilation. `str` returns its diagnostics as the command shows them."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
         super().__init__(self.diagnostics)
 
     def __str__(self) -> str:
-        is_shown = any(each.sources is not None for each in self.diagnostics)
+        is_shown = any(each.text is not None for each in self.diagnostics)
         return ("\n\n" if is_shown else "; ").join(map(str, self.diagnostics))
 
 
 class Diagnostics:
-    """Collects diagnostics in the order found; a repeated one is kept once."""
+    """A collector of diagnostics, which keeps equal diagnostics once."""
 
     def __init__(self) -> None:
         self._found: dict[Diagnostic, None] = {}
@@ -125,7 +126,7 @@ class Diagnostics:
         self._found.update(dict.fromkeys(diagnostics))
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        """In source order: by file, line and column, then code."""
+        """Yield the diagnostics in source order: by file, line and column, then by code."""
         return iter(sorted(self._found, key=lambda d: (d.span, d.code, d.message)))
 
     @property
@@ -133,13 +134,13 @@ class Diagnostics:
         return tuple(d for d in self if d.severity == "error")
 
     def raise_if_errors(self) -> None:
-        """Raise `CompileError` with everything found when at least one of it is an error."""
+        """Raise `CompileError` with all diagnostics if at least one of them is an error."""
         if self.errors:
             raise CompileError(self)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `name` most likely meant, whatever its capitals, or None when none is close."""
+    """Return the candidate closest to `name`, regardless of capitals, or None if no candidate is close."""
     from difflib import get_close_matches
 
     folded = {each.casefold(): each for each in candidates}

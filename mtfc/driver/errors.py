@@ -13,7 +13,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from mtfc.compiler.diagnostics import CompileError, Diagnostic
+    from mtfc.compiler.diagnostics import Diagnostic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +30,10 @@ def say(message: str) -> None:
 
 class UsageError(Exception):
     """An impossible request of the user. The message names the request and the choices. The API raises `ValueError` instead."""
+
+
+class FailedRequest(Exception):
+    """A correct request without a result. The command shows the message and ends with the status of an error in a program."""
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
@@ -58,9 +62,7 @@ def _shown(error: Exception) -> Exception | None:
     if isinstance(error, UsageError):
         unread = error.__context__
         return unread if isinstance(unread, OSError) else ValueError(in_python(str(error)))
-    if isinstance(error, CompileError):
-        return helps_in_python(error)
-    is_expected = isinstance(error, (Unavailable, NothingFits, OSError))
+    is_expected = isinstance(error, (CompileError, Unavailable, NothingFits, OSError))
     return error if is_expected else None
 
 
@@ -88,13 +90,6 @@ def _argument(match: re.Match[str]) -> str:
     name = ARGUMENTS.get(option, option.replace("-", "_"))
     value = (match[2] or "").strip('"')
     return f"`{name}`" if match[2] is None else f"`{name}={value!r}`"
-
-
-def helps_in_python(error: CompileError) -> CompileError:
-    """Return the error with the options in its messages and helps as arguments of a Python call."""
-    from mtfc.compiler.diagnostics import CompileError
-
-    return CompileError(map(diagnostic_in_python, error.diagnostics))
 
 
 def diagnostic_in_python(each: Diagnostic) -> Diagnostic:

@@ -1,4 +1,4 @@
-"""Options of a search, with the defaults of `mtfc search` and of `mtfc.search`."""
+"""Options of the driver's functions as Python values, with the defaults of the command."""
 
 from __future__ import annotations
 
@@ -8,20 +8,87 @@ import attrs
 
 
 @attrs.frozen
-class SearchOptions:
-    """The options of a search from Python; options about printing and writing keep their defaults.
+class Choice:
+    """The chosen parts of a file, and the layouts; None leaves the choice to the file.
 
-    budget: seconds. axes: the most axes of a mesh. None leaves a choice to the file or to the machine.
+    layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
+    `KEY=VALUE`.
+    """
+
+    model: str | None = None
+    layout: str | None = None
+    mesh: str | None = None
+    dims: Mapping[str, int] = attrs.field(factory=dict)
+    settings: tuple[str, ...] = ()
+
+
+def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return entries of a `train` block, given as Python values, in the form of `Choice.settings`."""
+    return tuple(f"{key}={_text_of(value)}" for key, value in values.items())
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text_of, value))
+    return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())
+
+
+@attrs.frozen
+class CompileOptions:
+    """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs."""
+
+    file: str
+    choice: Choice = Choice()
+    emit: str = "spmd"
+    train: bool = False
+    passes: str | None = None
+    stop_after: str | None = None
+    print_ir_after: str | None = None
+
+
+@attrs.frozen
+class RunOptions:
+    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of NPZ files."""
+
+    file: str
+    choice: Choice = Choice()
+    backend: str = "numpy"
+    train: bool = False
+    steps: int | None = None
+    data: str | None = None
+    eval: str | None = None
+    params: str | None = None
+    params_partial: bool = False
+    save: str | None = None
+    seed: int = 0
+
+
+@attrs.frozen
+class VerifyOptions:
+    """The options of a verification. `data` and `params` are paths of NPZ files. backend: None runs both backends."""
+
+    file: str
+    choice: Choice = Choice()
+    backend: str | None = None
+    dtype: str | None = None
+    data: str | None = None
+    params: str | None = None
+    params_partial: bool = False
+    seed: int = 0
+
+
+@attrs.frozen
+class SearchOptions:
+    """The options of a search. None leaves a choice to the file or to the machine.
+
+    budget: seconds. axes: the most axes of a mesh. why_not: rules, or configurations of operators, to compare with the result.
     """
 
     file: str
+    choice: Choice = Choice()
     target: str | None = None
     devices: int | None = None
-    mesh: str | None = None
     axes: int | None = None
-    model: str | None = None
-    dims: Mapping[str, int] = attrs.field(factory=dict)
-    settings: Sequence[str] = attrs.field(factory=list)
     axes_names: Sequence[str] | None = None
     space: str = "rules"
     storage: bool = False
@@ -29,6 +96,3 @@ class SearchOptions:
     budget: float = 60.0
     exhaustive: bool = False
     why_not: str | None = None
-    output: str | None = None
-    export: str | None = None
-    format: str = "text"

@@ -43,6 +43,14 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
     ]
 
 
+def verdict(diagnostics: Iterable[Diagnostic]) -> str:
+    """Return `2 errors, 1 warning`."""
+    found = [each.severity for each in diagnostics]
+    counts = {severity: found.count(severity) for severity in ("error", "warning")}
+    texts = [f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count]
+    return ", ".join(texts) or "no errors"
+
+
 def _place(span: Span) -> dict[str, object]:
     return attrs.asdict(span, filter=lambda field, _: field.name != "call")
 
@@ -119,8 +127,7 @@ class _Renderer:
 
     def _gutter(self) -> str:
         """Space for the longest line number."""
-        spans = (self.diagnostic.span, *(label.span for label in self.diagnostic.labels))
-        return " " * len(str(max(max(span.line, span.end_line) for span in spans)))
+        return " " * len(str(max(max(span.line, span.end_line) for span in self.diagnostic.spans)))
 
     def _bar(self) -> str:
         return self._paint(f"{self._gutter()} |", BLUE)

@@ -29,24 +29,24 @@ Seconds = Mapping[Span | None, float]
 
 
 @attrs.frozen
-class Figure:
+class ComparedFigure:
     """Something that is compared, of one device: how it is called in JSON, and how it is written."""
 
     key: str
     text: Callable[[Any], str]
 
 
-FIGURES: Mapping[str, Figure] = {
-    "time": Figure("seconds", seconds_text),
-    "FLOPs": Figure("flops_per_device", count_text),
-    "sent": Figure("bytes_per_device", bytes_text),
-    "memory": Figure("memory_per_device", bytes_text),
+FIGURES: Mapping[str, ComparedFigure] = {
+    "time": ComparedFigure("seconds", seconds_text),
+    "FLOPs": ComparedFigure("flops_per_device", count_text),
+    "sent": ComparedFigure("bytes_per_device", bytes_text),
+    "memory": ComparedFigure("memory_per_device", bytes_text),
 }
 """What is compared of the whole and of every line; time only where a machine is known."""
 
 
 @attrs.frozen(slots=False)
-class Priced:
+class PricedLayout:
     """What a layout costs, and where a machine is known, what each line of it takes there."""
 
     cost: LayoutCost
@@ -54,7 +54,7 @@ class Priced:
     hardware: Hardware | None = None
 
     @classmethod
-    def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> Priced:
+    def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> PricedLayout:
         """Of a lowered program. Lines take what they add to the step that `mtfc simulate` predicts, or without overlap all that
         they compute and communicate, as searches compare.
         """
@@ -118,7 +118,7 @@ class _Found:
 
 
 @attrs.frozen
-class LineDifference:
+class ComparedLine:
     """A line's figures under both layouts, by the names of `FIGURES`, and `stored`: what the line keeps, as `mtfc cost` has it.
 
     ways: how it sends, under both: `2 all_reduce{rows}` -> bytes.
@@ -134,7 +134,7 @@ class LineDifference:
         return self.ways[0] != self.ways[1] or not all(isclose(one, other) for one, other in compared)
 
 
-def differences(one: Priced, other: Priced) -> list[LineDifference]:
+def differences(one: PricedLayout, other: PricedLayout) -> list[ComparedLine]:
     """What each line costs under both layouts, in order."""
     nothing = _Found()
     return [
@@ -143,19 +143,19 @@ def differences(one: Priced, other: Priced) -> list[LineDifference]:
     ]
 
 
-def _compared(line: Line, one: _Found, other: _Found) -> LineDifference:
+def _compared(line: Line, one: _Found, other: _Found) -> ComparedLine:
     figures: dict[str, Pair] = {
         name: (one.figures[name], other.figures[name]) for name in (*FIGURES, "stored")
     }
-    return LineDifference(line, figures, (dict(transfers(one.charges)), dict(transfers(other.charges))))
+    return ComparedLine(line, figures, (dict(transfers(one.charges)), dict(transfers(other.charges))))
 
 
-def difference_report(one: Priced, other: Priced, sources: Mapping[str, str]) -> str:
+def difference_report(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -> str:
     """The two layouts, their totals, and the lines that differ; `sources` holds each file's text by name."""
     return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"
 
 
-def _totals(one: Priced, other: Priced) -> list[str]:
+def _totals(one: PricedLayout, other: PricedLayout) -> list[str]:
     layouts = [each.cost.layout.name for each in (one, other)]
     unit = "training step" if one.cost.trains else "forward pass"
     heading = f"{one.cost.model}, one {unit} on one device: from layout {layouts[0]} to layout {layouts[1]}"
@@ -170,7 +170,7 @@ def _totals(one: Priced, other: Priced) -> list[str]:
     return [heading, *aligned(rows, right=range(1, 4))]
 
 
-def _lines(one: Priced, other: Priced, sources: Mapping[str, str]) -> list[str]:
+def _lines(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -> list[str]:
     """The lines that differ, each with how it sends under both layouts, and their sums."""
     texts = {file: text.splitlines() for file, text in sources.items()}
     rows = [["line", "source", *one.names]]
@@ -206,7 +206,7 @@ def signed(change: float, text: Callable[[Any], str]) -> str:
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
 
 
-def difference_json(one: Priced, other: Priced) -> dict[str, Any]:
+def difference_json(one: PricedLayout, other: PricedLayout) -> dict[str, Any]:
     """Figures in pairs: under the first layout and under the second."""
     keys = {name: FIGURES[name].key for name in one.names}
     return {

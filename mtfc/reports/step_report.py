@@ -1,24 +1,57 @@
-"""Predicted time as text: what `mtfc simulate` prints of one layout on one machine."""
+"""Predicted time of a step under a layout: the report, the JSON record and the timeline of `mtfc simulate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any
+
+import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.step_time import Seconds, StepTime
+from mtfc.compiler.cost.step_time import COMPUTE, Event, Seconds, StepTime
 from mtfc.compiler.cost.volumes import LayoutCost
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.cost_report import heading
-from mtfc.reports.source_lines import fitted, line_rows
+from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.table import aligned
 
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
+@attrs.frozen
+class SimulatedLayout:
+    """A step of a program under a layout, simulated on a machine."""
+
+    cost: LayoutCost
+    step: StepTime
+    hardware: Hardware
+
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        return {span.file for span in self.step.lines if span}
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return step_json(self.cost, self.step, self.hardware)
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        return step_report(self.cost, self.step, self.hardware, texts)
+
+    def trace(self) -> dict[str, Any]:
+        """Return the timeline: a thread for computation, and one for each lane of a link."""
+        title = f"{self.cost.model}, layout {self.cost.layout.name} on {self.hardware.name}"
+        return step_trace(self.step, title)
+
+
+# Text
+
+
 def step_report(cost: LayoutCost, step: StepTime, hardware: Hardware, sources: Mapping[str, str]) -> str:
-    """The parts of the time of a step, memory, and each line's share; `sources` holds each file's text by name."""
+    """Return the parts of a step's time, the memory, and each line's share; `sources` holds each file's text by name."""
     legend = "  By line: time that it computes, communicates, and keeps the processor waiting; the last in per cent of the step."
     title, *rules = heading(cost)
     lines = [f"{title}, on {hardware.name}", *rules, *_summary(cost, step, hardware)]
@@ -26,6 +59,7 @@ def step_report(cost: LayoutCost, step: StepTime, hardware: Hardware, sources: M
 
 
 def fits(cost: LayoutCost, hardware: Hardware) -> bool:
+    """True if the memory of a device suffices."""
     return whole(cost.memory.total) <= hardware.device.memory
 
 
@@ -44,7 +78,7 @@ def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
 
 
 def replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
-    """The dtypes that the machine has no rate for."""
+    """Yield a note for each dtype without a FLOP rate of its own on the machine."""
     for dtype in sorted(dtypes):
         if (rated := hardware.device.rated(dtype)) != dtype:
             yield f"{dtype} at the rate of {rated}: {hardware.name} has none of its own"
@@ -63,6 +97,76 @@ def _cells(found: Seconds, step: float) -> Iterator[str]:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time as people read it: `1.234 ms`."""
+    """Return a time as text: `1.234 ms`."""
     unit, name = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
     return f"{seconds / unit:.4g} {name}"
+
+
+# JSON
+
+
+def step_json(cost: LayoutCost, step: StepTime, hardware: Hardware) -> dict[str, Any]:
+    """Return seconds and bytes of one processor; `lines` are those of the user's file."""
+    total = step.total
+    return {
+        "model": cost.model,
+        "target": hardware.name,
+        "layout": cost.layout.name,
+        "mesh": cost.mesh.sizes,
+        "devices": cost.mesh.devices,
+        "peak_figures": hardware.has_peak_figures,
+        "step_seconds": step.seconds,
+        **_seconds(total),
+        "utilisation": step.utilisation,
+        "links": dict(step.busy),
+        "memory_per_device": {name: whole(amount) for name, amount in cost.memory.parts().items()},
+        "memory_of_device": int(hardware.device.memory),
+        "fits": fits(cost, hardware),
+        "lines": [
+            {"file": file, "line": number, **_seconds(sum(inside.values(), start=Seconds()))}
+            for (file, number), inside in nested(step.lines.items(), cost.file).items()
+        ],
+    }
+
+
+def _seconds(found: Seconds) -> dict[str, float]:
+    return {
+        "compute_seconds": found.compute,
+        "communication_seconds": found.communication,
+        "exposed_communication_seconds": found.exposed,
+    }
+
+
+def step_trace(step: StepTime, title: str) -> dict[str, Any]:
+    """Return the timeline of a step: a thread for computation, and one for each lane of a link."""
+    return trace((COMPUTE, *step.busy, *(event.device for event in step.events)), step.events, title)
+
+
+def trace(devices: Iterable[str], events: Iterable[Event], title: str) -> dict[str, Any]:
+    """Return a timeline in Chrome's trace event format, which Perfetto opens too: a thread for each device."""
+    threads = {device: i for i, device in enumerate(dict.fromkeys(devices))}
+    named = [
+        _name("process_name", 0, title),
+        *(_name("thread_name", i, each) for each, i in threads.items()),
+    ]
+    shown = [_event(event, threads[event.device]) for event in events if event.end > event.start]
+    return {"traceEvents": [*named, *shown], "displayTimeUnit": "ms"}
+
+
+def _name(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
+
+
+def _event(event: Event, thread: int) -> dict[str, Any]:
+    """Return an event; the format has times in microseconds."""
+    place = {"file": event.span.file, "line": event.span.line} if event.span else {}
+    return {
+        "name": event.name,
+        "cat": event.stage,
+        "ph": "X",
+        "ts": event.start * 1e6,
+        "dur": (event.end - event.start) * 1e6,
+        "pid": 0,
+        "tid": thread,
+        "args": {**event.detail, **place},
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 
 WIDTH = 118
 
@@ -50,3 +50,23 @@ def flops_text(count: int) -> str:
     """A number of floating-point operations: `512 FLOP`, `42.4 MFLOP`."""
     text = count_text(count)
     return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
+def devices_text(machine: str, number: int) -> str:
+    """Return `4 devices of h100`."""
+    return f"{number} device{'s'[: number - 1]} of {machine}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in backticks, sorted, and at most the first eight."""
+    found = sorted(names)
+    shown = ", ".join(f"`{name}`" for name in found[:8]) + (", ..." if len(found) > 8 else "")
+    return shown or "nothing"
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """Return the name, with a number if the name is taken."""
+    number, wanted = 2, name
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    return name

@@ -15,7 +15,7 @@ from mtfc.compiler.cost.volumes import charges, grouped, total
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.per_equation.best_layouts import tiling
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import HasSource, functions, load, lowered
 from tests.properties.campaign import holds_for

@@ -10,7 +10,7 @@ from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.cost.tpu.scratchpad import Resident, kernels_of
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load
 
 N = 1024

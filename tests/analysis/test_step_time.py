@@ -12,7 +12,7 @@ from mtfc.compiler.cost.step_time import Seconds, StepTime, step_time
 from mtfc.compiler.cost.volumes import layout_cost, total
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.generators.programs import Generated, programs
 from tests.harness import load, lowered
 from tests.properties.campaign import holds_for

@@ -11,7 +11,7 @@ from mtfc.compiler.cost.tpu.register_traffic import held
 from mtfc.compiler.cost.tpu.space_to_batch import striped_bytes
 from mtfc.compiler.cost.tpu.tiling import pixels_of
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.selection import ONE_DEVICE
+from mtfc.driver.loading.selection import ONE_DEVICE
 from tests.harness import lowered
 
 TPU = Device({"f32": Rate.constant(1e30)}, 1e9, Rate.constant(1e11), matrix=128)

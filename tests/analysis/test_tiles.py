@@ -16,7 +16,7 @@ from mtfc.compiler.cost.tpu.tiling import filled, is_dot, is_sum, least_bytes, s
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load, lowered
 
 PLAIN = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))

@@ -14,7 +14,7 @@ from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import region_of
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load
 
 N = 1024

@@ -12,7 +12,7 @@ from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.analysis.dot_operand_layout import is_turned, reordered, transposed
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
 from tests.harness import load
 
 SIZES = {"b": 24, "l": 20, "m": 64, "f": 48, "n": 40, "k": 32, "h": 16, "i": 36, "j": 28, "c": 4}

@@ -13,7 +13,7 @@ import pytest
 
 from mtfc.cli import command
 from mtfc.cli.command import SUBCOMMANDS
-from mtfc.driver import selection
+from mtfc.driver.loading import selection
 from tests.cli.conftest import Mtfc
 
 ROOT = Path(__file__).parents[2]

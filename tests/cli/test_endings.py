@@ -53,7 +53,7 @@ def test_outputs_are_checked_before_work_begins(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """The check comes before the file is even read: no work can have been done."""
-    monkeypatch.setattr("mtfc.driver.sources.read_bytes", lambda path: pytest.fail("work has begun"))
+    monkeypatch.setattr("mtfc.driver.loading.sources.read_bytes", lambda path: pytest.fail("work has begun"))
     (folder / "here").mkdir()
     long = "x" * 300
     for path, reason in (
@@ -100,7 +100,7 @@ OVERWRITING = {
 def test_outputs_do_not_replace_inputs(
     mtfc: Mtfc, files: Path, monkeypatch: pytest.MonkeyPatch, inputs: str
 ) -> None:
-    monkeypatch.setattr("mtfc.driver.sources.read_bytes", lambda path: pytest.fail("work has begun"))
+    monkeypatch.setattr("mtfc.driver.loading.sources.read_bytes", lambda path: pytest.fail("work has begun"))
     (files / "here").mkdir()
     (files / "hw.mtf").write_text("a machine")
     (files / "link.npz").symlink_to("data.npz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import time
 from pathlib import Path
@@ -14,9 +15,9 @@ from mtfc.cli import search as search_command
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
 from mtfc.compiler.search.solver import solver_search
-from mtfc.driver.searching import compilation_time as compiling
-from mtfc.driver.searching import search_soap
-from mtfc.driver.searching.search_result import at_most
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching import compilation_time, placements
+from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 from tests.search.placement_programs import PROGRAMS
@@ -475,9 +476,9 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
         compiled()
         return placement_space(*arguments)
 
-    monkeypatch.setattr(search_soap, "placement_space", compiled_space)
+    monkeypatch.setattr(placements, "placement_space", compiled_space)
     monkeypatch.setattr(solver_search, "compile_loops", compiled)
-    monkeypatch.setattr(compiling, "SHORT", 1.0)
+    monkeypatch.setattr(compilation_time, "SHORT", 1.0)
     (folder / "few.mtf").write_text("dim a = 4\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
     run = mtfc("search", "few.mtf", *PLACED, "--space", space, "--format", "json")
     assert run.json["optimal"]
@@ -511,7 +512,7 @@ def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Pa
 @pytest.mark.parametrize("option", ["-o", "--export"])
 def test_what_cannot_be_written_is_said_before_the_search(mtfc: Mtfc, folder: Path, option: str) -> None:
     asked = ("search", "model.mtf", "--mesh", "line", "--space", "tiling", "--budget", "1000000", option)
-    with patch.object(search_command, "find", side_effect=AssertionError("it searches")):
+    with patch.object(search_command, "search", side_effect=AssertionError("it searches")):
         for path, reason in (
             (str(folder / "none" / "out"), "no such directory"),
             (str(folder), "is a directory"),
@@ -586,3 +587,9 @@ def test_what_is_written_causes_no_warning(mtfc: Mtfc, space: str) -> None:
     split = ("search", "model.mtf", "--devices", "3", "--target", "h100", "--objective", "memory")
     assert mtfc(*split, "-o", "split.mtf").status == 0
     assert "allow" not in Path("split.mtf").read_text("utf-8")
+
+
+def test_the_driver_has_the_defaults_of_the_command() -> None:
+    parser = argparse.ArgumentParser()
+    search_command.add_arguments(parser)
+    assert search_command._options(parser.parse_args(["model.mtf"])) == SearchOptions("model.mtf")

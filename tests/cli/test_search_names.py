@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import mtfc as api
-from mtfc.cli import search as search_command
-from mtfc.driver.searching import search_soap
+from mtfc.driver.searching import layouts, placements
 from tests.cli.conftest import Mtfc
 
 ON_4 = ("search", "model.mtf", "--devices", "4", "--target", "tpu_v2")
@@ -41,8 +40,8 @@ def test_what_is_wrong_is_said_before_the_search(
     def begins(*arguments: Any) -> None:
         raise AssertionError("the search has begun")
 
-    monkeypatch.setattr(search_command, "_request", begins)
-    monkeypatch.setattr(search_soap, "placement_space", begins)
+    monkeypatch.setattr(layouts, "_prepared", begins)
+    monkeypatch.setattr(placements, "placement_space", begins)
     run = mtfc(*ON_4, "--space", space, "--why-not", rules)
     assert message in run.err
     assert (run.status, run.out) == (status, "")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtfc.compiler.search.solver import solver_search
-from mtfc.driver.searching import compilation_time as compiling
+from mtfc.driver.searching import compilation_time
 from tests.cli.conftest import Mtfc
 from tests.search.test_contest_format import EXAMPLE
 
@@ -41,7 +41,7 @@ def test_compiling_loops_takes_nothing_of_the_time(
             time.sleep(1.5)
 
     monkeypatch.setattr(solver_search, "compile_loops", compiled)
-    monkeypatch.setattr(compiling, "SHORT", 1.0)
+    monkeypatch.setattr(compilation_time, "SHORT", 1.0)
     (folder / "example.json").write_text(json.dumps(EXAMPLE))
     outcome = mtfc("solve", "example.json", "--time-limit", "2")
     assert outcome.json["lower_bound"] == 445

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mtfc.driver.searching import why_not
+from mtfc.compiler.search.found import Found
+from mtfc.driver.searching.layouts import LayoutFinder
 from tests.cli.conftest import Mtfc
 
 WIDE = """\
@@ -66,10 +68,15 @@ def test_rules_that_fit_on_another_mesh(mtfc: Mtfc, search: tuple[str, ...]) -> 
 def test_an_interrupt_leaves_what_was_found(
     mtfc: Mtfc, search: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    best_global = LayoutFinder.best_global
 
-    monkeypatch.setitem(why_not.WITH_RULES, "rules", interrupted)
+    def interrupted(finder: LayoutFinder, *given: Any, **named: Any) -> Found:
+        """Interrupt the search that has rules, which is the second one."""
+        if len(given) > 3:
+            raise KeyboardInterrupt
+        return best_global(finder, *given, **named)
+
+    monkeypatch.setattr(LayoutFinder, "best_global", interrupted)
     outcome = mtfc(*search, "--why-not", "io: x")
     assert outcome.status == 0 and "layout found on " in outcome.out
     assert "was interrupted before a layout" in " ".join(outcome.out.split())

@@ -9,7 +9,7 @@ import pytest
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.types import Mesh
-from mtfc.driver.target import check_room
+from mtfc.driver.loading.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, hardware_in_file, library_machines
 from mtfc.frontend.syntax.format import format_source

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from hypothesis import strategies as st
-from mtfc.frontend.hardware.targets import library, named
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import EFFECTS
@@ -17,6 +16,7 @@ from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import Pricer
+from mtfc.frontend.hardware_targets import find_hardware, library_machines
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
@@ -29,7 +29,7 @@ PROGRAMS = 100
 ROUNDING = 1 + 1e-9
 
 MACHINES: Mapping[str, Hardware] = {
-    **{name: named(name, {}) for name in library()},
+    **{name: find_hardware(name, {}) for name in library_machines()},
     **{machine.name: machine for machine in (NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU)},
 }
 

@@ -18,7 +18,7 @@ from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
 from mtfc.compiler.search.per_equation.best_layouts import tiling
 from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
 from mtfc.compiler.search.per_equation.equation_time import Roofline
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
 from tests.documents import ROOT

@@ -30,7 +30,7 @@ from mtfc.compiler.search.per_equation.per_equation_search import search
 from mtfc.compiler.search.per_equation.solver_problem import to_problem
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.compiler.search.solver.assignment_problem import Infeasible
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import call, differentiated, exact_data, jax_module, load, numpy_module, tolerance
 from tests.properties.test_jax import AS_WRITTEN

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
 from mtfc.compiler.search.per_equation.best_layouts import solve_with_memory
 from mtfc.compiler.search.per_equation.solver_problem import to_problem
-from mtfc.driver.layout_targets import prepared
+from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import load
 from tests.search.equation_networks import compiled, example

@@ -1,8 +1,7 @@
-"""What a program runs on: batches of inputs from a file or drawn from a seed, and parameters from a file."""
+"""Batches of inputs, read from a file or drawn from a seed, and parameters from a file."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
@@ -14,8 +13,9 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.driver.data.npz import Array, Arrays, Fitting, listed, whole
+from mtfc.driver.data.npz import Array, Arrays, Fitting, whole
 from mtfc.driver.errors import UsageError, say
+from mtfc.reports.table import listed
 
 """Ops with an operand of indices into their dimension `dim`."""
 
@@ -64,7 +64,7 @@ class Batches:
         return attrs.evolve(self, count=self.count - 1, rest=0) if self.rest else self
 
     def step(self, number: int, accumulate: int) -> dict[str, Array]:
-        """What training step `number` takes: one batch, or `accumulate` in a row, stacked."""
+        """Return the data of training step `number`: one batch, or `accumulate` consecutive batches, stacked."""
         import numpy as np
 
         if accumulate == 1:
@@ -184,7 +184,7 @@ def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
 
 
 def _bound(name: str, body: Iterable[Equation]) -> int:
-    """Integers are drawn below the smallest dimension that they index; below 2 where they index none."""
+    """Return the bound of drawn integers: the size of the smallest dimension that the input indexes, or 2."""
     uses = (
         eqn.attrs["dim"]
         for eqn in body
@@ -194,30 +194,30 @@ def _bound(name: str, body: Iterable[Equation]) -> int:
 
 
 @attrs.frozen
-class Given:
+class GivenParameters:
     """Parameters from a file, and the names of missing parameters, which are drawn."""
 
     values: Arrays
     missing: tuple[str, ...] = ()
 
 
-def given_parameters(options: argparse.Namespace, program: Program) -> dict[str, Array]:
-    """Return the parameters from the options; print the names of parameters that are drawn although there is a file.
+def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> dict[str, Array]:
+    """Return the parameters of a file, or none without a file; print the names of parameters that the file lacks.
 
-    Raises `UsageError`, and `CompileError` like `read_parameters`.
+    partial: the file may lack parameters, which are drawn from the seed. Raises `UsageError`, and the errors of `read_parameters`.
     """
-    if options.params is None:
-        if options.params_partial:
+    if path is None:
+        if partial:
             raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
         return {}
-    given = read_parameters(options.params, program, options.params_partial)
+    given = read_parameters(path, program, partial)
     if given.missing:
         number = f"{len(given.missing)} of {len(program.parameters)} parameters"
-        say(f"{options.params} lacks {number}, drawn from seed {options.seed}: {', '.join(given.missing)}")
+        say(f"{path} lacks {number}, drawn from seed {seed}: {', '.join(given.missing)}")
     return dict(given.values)
 
 
-def read_parameters(path: str, program: Program, partial: bool = False) -> Given:
+def read_parameters(path: str, program: Program, partial: bool = False) -> GivenParameters:
     """Read values by full name, of all parameters, or of some if `partial`. Raises `CompileError` (E501 to E505).
 
     A file of `--save` also holds the losses as `loss`, which is ignored unless a parameter is called `loss`.
@@ -238,7 +238,7 @@ def read_parameters(path: str, program: Program, partial: bool = False) -> Given
     for name in () if partial else missing:
         fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
     fitting.diagnostics.raise_if_errors()
-    return Given(values, missing)
+    return GivenParameters(values, missing)
 
 
 PARTIAL = "`--params-partial` draws what the file lacks from --seed"

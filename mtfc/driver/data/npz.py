@@ -1,12 +1,12 @@
-"""Arrays in NPZ files, and whether they are what a program's types say.
+"""Arrays in NPZ files, and the check that they fit a program's types.
 
-Nothing that a file holds is executed: arrays of Python objects are refused.
+Arrays of Python objects are refused, so reading a file executes no code of the file.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -16,13 +16,14 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Spa
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.driver.data.files import OUTPUTS, write_atomically
+from mtfc.reports.table import listed
 
 Array = Any
 Arrays = Mapping[str, Array]
 
 
 def read_npz(path: str) -> dict[str, Array]:
-    """The arrays of an NPZ file by name. Raises `CompileError` (E501)."""
+    """Return the arrays of an NPZ file by name. Raises `CompileError` (E501)."""
     try:
         with Path(path).open("rb") as file:
             return _arrays(file)
@@ -32,7 +33,7 @@ def read_npz(path: str) -> dict[str, Array]:
 
 
 def _arrays(file: IO[bytes]) -> dict[str, Array]:
-    """Raises `ValueError` with what is wrong with the file."""
+    """Return the arrays. Raises `ValueError` with the fault of the file."""
     import numpy as np
 
     if not is_zipfile(file):
@@ -55,7 +56,7 @@ def _arrays(file: IO[bytes]) -> dict[str, Array]:
 
 
 def write_npz(path: str, arrays: Arrays) -> None:
-    """Write arrays under their names to a file, or to standard output; bf16, which the format lacks, as f32."""
+    """Write arrays under their names to a file or to standard output. The format lacks bf16: such arrays are written as f32."""
     import numpy as np
 
     plain = {name: storable(array) for name, array in arrays.items()}
@@ -67,6 +68,7 @@ def write_npz(path: str, arrays: Arrays) -> None:
 
 
 def storable(array: Array) -> Array:
+    """Return the array in a dtype that the format has."""
     import numpy as np
 
     array = np.asarray(array)
@@ -74,23 +76,17 @@ def storable(array: Array) -> Array:
 
 
 def whole(path: str) -> Span:
-    """The place of what is wrong with a file as such."""
+    """Return the place of a fault of a whole file."""
     return Span(path, 1, 1, 1, 1)
 
 
 def shape_text(type: TensorType) -> str:
-    """`f32[batch: 64, io: 128]`"""
+    """Return `f32[batch: 64, io: 128]`."""
     return f"{type.dtype}[{', '.join(f'{dim.name}: {dim.size}' for dim in type.dims)}]"
 
 
-def listed(names: Iterable[str]) -> str:
-    found = sorted(names)
-    shown = ", ".join(f"`{name}`" for name in found[:8]) + (", ..." if len(found) > 8 else "")
-    return shown or "nothing"
-
-
 class Fitting:
-    """Fits the arrays of one file to types; what does not fit is reported."""
+    """The arrays of one file, and diagnostics about arrays that do not fit their types."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -125,7 +121,7 @@ class Fitting:
         )
 
     def converted(self, what: str, name: str, type: TensorType, span: Span | None) -> Array:
-        """The array in the type's dtype; reported (E504) where it is of another kind, or does not fit in."""
+        """Return the array in the type's dtype; report (E504) numbers of another kind, and integers that are too large."""
         import numpy as np
 
         array, dtype = self.arrays[name], numpy_dtype(np, type.dtype)

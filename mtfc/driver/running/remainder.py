@@ -6,7 +6,6 @@ split of the layout follow by themselves.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -17,8 +16,9 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.inputs import inputs_of
-from mtfc.driver.selection import Case, Selection, choice_of, choose
-from mtfc.driver.sources import Sources, known_as
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
+from mtfc.driver.loading.sources import Sources, known_as
+from mtfc.driver.options import Choice
 from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
@@ -28,7 +28,8 @@ from mtfc.frontend.syntax.parser import parse
 class Resizing:
     """Compiles a selection again, with another size of one dimension."""
 
-    options: argparse.Namespace
+    path: str
+    choice: Choice
     sources: Sources
     selection: Selection
 
@@ -51,7 +52,7 @@ class Resizing:
 
     @cached_property
     def _file(self) -> str:
-        return known_as(self.options.file)
+        return known_as(self.path)
 
     @cached_property
     def _plain(self) -> frozenset[str]:
@@ -61,18 +62,18 @@ class Resizing:
 
     def program(self, dim: Dim) -> Program:
         """Return the undistributed model with that size. Raises `CompileError`."""
-        given = choice_of(self.options)
-        choice = attrs.evolve(given, layout=None, mesh=None, dims={**given.dims, dim.name: dim.size})
+        dims = {**self.choice.dims, dim.name: dim.size}
+        choice = attrs.evolve(self.choice, layout=None, mesh=None, dims=dims)
         text, neighbour = self.sources.texts[self._file], self.sources.neighbour
         return choose(text, self._file, choice, neighbour=neighbour, skip_illegal=True).program
 
-    def case(self, program: Program) -> Case:
+    def case(self, program: Program) -> LayoutOnMesh:
         """Return the first case of the selection, without the rules that cannot split this program's dimensions evenly.
 
         A layout never changes a result.
         """
         case = self.selection.cases[0]
-        return Case(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
+        return LayoutOnMesh(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
 
 
 def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[str]) -> Iterator[str]:
@@ -111,7 +112,7 @@ def _sizes(program: Program) -> dict[str, int]:
 
 
 def dividing(layout: Layout, mesh: Mesh, sizes: Mapping[str, int]) -> Layout:
-    """The layout without the rules of dimensions that their axes do not divide."""
+    """Return the layout without the rules whose axes do not divide the dimension."""
 
     def kept(rules: Rules) -> Rules:
         return Rules(

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import Batches
 from mtfc.driver.data.npz import Array, Arrays
-from mtfc.driver.data.summary import finite
 from mtfc.driver.running.execution import Session
-
-Step = dict[str, Any]
-"""An entry of `steps` in the output: number from 1, loss, seconds, reported scalars, and means of outputs with `--eval`."""
+from mtfc.reports.run_report import StepRecord
 
 
-def step_of(number: int, start: float, outputs: Arrays, program: Program) -> Step:
+def step_of(number: int, start: float, outputs: Arrays, program: Program) -> StepRecord:
     """Return number, loss and seconds of a step that began at `start` and has just ended."""
     minimized = program.training.minimize if program.training else None
     loss = float(outputs[minimized]) if minimized is not None and minimized in outputs else None
     return {"step": number, "loss": loss, "seconds": time.perf_counter() - start}
 
 
-def reported(outputs: Arrays, program: Program) -> Step:
-    """The scalars that a training step reports, if it reports any."""
+def reported(outputs: Arrays, program: Program) -> StepRecord:
+    """Return the scalars that a training step reports, if it reports any."""
     names = program.training.report if program.training else ()
     scalars = {name: outputs[name].item() for name in names if not outputs[name].ndim}
     return {"report": scalars} if scalars else {}
 
 
 @attrs.frozen
-class Results:
+class BatchResults:
     """The outputs of several batches, and the number of rows of each batch; None if all batches have the same number."""
 
     parts: Sequence[Arrays]
@@ -56,7 +52,7 @@ class Results:
         return float(np.average(means, weights=self.rows))
 
     def means(self) -> dict[str, float]:
-        """The means of the outputs with at most one dimension."""
+        """Return the means of the outputs with at most one dimension."""
         return {name: self.mean(name) for name, array in self.parts[0].items() if array.ndim < 2}
 
     def weighted(self) -> dict[str, float]:
@@ -68,8 +64,8 @@ class Results:
 
 def evaluate(
     session: Session, batches: Batches, number: int, done: Callable[[int, float, Arrays], object]
-) -> Results:
-    """Run the model on the first batches; calls `done` with each batch's number, start and outputs."""
+) -> BatchResults:
+    """Run the model on the first batches; call `done` with each batch's number, start and outputs."""
     parts = []
     for i in range(number):
         start = time.perf_counter()
@@ -77,31 +73,11 @@ def evaluate(
         done(i, start, parts[-1])
     is_uneven = batches.rest and number == batches.count and number > 1
     rows = tuple(map(batches.rows, range(number))) if is_uneven else None
-    return Results(parts, rows)
+    return BatchResults(parts, rows)
 
 
-def step_text(step: Step) -> str:
-    shown = "".join(f"  {name} {_number_text(value)}" for name, value in step.get("report", {}).items())
-    scores = "".join(f"  {name} {value:.4f}" for name, value in step.get("eval", {}).items())
-    evaluated = f"   eval:{scores}" if scores else ""
-    loss, seconds = f"loss {step['loss']:.6f}", f"{1000 * step['seconds']:9.2f} ms"
-    return f"step {step['step']:>5}  {loss}{shown}  {seconds}{evaluated}"
-
-
-def _number_text(value: float) -> str:
-    """Write a truth value or whole number in full, any other number with at most six significant digits."""
-    return str(value).lower() if isinstance(value, int) else f"{value:.6g}"
-
-
-def finite_step(step: Step) -> Step:
-    """Return the step for JSON, with None for numbers that are not finite."""
-    named: Step = {
-        part: {k: finite(v) for k, v in step[part].items()} for part in ("report", "eval") if part in step
-    }
-    return {**step, "loss": finite(step["loss"]), **named}
-
-
-def losses_of(steps: Sequence[Step]) -> Array:
+def losses_of(steps: Sequence[StepRecord]) -> Array:
+    """Return the losses of training steps as an array in f32."""
     import numpy as np
 
     return np.array([step["loss"] for step in steps], np.float32)

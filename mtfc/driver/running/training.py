@@ -6,30 +6,29 @@ that gave the last finite loss: the update of that step led to the loss that is 
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import isfinite
 
 import attrs
 
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.files import report_to
 from mtfc.driver.data.inputs import Batches
 from mtfc.driver.data.npz import Array, Arrays, write_npz
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.running.execution import Session
 from mtfc.driver.running.interrupts import held
 from mtfc.driver.running.rewind import Rewind
-from mtfc.driver.running.steps import Results, Step, evaluate, losses_of, reported, step_of, step_text
+from mtfc.driver.running.steps import BatchResults, evaluate, losses_of, reported, step_of
+from mtfc.reports.run_report import StepRecord
 
 REPORTS = 20
 """Maximum number of steps that the text of a training run shows."""
 
 
 @attrs.frozen
-class Data:
+class TrainingData:
     """The data for training and evaluation, and the number of batches per step."""
 
     batches: Batches
@@ -53,24 +52,31 @@ class TrainingRun:
 
     session: Session
     program: Program
-    data: Data
-    options: argparse.Namespace
+    data: TrainingData
+    save: str | None
+    show: Callable[[StepRecord], None]
     rewind: Rewind | None
-    steps: list[Step] = attrs.field(factory=list)
-    results: Results = attrs.field(factory=lambda: Results(({},)))
+    steps: list[StepRecord] = attrs.field(factory=list)
+    results: BatchResults = attrs.field(factory=lambda: BatchResults(({},)))
 
     @classmethod
     def start(
-        cls, session: Session, program: Program, data: Data, options: argparse.Namespace
+        cls,
+        session: Session,
+        program: Program,
+        data: TrainingData,
+        save: str | None,
+        show: Callable[[StepRecord], None],
     ) -> TrainingRun:
+        """Start a training run. save: the path of the results, if any. show: receives some of the steps."""
+
         def again(number: int) -> float:
             return float(step_of(number, 0.0, data.train(session, number), program)["loss"])
 
-        return cls(session, program, data, options, Rewind(session, again) if options.save else None)
+        return cls(session, program, data, save, show, Rewind(session, again) if save else None)
 
-    def run(self) -> int:
-        """Train, show some of the steps, and save; return the exit status."""
-        number = self.options.steps or self.data.steps
+    def run(self, number: int) -> int:
+        """Train `number` steps, show some of them, and save; return the exit status."""
         try:
             for i in range(number):
                 self._step(i)
@@ -100,7 +106,7 @@ class TrainingRun:
             self.steps.append(
                 {**step_of(i + 1, start, outputs, self.program), **reported(outputs, self.program)}
             )
-            self.results = Results((outputs,))
+            self.results = BatchResults((outputs,))
             if self.rewind and self.is_finite:
                 self.rewind.succeeded()
 
@@ -109,8 +115,7 @@ class TrainingRun:
         if evaluation and self.is_finite:
             self.results = evaluate(self.session, evaluation, evaluation.count, lambda *_: None)
             self.steps[-1]["eval"] = self.results.means()
-        if self.options.format == "text":
-            print(step_text(self.steps[-1]), file=report_to(self.options.save), flush=True)
+        self.show(self.steps[-1])
 
     def _ended(self, status: int) -> int:
         """Save the results and return the exit status, which changes if the last loss or parameters are not finite."""
@@ -126,7 +131,7 @@ class TrainingRun:
                 return self._failed(f"the parameters after step {number} are not finite", number)
         self._save(parameters, self.steps)
         if status == INTERRUPTED:
-            say(f"interrupted: {self.options.save} has the parameters after step {number}")
+            say(f"interrupted: {self.save} has the parameters after step {number}")
         return status
 
     def _failed(self, why: str, last: int) -> int:
@@ -139,14 +144,15 @@ class TrainingRun:
         else:
             self._save(good, self.steps[:last])
             say(
-                f"{why}: {self.options.save} has the parameters that gave the loss of step {last}, the last good ones"
+                f"{why}: {self.save} has the parameters that gave the loss of step {last}, the last good ones"
             )
         return ERRORS
 
-    def _save(self, parameters: Arrays, steps: Sequence[Step]) -> None:
+    def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
+        assert self.save is not None
         if "loss" in parameters:
-            say(f"{self.options.save} has no losses: a parameter is called `loss`")
-        write_npz(self.options.save, {"loss": losses_of(steps), **parameters})
+            say(f"{self.save} has no losses: a parameter is called `loss`")
+        write_npz(self.save, {"loss": losses_of(steps), **parameters})
 
 
 def _all_finite(arrays: Arrays) -> bool:

@@ -1,4 +1,4 @@
-"""What `mtfc search` compares its result with: the two layouts that everyone knows, and every one that the file declares."""
+"""Layouts to compare a search's result with: data parallelism, model parallelism, and the layouts of the file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.pricer import Pricer
-from mtfc.driver.selection import Selection
+from mtfc.driver.loading.selection import Selection
 
 Baselines = dict[str, tuple[Mesh, Layout]]
 
 SECONDS, SHARE = 3.0, 0.1
-"""For how long at most the best of the model-parallel layouts is looked for, and for which part of the time that there is."""
+"""Most seconds of the search for the best model-parallel layout, and most of the time that is left, as a share."""
 
 
 def baselines(
     selection: Selection, pricer: Pricer, devices: int, given: Mesh | None, until: float
 ) -> Baselines:
-    """Layouts for so many devices by name; where the file has one called `data_parallel` or `model_parallel`, that is it.
+    """Return the layouts for this number of devices by name. Layouts that the file calls so replace the two standard ones.
 
-    Data-parallel: the first dimension of the inputs that no loop runs along, over all devices. Model-parallel: the best that
-    leaves the dimensions of the inputs whole, as far as it is found long before `until`, a time of `time.monotonic`. Both are
-    on the `given` mesh, or on one of a single axis.
+    `data_parallel` splits, over all devices, the first dimension of the inputs that no loop runs along. `model_parallel` is the
+    best layout that splits no dimension of the inputs, as far as a short search finds it. Both are on the `given` mesh, or on a
+    mesh of a single axis. until: a time of `time.monotonic`.
     """
     declared = {
         case.name: (case.mesh, case.layout) for case in selection.cases if case.mesh.devices == devices
@@ -49,7 +49,10 @@ def baselines(
 def _model_parallel(
     selection: Selection, pricer: Pricer, line: Mesh, whole: set[Dim], until: float
 ) -> Baselines:
-    """The best that is found, whatever memory it takes; none where nothing else can be split. Raises `KeyboardInterrupt`."""
+    """Return the best layout that splits no dimension in `whole`, regardless of memory; empty if nothing else can be split.
+
+    Raises `KeyboardInterrupt`.
+    """
     now = monotonic()
     device = attrs.evolve(pricer.hardware.device, memory=float("inf"))
     found = search(

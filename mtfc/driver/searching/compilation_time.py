@@ -1,4 +1,7 @@
-"""Loops that Numba compiles the first time after an installation: that takes seconds, which are not in a search's time."""
+"""The time that Numba takes to compile loops, which counts for no search.
+
+Numba compiles loops when they first run after an installation, and keeps the result. That takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from typing import TypeVar
 from mtfc.driver.errors import say
 
 SHORT = 2.0
-"""Seconds of compiling that are not worth a word."""
+"""Seconds of compilation that are not reported."""
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
-def compiling(action: Callable[[], Result], option: str | None) -> tuple[Result, float]:
-    """What an action gives, and for how many seconds loops were compiled in it: where these are many, says so, and that the time
-    of the option, if one gives a time, is without them.
+def timing_compilation(action: Callable[[], T], option: str | None = None) -> tuple[T, float]:
+    """Return the result of an action, and the seconds that Numba compiled loops during the action.
+
+    Reports a long compilation. option: the option whose seconds do not include the compilation, if any.
     """
     try:
         from numba.core.event import install_timer

@@ -1,8 +1,7 @@
-"""The meshes that `mtfc search` looks at: the given mesh or all shapes, and the names of their axes."""
+"""The candidate meshes of a search: the given mesh or all shapes, and the names of their axes."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,8 +12,10 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.layout_space import AXES, meshes
 from mtfc.driver.errors import UsageError
-from mtfc.driver.selection import Selection
-from mtfc.driver.target import check_room
+from mtfc.driver.loading.selection import Selection
+from mtfc.driver.loading.target import check_room
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching.space import SearchedSpace
 from mtfc.frontend.syntax.lexer import RESERVED
 
 MOST_DEVICES = 1_000_000
@@ -23,22 +24,26 @@ MOST_AXES = 3
 """Most axes of a mesh, without `--axes` and `--axes-names`."""
 
 
-def check_options(options: argparse.Namespace) -> None:
+def check_mesh_options(options: SearchOptions, space: SearchedSpace) -> None:
     """Raise `UsageError` for too many axes or devices, or for wrong names of axes."""
     if (options.axes or 0) > len(AXES) or (options.devices or 0) > MOST_DEVICES:
         raise UsageError(f"at most {len(AXES)} --axes and {MOST_DEVICES:,} --devices are searched")
     if options.axes_names is not None:
-        _check_names(tuple(options.axes_names), options)
+        _check_names(tuple(options.axes_names), options, space)
 
 
-def _check_names(names: tuple[str, ...], options: argparse.Namespace) -> None:
+def _check_names(names: tuple[str, ...], options: SearchOptions, space: SearchedSpace) -> None:
     given = f"--axes-names {','.join(names)}"
     wrong = [name for name in names if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED]
     twice = [name for name in names if names.count(name) > 1]
-    if options.space == "soap":
-        raise UsageError(f"{given}: the space `soap` has placements, and no mesh whose axes have names")
-    if options.mesh is not None:
-        raise UsageError(f"{given}: --mesh {options.mesh} gives its axes names; leave one of the options out")
+    if not space.has_meshes:
+        raise UsageError(
+            f"{given}: the space `{space.name}` has placements, and no mesh whose axes have names"
+        )
+    if options.choice.mesh is not None:
+        raise UsageError(
+            f"{given}: --mesh {options.choice.mesh} gives its axes names; leave one of the options out"
+        )
     if wrong:
         raise UsageError(
             f"{given}: `{wrong[0]}` cannot name a mesh axis, for example --axes-names data,model"
@@ -58,12 +63,12 @@ def _count(number: int, one: str, several: str | None = None) -> str:
 
 
 def searched_meshes(
-    options: argparse.Namespace, selection: Selection, hardware: Hardware
+    options: SearchOptions, space: SearchedSpace, selection: Selection, hardware: Hardware
 ) -> tuple[Mesh, ...]:
     """Return the mesh of `--mesh`, or all shapes for `--devices` or for all devices of the machine. Raises `UsageError`."""
-    if options.mesh is not None:
+    if options.choice.mesh is not None:
         found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
-        _check_given(options, found[0])
+        _check_given(options, space, found[0])
     else:
         devices = options.devices or hardware.devices
         if devices is None:
@@ -77,9 +82,7 @@ def searched_meshes(
     return found
 
 
-def possible_meshes(
-    options: argparse.Namespace, selection: Selection, meshes: Sequence[Mesh]
-) -> tuple[Mesh, ...]:
+def possible_meshes(options: SearchOptions, selection: Selection, meshes: Sequence[Mesh]) -> tuple[Mesh, ...]:
     """Return the meshes that the result may be on: searched meshes, and, without `--axes-names`, meshes of the file's layouts."""
     from mtfc.compiler.search.per_equation.per_equation_search import of_few_axes
 
@@ -112,11 +115,13 @@ def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
     )
 
 
-def _check_given(options: argparse.Namespace, mesh: Mesh) -> None:
+def _check_given(options: SearchOptions, space: SearchedSpace, mesh: Mesh) -> None:
     """Raise `UsageError` unless the given mesh can be searched and has the number of devices that `--devices` asks for."""
     if options.devices not in (None, mesh.devices):
         raise UsageError(
-            f"--mesh {options.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
+            f"--mesh {options.choice.mesh} has {mesh.devices} processors, and --devices is {options.devices}"
         )
-    if len(mesh.axes) > len(AXES) and options.space != "soap":
-        raise UsageError(f"--mesh {options.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched")
+    if len(mesh.axes) > len(AXES) and space.has_meshes:
+        raise UsageError(
+            f"--mesh {options.choice.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched"
+        )

@@ -1,10 +1,9 @@
-"""`mtfc search --why-not RULES`: the best layout that has these rules, and through which lines it costs more than the best."""
+"""The best layout with the rules of `mtfc search --why-not`, for comparison with the best layout of all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any
 
 import attrs
 
@@ -12,34 +11,30 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Spa
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.passes.pipelines import lower
-from mtfc.compiler.search.found import Found, NothingFits, value_of
+from mtfc.compiler.search.found import Found, NothingFits
 from mtfc.driver.errors import UsageError
-from mtfc.driver.layout_targets import placeable, prepared
-from mtfc.driver.searching.search_result import Result, over
-from mtfc.driver.selection import Choice
-from mtfc.driver.sources import Sources
+from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.sources import Sources, known_as
+from mtfc.driver.options import SearchOptions
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import parse_layout
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.legality import check_layouts
 from mtfc.frontend.layouts.program_index import Tensor
-from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax.parser import parse
-from mtfc.reports.difference import Priced, difference_json, difference_report
-from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import wrapped
+from mtfc.reports.search_report import LayoutSearchResult
+from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
 
 ASKED = "<--why-not>"
-"""The file that diagnostics about the rules are in."""
+"""The file name of the rules in diagnostics."""
 
 OF_A_MESH = ("E302", "E304")
 """Errors that another mesh may not have: sizes that do not divide, and missing axes."""
 
 
 @attrs.frozen(eq=False)
-class Asked:
+class AskedRules:
     """The rules of `--why-not` and the searched meshes; the rules are checked before the search begins."""
 
     text: str
@@ -100,94 +95,98 @@ class Asked:
             raise first
 
 
-def asked_of(
-    text: str, file: str, choice: Choice, sources: Sources, space: str, meshes: Sequence[Mesh]
-) -> Asked:
-    """Read the rules for the chosen model and for a search of the space on the meshes. Raises what `Asked.check` raises."""
-    sources.texts[ASKED] = text
+def asked_rules(options: SearchOptions, sources: Sources, meshes: Sequence[Mesh]) -> AskedRules:
+    """Read the rules for the chosen model and a search on the meshes. Raises the errors of `AskedRules.check`."""
+    assert options.why_not is not None
+    choice, file = options.choice, known_as(options.file)
+    sources.texts[ASKED] = options.why_not
     diagnostics = Diagnostics()
     tree = parse(sources.texts[file], file, diagnostics)
     module = elaborate(tree, diagnostics, choice.dims, choice.model, sources.neighbour, choice.settings)
     diagnostics.raise_if_errors()
-    known = placeable(module.programs[0]) if space == "tiling" else {}
-    asked = Asked(text, module, space, tuple(meshes), known)
+    known = placeable(module.programs[0]) if options.space == "tiling" else {}
+    asked = AskedRules(options.why_not, module, options.space, tuple(meshes), known)
     asked.check()
     return asked
 
 
 @attrs.frozen
-class Kind:
+class RuleKind:
     """A kind of rules: a test for layouts with such rules, and an example."""
 
     fits: Callable[[Layout], bool]
     example: str
 
 
-KINDS: Mapping[str, Kind] = {
-    "rules": Kind(
+KINDS: Mapping[str, RuleKind] = {
+    "rules": RuleKind(
         lambda layout: layout == Layout("", layout.rules),
         "rules for dimensions, such as `batch: rows`, without sections such as `params`",
     ),
-    "tiling": Kind(
+    "tiling": RuleKind(
         lambda layout: layout == Layout("", values=layout.values),
         "rules for single equations, such as `value forward.h: { batch: rows }`",
     ),
 }
 
 
-@attrs.frozen
-class Forced:
-    """The rules of `--why-not`, and the best layout with these rules: on the mesh of the best layout if possible."""
-
-    rules: Layout
-    found: Found
+Find = Callable[[Sequence[Mesh], float, Sequence[tuple[Mesh, Layout]], Layout], Found]
+"""A search: meshes, deadline, layouts to start from, and the rules that a layout must have."""
 
 
-@attrs.frozen
-class Unfit:
-    """The rules of `--why-not`, and the reason why no layout with them can be compared.
+def best_with_rules(
+    asked: AskedRules, best: LayoutSearchResult, seconds: float, find: Find, find_least: Find | None
+) -> LayoutDifference | UnfitRules:
+    """Search for the best layout with the rules. The search takes `seconds`, and as long again if nothing fits on the mesh of `best`.
 
-    least: bytes of memory of the layout with the rules that needs the least, where that is known.
+    find_least: a search for the least memory, for a second attempt on all meshes; None makes no second attempt.
     """
-
-    rules: Layout
-    reason: str
-    least: int | None = None
-
-
-def forced(asked: Asked, best: Result, seconds: float) -> Forced | Unfit:
-    """Search for the best layout with the rules for so many seconds, and as long again where none fits on the found mesh."""
     meshes = sorted(asked.possible(), key=lambda mesh: len(mesh.axes))
-    own = [mesh for mesh in meshes if mesh == best.found.mesh]
-    layout = asked.on((own or meshes)[0])
+    own = [mesh for mesh in meshes if mesh == best.found.mesh] or meshes
+    rules = asked.on(own[0])
     try:
-        return _best_of(layout, best, own or meshes, meshes, seconds)
-    except KeyboardInterrupt:
-        return Unfit(layout, "the search was interrupted before a layout with it was found.")
-
-
-def _best_of(
-    rules: Layout, best: Result, own: Sequence[Mesh], meshes: Sequence[Mesh], seconds: float
-) -> Forced | Unfit:
-    """Search on the meshes `own`; if nothing fits, on all meshes for the least memory, and from there for the best."""
-    try:
-        found = WITH_RULES[best.space](rules, best, own, monotonic() + seconds)
+        return _compared(rules, best, find(own, monotonic() + seconds, (), rules))
     except NothingFits as error:
-        if best.space != "rules":
-            return Unfit(rules, f"{error}.")
-        least = attrs.evolve(best, objective="memory")
-        found = _with_rules(rules, least, meshes, monotonic() + seconds / 2)
+        if find_least is None:
+            return UnfitRules(rules, f"{error}.")
+        return _second_attempt(rules, best, meshes, seconds, find, find_least)
+    except KeyboardInterrupt:
+        return _interrupted(rules)
+
+
+def _interrupted(rules: Layout) -> UnfitRules:
+    return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
+
+
+def _compared(rules: Layout, best: LayoutSearchResult, found: Found) -> LayoutDifference:
+    return LayoutDifference(
+        rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")), best
+    )
+
+
+def _second_attempt(
+    rules: Layout,
+    best: LayoutSearchResult,
+    meshes: Sequence[Mesh],
+    seconds: float,
+    find: Find,
+    find_least: Find,
+) -> LayoutDifference | UnfitRules:
+    """Search all meshes for the layout with the least memory, and from there for the best layout."""
+    try:
+        found = find_least(meshes, monotonic() + seconds / 2, (), rules)
         price = best.pricer.with_overlap(found.mesh, found.layout)
         room = best.pricer.hardware.device.memory
         if price.tiled > room:
-            return Unfit(rules, _too_much(found, price.tiled, int(room)), price.tiled)
+            return UnfitRules(rules, _too_much(found, price.tiled, int(room)), price.tiled)
         known = ((found.mesh, found.layout),)
-        found = _with_rules(rules, best, meshes, monotonic() + seconds / 2, known)
-    return Forced(rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")))
+        return _compared(rules, best, find(meshes, monotonic() + seconds / 2, known, rules))
+    except KeyboardInterrupt:
+        return _interrupted(rules)
 
 
 def _too_much(found: Found, needed: int, room: int) -> str:
-    """Say how much memory a layout needs that needs the least of all with the rules."""
+    """Return how much memory the layout with the rules needs that needs the least."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in found.mesh.axes)
     which = "the layout with it that needs the least"
     which += "" if found.is_optimal else " of those that were tried"
@@ -198,101 +197,10 @@ def _too_much(found: Found, needed: int, room: int) -> str:
 
 
 def _asked(error: Diagnostic) -> Diagnostic:
-    """The error, whose place is in the option that was given: the rules were read as those of `--layout` are."""
+    """Return the error with its places in `--why-not`: the rules were parsed as those of `--layout`."""
     labels = (attrs.evolve(each, span=_in_option(each.span)) for each in error.labels)
     return attrs.evolve(error, span=_in_option(error.span), labels=tuple(labels))
 
 
 def _in_option(span: Span) -> Span:
     return attrs.evolve(span, file=ASKED) if span.file == "<--layout>" else span
-
-
-def _with_rules(
-    asked: Layout,
-    best: Result,
-    meshes: Sequence[Mesh],
-    until: float,
-    known: Sequence[tuple[Mesh, Layout]] = (),
-) -> Found:
-    from mtfc.compiler.search.global_layouts.global_search import search
-
-    pricer, program = best.pricer, best.program
-    return search(
-        pricer.undistributed(),
-        program.function("forward"),
-        meshes,
-        pricer.hardware,
-        best.pricing,
-        until,
-        best.objective,
-        known,
-        fixed=asked.rules,
-        storage=best.storage,
-    )
-
-
-def _with_equations(asked: Layout, best: Result, meshes: Sequence[Mesh], until: float) -> Found:
-    from mtfc.compiler.search.per_equation.per_equation_search import search
-
-    program, pricer = best.program, best.pricer
-    return search(
-        prepared(program),
-        set(program.dims),
-        meshes,
-        pricer.hardware,
-        best.pricing,
-        until,
-        best.objective,
-        fixed=asked.value_rules,
-    )
-
-
-WITH_RULES: Mapping[str, Callable[[Layout, Result, Sequence[Mesh], float], Found]] = {
-    "rules": _with_rules,
-    "tiling": _with_equations,
-}
-"""By space, how the best layout with some rules is found."""
-
-
-def why_not_report(each: Forced | Unfit, best: Result, sources: Sources) -> str:
-    """What the rules cost, and the lines that cost more or less with them than under the best layout."""
-    if isinstance(each, Unfit):
-        return "\n".join(wrapped(f"Why not {{ {rules_text(each.rules)} }}: {each.reason}".split(), 2)) + "\n"
-    price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
-    more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
-    known = "the best layout with it" if each.found.is_optimal else "the best layout with it that was found"
-    if each.found.mesh != best.found.mesh:
-        axes = ", ".join(f"{axis}: {size}" for axis, size in each.found.mesh.axes)
-        known = f"{known}, on another mesh, [{axes}],"
-    takes = f"{seconds_text(best.seconds_of(price))} and {bytes_text(price.memory)}"
-    lines = [f"Why not {{ {rules_text(each.rules)} }}: {known} takes {takes}, which is {more:+.1%}.", ""]
-    one, other = _priced(each, best)
-    places = {charge.span.file for each in (one, other) for charge in each.cost.step if charge.span}
-    return "\n".join(lines) + difference_report(one, other, sources.texts | standard_library.texts(places))
-
-
-def why_not_json(each: Forced | Unfit, best: Result) -> dict[str, Any]:
-    """The price of the best layout with the rules, and the difference as `mtfc diff` has it; or the reason why there is none."""
-    if isinstance(each, Unfit):
-        nothing = dict.fromkeys(("mesh", "layout", "optimal", "objective_seconds"))
-        memory = {"memory_per_device": each.least, "difference": None}
-        return {"rules": rules_text(each.rules), **nothing, **memory, "reason": each.reason}
-    price = best.pricer.with_overlap(each.found.mesh, each.found.layout)
-    return {
-        "rules": rules_text(each.rules),
-        "mesh": each.found.mesh.sizes,
-        "layout": rules_text(each.found.layout),
-        "optimal": each.found.is_optimal,
-        "objective_seconds": best.seconds_of(price),
-        "memory_per_device": price.memory,
-        "difference": difference_json(*_priced(each, best)),
-        "reason": None,
-    }
-
-
-def _priced(each: Forced, best: Result) -> list[Priced]:
-    """The best layout, and the best with the rules, with what lines take as they were compared."""
-    programs = (lower(best.program, found.mesh, found.layout) for found in (best.found, each.found))
-    return [
-        Priced.of(program, best.pricer.hardware, overlaps=best.objective == "overlap") for program in programs
-    ]

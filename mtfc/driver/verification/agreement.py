@@ -1,19 +1,14 @@
-"""Compare results, and tell rounding from errors."""
+"""Compare arrays, and distinguish rounding from errors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
-
-import attrs
 
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.driver.data.npz import Arrays
-from mtfc.driver.data.summary import is_finite, magnitude
-from mtfc.driver.selection import Case
-
-if TYPE_CHECKING:
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
+from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.reports.verification_report import NOUNS, CaseResult, Errors, Part
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
 """The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""
@@ -22,57 +17,16 @@ DOUBTFUL = 1e-2
 """A difference in f32 up to this relative size is rounding if the same case agrees in f64."""
 
 GROWTH = 1000 * 2.0**29
-"""A difference in f32 up to this many times the difference in f64 is rounding, too: 2 ** 29 by precision, 1000 as a margin."""
+"""A difference in f32 up to this many times the difference in f64 is rounding: 2**29 by precision, times a margin of 1000."""
 
 HANDED_OUT = 1e-6
-"""Least tolerance where `dtype` is given: the arrays are handed in and out in f32."""
-
-Part = Literal["outputs", "gradients", "parameters", "training"]
-
-NOUNS: Mapping[Part, str] = {
-    "outputs": "output",
-    "gradients": "gradient",
-    "parameters": "parameter",
-    "training": "training of",
-}
-
-Errors = Mapping[Part, Mapping[str, float]]
-"""Part -> name -> largest absolute difference."""
-
-
-@attrs.frozen
-class Result:
-    """The differences of a case from the undistributed program, or the reason why the case did not run.
-
-    largest: the largest relative difference. largest_wide: the same over arrays in f64. is_doubtful: True if the wrong results
-    may be rounding. in_f64: the largest difference in f64, if f64 showed that the differences are rounding. noise: the gradient
-    noise that moves undistributed training as far, if noise explains the differences. not_finite: the results that have a NaN or
-    an infinity in the undistributed program; agreement says little about them.
-    """
-
-    case: Case
-    backend: str
-    errors: Errors
-    wrong: tuple[str, ...] = ()
-    skipped: str | None = None
-    placement: DeclaredPlacement | None = None
-    largest: float = 0.0
-    largest_wide: float = 0.0
-    is_doubtful: bool = False
-    in_f64: float | None = None
-    noise: float | None = None
-    not_finite: tuple[str, ...] = ()
-
-    @property
-    def is_training_alone(self) -> bool:
-        """True if nothing but training steps is wrong."""
-        return all(each.startswith(NOUNS["training"]) for each in self.wrong)
+"""Least tolerance if `dtype` is given: the arrays are handed in and out in f32."""
 
 
 def judged(
-    case: Case, backend: str, errors: Errors, expected: Mapping[Part, Arrays], tolerance: float
-) -> Result:
-    """Return the result of a case: a difference above the tolerance is wrong. Wrong drawn parameters are not doubtful."""
+    case: LayoutOnMesh, backend: str, errors: Errors, expected: Mapping[Part, Arrays], tolerance: float
+) -> CaseResult:
+    """Return the result of a layout: a difference above the tolerance is wrong. Wrong drawn parameters are not doubtful."""
     relative = {
         (part, name): error / magnitude(expected[part][name])
         for part, arrays in errors.items()
@@ -80,8 +34,9 @@ def judged(
     }
     wrong = [key for key, error in relative.items() if not error <= tolerance]
     wide = (e for (part, name), e in relative.items() if expected[part][name].dtype.itemsize == 8)
-    return Result(
-        case,
+    return CaseResult(
+        case.mesh,
+        case.layout,
         backend,
         errors,
         wrong=tuple(f"{NOUNS[part]} {name}" for part, name in wrong),
@@ -94,14 +49,9 @@ def judged(
     )
 
 
-def is_rounding(result: Result, again: Result) -> bool:
+def is_rounding(result: CaseResult, again: CaseResult) -> bool:
     """True if the differences of a doubtful result are rounding, given the result of the same case in f64."""
     return not again.wrong and result.largest <= max(DOUBTFUL, GROWTH * again.largest_wide)
-
-
-def largest(errors: Errors) -> dict[Part, float]:
-    """The largest difference of each part."""
-    return {part: max(each.values(), default=0.0) for part, each in errors.items()}
 
 
 def tolerance_of(programs: Iterable[Program], dtype: str | None) -> float:
@@ -112,3 +62,31 @@ def tolerance_of(programs: Iterable[Program], dtype: str | None) -> float:
         dtypes.discard("f32")
     found = max((TOLERANCE[dtype] for dtype in dtypes & TOLERANCE.keys()), default=TOLERANCE["f32"])
     return max(found, HANDED_OUT) if dtype else found
+
+
+def difference(actual: Array, expected: Array) -> float:
+    """Return the largest absolute difference of two arrays; infinite if only one of them has a number at some place."""
+    import numpy as np
+
+    a, b = (np.asarray(array).astype(np.float64) for array in (actual, expected))
+    if a.shape != b.shape:
+        return math.inf
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.abs(a - b))
+    return float(np.where(np.isnan(apart), math.inf, apart).max(initial=0.0))
+
+
+def is_finite(array: Array) -> bool:
+    """True if an array holds neither NaN nor infinities."""
+    import numpy as np
+
+    return bool(np.isfinite(np.asarray(array).astype(np.float64)).all())
+
+
+def magnitude(array: Array) -> float:
+    """Return the largest finite absolute value, and at least 1: relative differences are relative to this number."""
+    import numpy as np
+
+    numbers = np.abs(np.asarray(array).astype(np.float64))
+    return float(numbers[np.isfinite(numbers)].max(initial=1.0))

@@ -6,7 +6,6 @@ a row: each step starts from the parameters and the optimizer state of the step 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -24,11 +23,12 @@ from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
 from mtfc.driver.data.npz import Arrays
-from mtfc.driver.data.summary import difference, magnitude
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
+from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load
-from mtfc.driver.selection import ONE_DEVICE, UNDISTRIBUTED, Case
-from mtfc.driver.verification.agreement import Part, Result, is_rounding, judged, largest, tolerance_of
+from mtfc.driver.verification.agreement import difference, is_rounding, judged, magnitude, tolerance_of
 from mtfc.driver.verification.sensitivity import NOISE, RUNS, SPREAD, Noise, SplitStep
+from mtfc.reports.verification_report import CaseResult, Part, largest
 
 if TYPE_CHECKING:
     from mtfc.frontend.layouts.placements import DeclaredPlacement
@@ -56,7 +56,7 @@ class Reference:
     tolerance: float
 
     @classmethod
-    def of(cls, program: Program, given: Arrays, options: argparse.Namespace) -> Reference:
+    def of(cls, program: Program, given: Arrays, options: VerifyOptions) -> Reference:
         """Run the undistributed program. `given` has values of parameters. Raises `CompileError` where data does not fit."""
         from mtfc.backends.interpreter import interpret
 
@@ -65,7 +65,7 @@ class Reference:
         batches = (
             read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed, number)
         )
-        alone = Case(ONE_DEVICE, UNDISTRIBUTED)
+        alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         differentiated = run_passes(program, (MixedPrecision(), *map(Differentiate, BOTH)))
         results = interpret(
@@ -82,27 +82,27 @@ class Reference:
         tolerance = tolerance_of((differentiated,), options.dtype)
         return cls(program, differentiated, batches, given, options.seed, expected, tolerance)
 
-    def compared(self, case: Case, backends: Iterable[str]) -> Iterator[Result]:
+    def compared(self, case: LayoutOnMesh, backends: Iterable[str]) -> Iterator[CaseResult]:
         """Yield the result of each backend for the program under a layout."""
         lowered = case.lower(self.program, of="+".join(BOTH))
         for backend in backends:
             if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
                 most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
-                yield Result(case, backend, {}, skipped=f"{case.mesh.devices} processors are {most}")
+                yield CaseResult(
+                    case.mesh, case.layout, backend, {}, skipped=f"{case.mesh.devices} processors are {most}"
+                )
             else:
                 yield self._compared(case, lowered, backend)
 
-    def placed(self, placement: DeclaredPlacement) -> Result:
+    def placed(self, placement: DeclaredPlacement) -> CaseResult:
         """Return the result of the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        from mtfc.driver.verification.placed import run_placed
-
         arrays = {**self.batches[0], **self.expected["parameters"]}
-        outputs, gradients = run_placed(placement, self.program, arrays)
-        case = Case(Mesh("devices", (("all", placement.devices),)), Layout(placement.name))
+        outputs, gradients = _run_placed(placement, self.program, arrays)
+        case = LayoutOnMesh(Mesh("devices", (("all", placement.devices),)), Layout(placement.name))
         result = self._judged(case, "numpy", {"outputs": outputs, "gradients": gradients})
         return attrs.evolve(result, placement=placement)
 
-    def noise_of(self, result: Result) -> float | None:
+    def noise_of(self, result: CaseResult) -> float | None:
         """Return the gradient noise that moves undistributed training as far as the case differs; None if the case is wrong.
 
         See `sensitivity.py`.
@@ -119,7 +119,7 @@ class Reference:
                 return None
         return noise.size
 
-    def _compared(self, case: Case, lowered: Program, backend: str) -> Result:
+    def _compared(self, case: LayoutOnMesh, lowered: Program, backend: str) -> CaseResult:
         module = load(lowered, backend)
         drawn = Session.start(module, self.seed, self.given).parameters()
         session = Session.start(module, self.seed, self.expected["parameters"])
@@ -131,12 +131,29 @@ class Reference:
             actual["training"] = _training(session, self.batches, _accumulate(self.program))
         return self._judged(case, backend, actual)
 
-    def _judged(self, case: Case, backend: str, actual: Mapping[Part, Arrays]) -> Result:
+    def _judged(self, case: LayoutOnMesh, backend: str, actual: Mapping[Part, Arrays]) -> CaseResult:
         errors = {
             part: {name: difference(array, self.expected[part][name]) for name, array in arrays.items()}
             for part, arrays in actual.items()
         }
         return judged(case, backend, errors, self.expected, self.tolerance)
+
+
+def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
+    """Run a program's operators on the devices of a placement, on NumPy. Raises `CompileError` (E317, E319).
+
+    Return outputs, and gradients of parameters, by name; without training there are no gradients.
+    """
+    from mtfc.backends.numpy.placement_runner import execute
+    from mtfc.compiler.diagnostics import Diagnostics
+    from mtfc.compiler.passes.pipelines import simplification
+    from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
+    from mtfc.compiler.search.placement.placement_search import operators_of
+    from mtfc.frontend.layouts.placements import strategy_of
+
+    graph = operators_of(run_passes(program, simplification()))
+    found = execute(cotangent_flow(graph), strategy_of(placement, graph, Diagnostics()), arrays)
+    return dict(found.outputs), dict(found.gradients)
 
 
 def _accumulate(program: Program) -> int:
@@ -159,7 +176,7 @@ def _in_evaluation(outputs: Arrays) -> Arrays:
 
 
 def _training(session: Session, batches: Batches, accumulate: int) -> dict[str, Any]:
-    """Return parameters and optimizer state after each step, stacked."""
+    """Return parameters and optimizer state after each step of the session, stacked."""
     after = []
     for number in range(STEPS):
         session.train(batches.step(number, accumulate), number)
@@ -170,7 +187,7 @@ def _training(session: Session, batches: Batches, accumulate: int) -> dict[str, 
 def _interpreted_training(
     program: Program, batches: Batches, parameters: Arrays, run: Callable[[Arrays], Arrays]
 ) -> dict[str, Any]:
-    """Return the same for the undistributed program; `run` executes one step."""
+    """Return parameters and optimizer state after each step of the undistributed program, stacked; `run` executes a step."""
     step, after = program.function("step"), []
     known = {**parameters, **_initial_state(step)}
     numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
@@ -209,15 +226,15 @@ class Exact:
 
     program: Program
     given: Arrays
-    options: argparse.Namespace
+    options: VerifyOptions
     rounded: Reference
 
     @cached_property
     def reference(self) -> Reference:
-        options = argparse.Namespace(**{**vars(self.options), "dtype": "f64"})
+        options = attrs.evolve(self.options, dtype="f64")
         return Reference.of(everything_in(self.program, "f64"), self.given, options)
 
-    def settled(self, result: Result) -> Result:
+    def settled(self, result: CaseResult) -> CaseResult:
         """Return a doubtful result as f64 judges it. Agreement in f64 proves rounding; otherwise noise may explain wrong
         training.
         """
@@ -230,10 +247,10 @@ class Exact:
             return result
         return attrs.evolve(result, wrong=(), noise=noise)
 
-    def _again(self, result: Result) -> Result:
+    def _again(self, result: CaseResult) -> CaseResult:
         # a module in f64 turns on 64-bit numbers for the whole process
         with setting_kept("jax_enable_x64") if result.backend == "jax" else nullcontext():
             if result.placement:
                 return self.reference.placed(result.placement)
-            (again,) = self.reference.compared(result.case, (result.backend,))
+            (again,) = self.reference.compared(LayoutOnMesh(result.mesh, result.layout), (result.backend,))
             return again

@@ -1,38 +1,30 @@
-"""`mtfc simulate` of a placement: what a step takes on a machine, by the task graph and the timeline of `search --space soap`."""
+"""Predicted time of a step under a placement, by its task graph and timeline: report, JSON record and trace of `mtfc simulate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from math import inf
 from typing import Any
 
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.ir.core import Function, Program, source_file
+from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.placed_step import Attribution, PlacedStep, events, placed_step, tracks
-from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
+from mtfc.compiler.search.placement.placed_step import Attribution, PlacedStep, events, tracks
+from mtfc.compiler.search.placement.placement_search import PlacementSpace
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.driver.searching.compilation_time import compiling
-from mtfc.driver.searching.search_result import devices_of
-from mtfc.frontend.hardware_targets import no_room
-from mtfc.frontend.layouts.placements import DeclaredPlacement, strategy_of
 from mtfc.reports.source_lines import fitted, line_rows, nested
-from mtfc.reports.step_json import trace
-from mtfc.reports.step_report import replaced, seconds_text
-from mtfc.reports.table import aligned
+from mtfc.reports.step_report import replaced, seconds_text, trace
+from mtfc.reports.table import aligned, devices_text
 
 LEGEND = "  By line: time on the longest path, computing and waiting for communication; bytes sent, and kept on device {device}."
 
 
 @attrs.frozen(eq=False)
-class Simulated:
-    """A placement of a program on a machine, and its step."""
+class SimulatedPlacement:
+    """A step of a program under a placement, simulated on a machine."""
 
     model: str
     name: str
@@ -51,40 +43,31 @@ class Simulated:
 
     @property
     def fits(self) -> bool:
+        """True if the memory of a device suffices."""
         return self.step.memory["total"] <= self.hardware.device.memory
 
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        return {span.file for span in self.step.lines if span}
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return _record(self)
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        return _report(self, texts)
+
     def trace(self) -> dict[str, Any]:
-        """The timeline: a thread for each device, and for each port."""
+        """Return the timeline: a thread for each device, and for each port."""
         tasks = self.space.evaluator.tasks
         title = f"{self.title} on {self.hardware.name}"
         return trace(tracks(tasks), events(tasks, self.found), title)
 
 
-def simulated(placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str) -> Simulated:
-    """The step under a placement, though memory may not suffice for it.
-
-    Raises `CompileError` where operators are not as the placement says (E317, E319), or there are too few devices (E316).
-    """
-    _check_room(placement, hardware, target)
-    roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))
-    prepared = run(program, simplification())
-    most = max((len(each.devices) for each in placement.operators), default=1)
-    space, _ = compiling(lambda: placement_space(prepared, roomy, placement.devices, most), None)
-    found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
-    step = placed_step(space.evaluator.tasks, found)
-    return Simulated(program.name, placement.name, hardware, space, found, step)
-
-
-def _check_room(placement: DeclaredPlacement, hardware: Hardware, target: str) -> None:
-    has = hardware.devices
-    if has is not None and placement.devices > has:
-        room = f"`{hardware.name}` has {has} device{'s'[: has - 1]}"
-        message = f"placement `{placement.name}` is on {placement.devices} devices, and {room}"
-        no_room(target, message, "choose larger hardware, or search for a placement on fewer devices")
-
-
-def record(each: Simulated) -> dict[str, Any]:
-    """The record that a layout has, as far as it has a meaning; see `docs/command.md`."""
+def _record(each: SimulatedPlacement) -> dict[str, Any]:
+    """Return the keys of a layout's record that make sense for a placement; see `docs/command.md`."""
     step, total = each.step, each.step.total
     return {
         "model": each.model,
@@ -123,16 +106,16 @@ def _figures(blame: Attribution) -> dict[str, float]:
     }
 
 
-def report(each: Simulated, sources: Mapping[str, str]) -> str:
-    """The parts of the time of a step, and how much of them each device and each line has; `sources` holds texts of files."""
+def _report(each: SimulatedPlacement, sources: Mapping[str, str]) -> str:
+    """Return the parts of a step's time, and the shares of each device and each line; `sources` holds texts of files."""
     unit = "training step" if each.space.graph.loss is not None else "forward pass"
-    where = devices_of(each.hardware, each.space.devices)
+    where = devices_text(each.hardware.name, each.space.devices)
     legend = LEGEND.format(device=int(each.step.held.argmax()))
     lines = [f"{each.title}: one {unit} on {where}", *_summary(each), ""]
     return "\n".join([*lines, *_by_device(each.step), "", legend, *_by_line(each, sources)]) + "\n"
 
 
-def _summary(each: Simulated) -> list[str]:
+def _summary(each: SimulatedPlacement) -> list[str]:
     step, total, device = each.step, each.step.total, each.hardware.device
     dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if has_trait(eqn, "dot")}
     ports = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
@@ -160,7 +143,7 @@ def _by_device(step: PlacedStep) -> list[str]:
     return aligned(rows, right=range(4))
 
 
-def _by_line(each: Simulated, sources: Mapping[str, str]) -> list[str]:
+def _by_line(each: SimulatedPlacement, sources: Mapping[str, str]) -> list[str]:
     heads, own = (
         ["line", "source", "compute", "waits", "step", "sent", "memory"],
         source_file([each.function]),

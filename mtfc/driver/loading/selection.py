@@ -1,8 +1,7 @@
-"""From a file and the common options to what is to be compiled: one model, and the layouts to compile it under."""
+"""Select from a file, by the common options, one model and the layouts to compile it under."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,9 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import Observer, lower
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
-from mtfc.driver.layout_targets import placeable
-from mtfc.driver.sources import Sources
+from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import Choice
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (
@@ -41,7 +41,7 @@ UNDISTRIBUTED = Layout("undistributed")
 
 
 @attrs.frozen
-class Case:
+class LayoutOnMesh:
     """A layout on a mesh."""
 
     mesh: Mesh
@@ -52,66 +52,39 @@ class Case:
         return self.layout.name
 
     def placed(self, program: Program) -> Program:
-        """The global program, set to be compiled for this case."""
+        """Return the global program with this mesh and layout, ready to be compiled for them."""
         return attrs.evolve(program, mesh=self.mesh, layout=self.layout)
 
     def lower(self, program: Program, of: str = "step", observers: Sequence[Observer] = ()) -> Program:
-        """The program of one processor: see `pipelines.lower`."""
+        """Return the program of one processor: see `pipelines.lower`."""
         return lower(program, self.mesh, self.layout, of, observers)
 
 
 @attrs.frozen
 class Selection:
-    """A global program, at least one case, the hardware and placements that its file declares, and its names. No case, and the
-    one placement, where a placement was chosen.
+    """A global program with at least one layout, and the hardware, placements and names that its file declares.
+
+    If a placement was chosen, `cases` is empty and `placements` has that placement alone.
     """
 
     program: Program
-    cases: tuple[Case, ...]
+    cases: tuple[LayoutOnMesh, ...]
     hardware: Mapping[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
 
 
-@attrs.frozen
-class Choice:
-    """The parts of a file to compile, and the layouts; None leaves the choice to the file.
-
-    `settings` are entries of the model's `train` block, each `KEY=VALUE` (see `training/overrides.py`).
-    """
-
-    model: str | None
-    layout: str | None
-    mesh: str | None
-    dims: Mapping[str, int]
-    settings: tuple[str, ...] = ()
-
-
-def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return entries of a `train` block, given as Python values, in the form of `Choice.settings`."""
-    return tuple(f"{key}={_text_of(value)}" for key, value in values.items())
-
-
-def _text_of(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text_of, value))
-    return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())
-
-
 def select(
-    options: argparse.Namespace, sources: Sources, every_layout: bool = False, or_placement: bool = False
+    file: str, choice: Choice, sources: Sources, every_layout: bool = False, or_placement: bool = False
 ) -> Selection:
-    """What the options choose of a file: its model, and the first layout or all; or a placement where that may be.
+    """Read a file and return its chosen model, with the first chosen layout or with all; or with a placement if that is allowed.
 
     Raises `CompileError` and `UsageError`.
     """
-    file = sources.read(options.file)
-    text = sources.texts[file]
-    return choose(text, file, choice_of(options), every_layout, sources.neighbour, or_placement=or_placement)
-
-
-def choice_of(options: argparse.Namespace) -> Choice:
-    return Choice(options.model, options.layout, options.mesh, options.dims, tuple(options.settings))
+    sources.add_choice(choice)
+    name = sources.read(file)
+    text, neighbour = sources.texts[name], sources.neighbour
+    return choose(text, name, choice, every_layout, neighbour, or_placement=or_placement)
 
 
 def choose(
@@ -123,10 +96,10 @@ def choose(
     skip_illegal: bool = False,
     or_placement: bool = False,
 ) -> Selection:
-    """What is chosen of a file's text. What it imports is looked for beside it.
+    """Return the chosen model and layouts of a file's text. `neighbour` reads the files that it imports.
 
-    or_placement: a placement may be chosen, as if it were a layout. Raises `CompileError`, for a layout that is illegal or a mesh
-    that has none unless these are to be skipped, and `UsageError`.
+    or_placement: `choice.layout` may name a placement. skip_illegal: leave out illegal layouts, and accept a mesh without a
+    layout. Raises `CompileError` and `UsageError`.
     """
     diagnostics = Diagnostics()
     tree = parse(text, file, diagnostics)
@@ -155,7 +128,7 @@ def choose(
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
-    """Raise `CompileError` unless the program can be placed under each of the layouts."""
+    """Raise `CompileError` if a layout is illegal for the program."""
     for each in declared:
         diagnostics.extend(check_layout(program, each, placeable))
     diagnostics.raise_if_errors()
@@ -165,8 +138,8 @@ def _errors(program: Program, declared: DeclaredLayout) -> bool:
     return any(each.severity == "error" for each in check_layout(program, declared, placeable))
 
 
-def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[Case]:
-    """The declared layouts; where there are none, nothing is split."""
+def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[LayoutOnMesh]:
+    """Return the declared layouts; without any, return the layout that splits nothing."""
     if declared:
-        return (Case(each.mesh, each.layout) for each in declared)
-    return (Case(parse_mesh(mesh, module) if mesh is not None else ONE_DEVICE, UNDISTRIBUTED),)
+        return (LayoutOnMesh(each.mesh, each.layout) for each in declared)
+    return (LayoutOnMesh(parse_mesh(mesh, module) if mesh is not None else ONE_DEVICE, UNDISTRIBUTED),)

@@ -1,44 +1,51 @@
-"""What `mtfc search` shows and writes of what it found."""
+"""Results of `mtfc search` as text and as JSON: layouts, and placements."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from decimal import Decimal
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
+from mtfc.compiler.search.found import Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
-from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.parser import parse
+from mtfc.frontend.layouts.placements import placement_text
+from mtfc.reports.array_summary import finite
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import aligned, wrapped
+from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.driver.searching.why_not import Asked
+    from mtfc.compiler.search.placement.placement_search import PlacementResult, PlacementSpace
 
 MOST_SHOWN = 30
-"""Equations of a tiling; all of them are written to a file."""
+"""Most equations that a report shows; a file gets all of them."""
 
 MOST_LISTED = 8
-"""Dimensions that a reason lists."""
+"""Most dimensions that a reason lists."""
+
+MOST_PLACED = 20
+"""A placement of more operators is written to a file, and not shown."""
+
+LARGEST = 10**300
+"""A number that a float can hold, for readers of JSON."""
+
+
+# Layouts
 
 
 @attrs.frozen(slots=False)
-class Result:
-    """The result of a search, the layouts to compare with, the meshes of the file, and the seconds of the search.
+class LayoutSearchResult:
+    """The result of a search for layouts, the layouts to compare with, and the seconds of the search.
 
-    searched: the candidate meshes. storage: True if the search also chose how parameters and state are stored. asked: the rules
-    of `--why-not`.
+    searched: the candidate meshes.
     """
 
     space: str
@@ -46,35 +53,34 @@ class Result:
     program: Program
     pricer: Pricer
     others: Mapping[str, tuple[Mesh, Layout]]
-    meshes: tuple[Mesh, ...]
     searched: tuple[Mesh, ...]
     objective: Objective
-    storage: bool
     seconds: float
-    asked: Asked | None
-
-    @property
-    def pricing(self) -> Pricing:
-        """What layouts are compared by."""
-        return self.pricer.pricing(self.objective)
 
     def seconds_of(self, price: Price) -> float:
-        """What a step takes, with overlap only if that is the objective."""
+        """Return the seconds of a step, with overlap only if that is the objective."""
         return value_of(price, "time" if self.objective == "memory" else self.objective)
 
     @cached_property
     def price(self) -> Price:
-        """Of what was found, with overlap too, as all prices here."""
+        """The price of the result, with the seconds with overlap."""
         return self.pricer.with_overlap(self.found.mesh, self.found.layout)
 
     @property
     def compared(self) -> dict[str, Price]:
-        """The prices of the others."""
+        """The prices of the layouts to compare with."""
         return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
 
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record. With memory as the objective, the bound is in bytes."""
+        return _layout_record(self)
 
-def record(result: Result) -> dict[str, Any]:
-    """The record that language.md has, and the parts of the price. With memory as the objective its bound is in bytes."""
+    def report(self) -> str:
+        """Return the layout, the proof, and a table of the layouts to compare with."""
+        return _layout_report(self)
+
+
+def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
     found, price = result.found, result.price
     in_seconds, seconds = result.objective != "memory", result.seconds_of(result.price)
     return {
@@ -108,11 +114,11 @@ COMPARED: Mapping[Objective, str] = {
 }
 
 
-def report(result: Result) -> str:
-    """The layout, how good it is proven to be, and a table of what others take."""
+def _layout_report(result: LayoutSearchResult) -> str:
+    """Return the layout, the proof, and a table of the layouts to compare with."""
     found, hardware = result.found, result.pricer.hardware
     shape = "x".join(str(size) for _, size in found.mesh.axes)
-    heading = f"{result.program.name}, on {devices_of(hardware, found.mesh.devices)}, mesh {shape}"
+    heading = f"{result.program.name}, on {devices_text(hardware.name, found.mesh.devices)}, mesh {shape}"
     name = free_name(found.layout.name, result.others)
     shown, left_out = _shown(attrs.evolve(found.layout, name=name))
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
@@ -139,12 +145,12 @@ communication overlaps with what does not need it."""
     )
 
 
-def _whole_note(result: Result) -> list[str]:
+def _whole_note(result: LayoutSearchResult) -> list[str]:
     reason = why_whole(result)
     return [] if reason is None else wrapped(f"note: nothing is split: {reason}".split(), 2)
 
 
-def why_whole(result: Result) -> str | None:
+def why_whole(result: LayoutSearchResult) -> str | None:
     """Return the reason why several devices split nothing, or None if something is split."""
     if result.found.mesh.devices == 1 or not is_whole(result.found.layout):
         return None
@@ -157,7 +163,7 @@ def is_whole(layout: Layout) -> bool:
     return not any(axes for rules in sections for _, axes in rules.axes)
 
 
-def _indivisible(result: Result) -> str | None:
+def _indivisible(result: LayoutSearchResult) -> str | None:
     """Return that no axis of any mesh divides a dimension, if so."""
     dims = [column.dim for column in space_of(result.program.function("forward")).columns]
     sizes = sorted({size for mesh in result.searched for _, size in mesh.axes if size > 1})
@@ -170,14 +176,14 @@ def _indivisible(result: Result) -> str | None:
     return f"the size of no dimension that can be split is a multiple of {number} ({listed}{rest})"
 
 
-def _no_better(result: Result) -> str:
+def _no_better(result: LayoutSearchResult) -> str:
     less = "needs less memory" if result.objective == "memory" else "takes less time"
     if result.found.is_optimal:
         return f"no layout that splits something {less}"
     return f"no layout that splits something and {less} was found"
 
 
-def _communicates(result: Result) -> str | None:
+def _communicates(result: LayoutSearchResult) -> str | None:
     """Return what the best split layout saves in computation, and its communication, where a faster one computes less."""
     compute = result.price.compute
     split = [
@@ -192,12 +198,8 @@ def _communicates(result: Result) -> str | None:
     return f"{name} computes for {saved} less, and communicates for {sent}"
 
 
-def devices_of(hardware: Hardware, number: int) -> str:
-    return f"{number} device{'s'[: number - 1]} of {hardware.name}"
-
-
 def _shown(layout: Layout) -> tuple[Layout, list[str]]:
-    """Of a tiling the first rules that split something, and a note about the others."""
+    """Return a layout with the first equations that it splits, and a note about the other equations."""
     split = [(path, rules) for path, rules in layout.values if rules.axes]
     kept, count = split[:MOST_SHOWN], len(layout.values)
     if len(kept) == count:
@@ -208,7 +210,7 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
     return attrs.evolve(layout, values=tuple(kept)), ["", f"  {rest if split else 'No equation is split.'}"]
 
 
-def _proof(result: Result) -> str:
+def _proof(result: LayoutSearchResult) -> str:
     found, unit = result.found, _bytes if result.objective == "memory" else seconds_text
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
     if found.is_optimal:
@@ -227,7 +229,7 @@ def _proof(result: Result) -> str:
 
 
 def at_most(ratio: float) -> str:
-    """How far from the best something is that takes so many times a bound: to two digits where that is little."""
+    """Return the distance from the best as text, for a result that is `ratio` times a lower bound."""
     if ratio > 2:
         return f"{ratio:.3g} times the best"
     gap = 100 * (ratio - 1)
@@ -235,7 +237,7 @@ def at_most(ratio: float) -> str:
 
 
 def over(value: float, least: float) -> float:
-    """How many times the least it is; a program that does nothing takes no time."""
+    """Return the ratio of a value to the least value; it is 1 if both are zero, as for a program that does nothing."""
     if value == least:
         return 1.0
     return value / least if least else inf
@@ -245,7 +247,7 @@ def _bytes(size: float) -> str:
     return bytes_text(int(size))
 
 
-def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
+def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> list[str]:
     shape = "x".join(str(size) for _, size in mesh.axes)
     times = (price.seconds, price.compute, price.communication)
     memory = bytes_text(price.memory)
@@ -255,65 +257,90 @@ def _row(name: str, mesh: Mesh, price: Price, result: Result) -> list[str]:
     return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
 
 
-def resized(text: str, sizes: Mapping[str, int]) -> str:
-    """The file's text with the sizes of dimensions that it was searched with, as `--dim` has them."""
-    declared = [each for each in parse(text, "", Diagnostics()).declarations if isinstance(each, ast.DimDecl)]
-    lines = text.splitlines(keepends=True)
-    for each in reversed(declared):
-        if each.name.text in sizes:
-            first, last = each.name.span, each.span
-            before = lines[first.line - 1][: first.end_column - 1]
-            after = lines[last.end_line - 1][last.end_column - 1 :]
-            lines[first.line - 1 : last.end_line] = [f"{before} = {sizes[each.name.text]}{after}"]
-    return "".join(lines)
-
-
-def name_in(text: str, result: Result) -> str:
-    """Return the name of the found layout in the file: one that is free."""
-    return free_name(result.found.layout.name, _named(parse(text, "", Diagnostics())))
-
-
-def _named(file: ast.File) -> set[str]:
-    return {each.name.text for each in file.declarations if isinstance(each, (ast.MeshDecl, ast.LayoutDecl))}
-
-
-def inserted(text: str, result: Result, allowed: Sequence[str] = ()) -> str:
-    """Return the file's text with the found mesh and layout before its first layout, under names that are free.
-
-    allowed: the codes of warnings that the layout is to allow.
-    """
-    file = parse(text, "", Diagnostics())
-    named, found = _named(file), result.found
-    meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
-    is_declared = found.mesh in result.meshes and found.mesh.name in meshes
-    mesh = found.mesh if is_declared else attrs.evolve(found.mesh, name=free_name(found.mesh.name, named))
-    layout = attrs.evolve(found.layout, name=free_name(found.layout.name, named))
-    layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
-    lines = text.splitlines(keepends=True)
-    if not is_declared and len(meshes) == 1:
-        _say_which_mesh(lines, layouts, meshes[0])
-    at = layouts[0].span.line - 1 if layouts else len(lines)
-    before = "".join(lines[:at])
-    before += "" if before.endswith("\n") or not before else "\n"
-    written = ("" if is_declared else mesh_text(mesh)) + layout_text(layout, mesh, allowed)
-    return f"{before}{written}{''.join(lines[at:])}"
-
-
-def _say_which_mesh(lines: list[str], layouts: Iterable[ast.LayoutDecl], mesh: str) -> None:
-    """Write `on MESH` into declarations that did without while there was one mesh only."""
-    for each in layouts:
-        if each.mesh is None:
-            row, column = each.name.span.line - 1, each.name.span.end_column - 1
-            lines[row] = f"{lines[row][:column]} on {mesh}{lines[row][column:]}"
-
-
 def _declarations(mesh: Mesh, layout: Layout) -> str:
     return mesh_text(mesh) + layout_text(layout, mesh)
 
 
-def free_name(name: str, taken: Container[str]) -> str:
-    """The name, with a number where it is taken."""
-    number, wanted = 2, name
-    while name in taken:
-        name, number = f"{wanted}_{number}", number + 1
-    return name
+# Placements
+
+
+@attrs.frozen(eq=False)
+class PlacementSearchResult:
+    """The result of a search for placements, and its seconds. name: the name of the placement that was found."""
+
+    model: str
+    name: str
+    space: PlacementSpace
+    found: PlacementResult
+    seconds: float
+
+    def text(self) -> str:
+        """Return the declaration of the placement."""
+        return placement_text(self.name, self.space.devices, self.space.graph, self.found.best.strategy)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record, whose layout is a placement."""
+        return _placement_record(self)
+
+    def report(self) -> str:
+        """Return the placement, the proof, and a table of the placements to compare with."""
+        return _placement_report(self)
+
+
+def _placement_record(placed: PlacementSearchResult) -> dict[str, Any]:
+    best = placed.found.best
+    return {
+        "space": "soap",
+        "target": placed.space.hardware.name,
+        "devices": placed.space.devices,
+        "peak_figures": placed.space.hardware.has_peak_figures,
+        "objective_seconds": best.seconds,
+        "lower_bound_seconds": placed.found.lower_bound,
+        "optimal": placed.found.is_optimal,
+        "locally_optimal": placed.found.locally_optimal,
+        "strategies": placed.space.strategies if placed.space.strategies < LARGEST else None,
+        "evaluated": placed.found.evaluated,
+        "search_seconds": round(placed.seconds, 3),
+        "mesh": {},
+        "layout": placed.text(),
+        "bytes_sent": best.sent,
+        "memory_per_device": int(best.held.max()),
+        "baselines": {name: finite(each.seconds) for name, each in placed.found.baselines.items()},
+    }
+
+
+def _placement_report(placed: PlacementSearchResult) -> str:
+    best, space = placed.found.best, placed.space
+    heading = f"{placed.model}, on {devices_text(space.hardware.name, space.devices)}"
+    rows = [["placement", "a step", "sends", "memory", "of the best"]]
+    for name, each in {placed.name: best, **placed.found.baselines}.items():
+        size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
+        fits = each.seconds < inf
+        step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
+        rows.append([name, step if fits else "does not fit", *size, share if fits else ""])
+    shown = placed.text() if len(space.graph.operators) <= MOST_PLACED else ""
+    lines = [f"  {line}" for line in shown.splitlines()]
+    found = wrapped(_placement_proof(placed).split(), 2)
+    table = aligned(rows, right=range(1, 5))
+    note = ["", *space.hardware.caveat] if space.hardware.caveat else []
+    return "\n".join([heading, *lines, "", *found, "", *table, *note])
+
+
+def _placement_proof(placed: PlacementSearchResult) -> str:
+    """Return the proof of the result: optimal, locally optimal, or bounded."""
+    result, operators = placed.found, len(placed.space.graph.operators)
+    tried = f"{result.evaluated} {'was' if result.evaluated == 1 else 'were'} simulated."
+    if result.is_optimal:
+        return f"Proven the best of {about(placed.space.strategies)} strategies of {operators} operators: {tried}"
+    ended = "No other configuration of a single operator is better."
+    at_most = f"{over(result.best.seconds, result.lower_bound):.2f} times the best of all"
+    bound = f"No strategy takes less than {seconds_text(result.lower_bound)}, so this is at most {at_most}"
+    if not result.locally_optimal:
+        why = "Interrupted" if result.is_interrupted else "The time was up"
+        ended = f"{why} before that was a local optimum."
+    return f"{ended} {bound}. Of {about(placed.space.strategies)} strategies of {operators} operators {tried}"
+
+
+def about(number: int) -> str:
+    """Return a number to three digits. The strategies of a deep network on many devices exceed the range of floats."""
+    return f"{number:.3g}" if number < LARGEST else f"{Decimal(number):.2e}"

@@ -1,4 +1,4 @@
-"""What a layout can place one by one: the equations of a step, its arguments, and what its loops take and yield."""
+"""The layout targets of a program: the equations and arguments of a step, and the arguments and results of its loops."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mtfc.frontend.layouts.program_index import Tensor
 
 
 def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> Function:
-    """The function that a search places, as `assign-layouts` finds it: `step` where the program trains, else `forward`."""
+    """Return the function that a search places, in the form that `assign-layouts` gets: `step` if the program trains, else `forward`."""
     placed = attrs.evolve(program, mesh=mesh, layout=layout)
     whole = run(placed, (*differentiation(), *preparation()))
     return whole.function("step" if whole.has_function("step") else "forward")
 
 
 def placeable(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> dict[str, Tensor]:
-    """Each thing by its name, as a tensor that has the dimensions that can be split there."""
+    """Return each layout target by its name, as a tensor with the dimensions that can be split there."""
     names = placeable_names(prepared(program, mesh, layout))
     return {name: _tensor(thing, name) for thing, name in names.items()}
 

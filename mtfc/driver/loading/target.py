@@ -1,11 +1,11 @@
-"""The machine that `--target` names, and whether a mesh has room on it."""
+"""The machine that `--target` names, and a check that a mesh fits on the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mtfc.driver.sources import Sources
+from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -> Hardware:
-    """One that the file declares, one of the library, or that of a .mtf file.
+    """Return the machine: one that the file declares, one of the library, or the one in a .mtf file.
 
-    Raises `CompileError`, and `UsageError` where a file cannot be read.
+    Raises `CompileError`, and `UsageError` if a file cannot be read.
     """
     from mtfc.frontend.hardware_targets import find_hardware, hardware_in_file, is_path
 
+    sources.texts["<--target>"] = target
     if not is_path(target):
         return find_hardware(target, declared)
     file = sources.read(target)
@@ -33,8 +34,10 @@ def file_of(target: str | None) -> str | None:
 
 
 def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
-    """Raise `CompileError` (E316) unless the hardware has a device for each processor, and each link room for its part of the
-    mesh: 5 x 3 processors do not lie on 4 nodes of 4 devices.
+    """Raise `CompileError` (E316) unless a mesh fits on the hardware.
+
+    The hardware needs a device for each processor, and each link needs room for its part of the mesh: 5 x 3 processors do not
+    fit on 4 nodes of 4 devices.
     """
     from mtfc.compiler.cost.topology import Topology
     from mtfc.frontend.hardware_targets import no_room

@@ -1,0 +1,50 @@
+"""The measured figures of this machine as hardware text, for `mtfc calibrate`."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+from mtfc.driver.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+
+HINT = (
+    "Rates by size: FLOPs of a matrix product, bytes that a kernel reads and writes, bytes of a collective."
+)
+
+
+def check_devices(backend: str, devices: int | None) -> None:
+    """Raise `UsageError` if a number of devices is given for NumPy."""
+    if backend == "numpy" and devices is not None:
+        raise UsageError("--devices is for JAX; NumPy computes on one device")
+
+
+def measure(backend: str, devices: int | None, quick: bool) -> str:
+    """Measure the machine, and return its declaration with a comment. Raises `Unavailable`.
+
+    devices: the number of JAX devices; None takes all. quick: take few sizes and short runs.
+    """
+    from mtfc.frontend.hardware.hardware_text import hardware_text
+
+    return hardware_text(*_measured(backend, devices, quick))
+
+
+def _measured(backend: str, devices: int | None, quick: bool) -> tuple[Hardware, str]:
+    """Return the machine, and a comment that says what was measured."""
+    from mtfc.backends.calibrate.calibration import QUICK, Effort, with_jax, with_numpy
+    from mtfc.backends.common import allocator
+
+    allocator.keep_memory()
+    effort = QUICK if quick else Effort()
+    if backend == "numpy":
+        measured = with_numpy("here", effort)
+        return measured, f"Measured by mtfc calibrate with NumPy on {platform.machine()}.\n{HINT}"
+    hardware = with_jax("here", devices, effort)
+    import jax
+
+    number = hardware.devices or 1
+    kind = jax.devices()[0].device_kind
+    names = f"{number} device{'s'[: number - 1]} of kind {kind}"
+    return hardware, f"Measured by mtfc calibrate with JAX {jax.__version__} on {names}.\n{HINT}"

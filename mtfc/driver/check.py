@@ -1,0 +1,49 @@
+"""All diagnostics of a file, for `mtfc check`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import Choice
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.core import Program
+    from mtfc.compiler.ir.types import Layout, Mesh
+    from mtfc.frontend.layouts.efficiency import Faster
+    from mtfc.frontend.layouts.program_index import Tensor
+
+
+def check_file(path: str, choice: Choice, sources: Sources) -> list[Diagnostic]:
+    """Return all diagnostics of a file; a file that is not text has one. Raises `UsageError` if the file cannot be read."""
+    try:
+        file = sources.read(path)
+    except CompileError as error:
+        return list(error.diagnostics)
+    return check_source(file, choice, sources)
+
+
+def check_source(file: str, choice: Choice, sources: Sources) -> list[Diagnostic]:
+    """Return all diagnostics of a file whose text is in `sources`."""
+    from mtfc.frontend.check import check
+
+    sources.add_choice(choice)
+    given = choice.dims, choice.model, choice.layout, choice.mesh
+    text, neighbour = sources.texts[file], sources.neighbour
+    return list(check(text, file, *given, neighbour, _placeable, choice.settings, _predictor))
+
+
+def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
+    """Import the passes late: only a layout with names that no line of the file has needs them."""
+    from mtfc.driver.loading.layout_targets import placeable
+
+    return placeable(program, mesh, layout)
+
+
+def _predictor() -> Faster:
+    """Import the simulator late: only a wasteful layout needs predictions."""
+    from mtfc.driver.layout_advice import predictor
+
+    return predictor()

@@ -1,0 +1,73 @@
+"""The difference in cost of two layouts, by line of the file, for `mtfc diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import check_room, target_of
+from mtfc.driver.options import Choice
+
+if TYPE_CHECKING:
+    from mtfc.compiler.ir.types import Layout
+    from mtfc.reports.difference import PricedLayout
+
+
+def diff_record(
+    file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
+) -> dict[str, Any]:
+    """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`.
+
+    layouts: the two layouts, or none for the first two of the file. target: a machine on which the lines take seconds.
+    """
+    from mtfc.reports.difference import difference_json
+
+    return difference_json(*_priced(file, choice, layouts, target, sources))
+
+
+def diff_text(file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources) -> str:
+    """Return the totals of two layouts and the lines that differ. Arguments and errors are those of `diff_record`."""
+    from mtfc.reports.difference import difference_report
+
+    one, other = _priced(file, choice, layouts, target, sources)
+    texts = sources.with_library(
+        charge.span.file for each in (one, other) for charge in each.cost.step if charge.span
+    )
+    caveat = one.hardware.caveat if one.hardware else ()
+    return difference_report(one, other, texts) + "".join(f"{line}\n" for line in caveat)
+
+
+def _priced(
+    file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
+) -> list[PricedLayout]:
+    """Return the costs of the model under both layouts."""
+    from mtfc.reports.difference import PricedLayout
+
+    if len(layouts) not in (0, 2):
+        raise UsageError("diff compares two layouts: --layout A --layout B")
+    priced: list[PricedLayout] = []
+    chosen: Sequence[str | None] = layouts or [None]
+    for layout in chosen:
+        selection = select(file, attrs.evolve(choice, layout=layout), sources, every_layout=not layouts)
+        for case in selection.cases[: 2 - len(priced)]:
+            hardware = target_of(target, selection.hardware, sources) if target else None
+            if hardware is not None and target is not None:
+                check_room(hardware, case.mesh, target)
+            program = attrs.evolve(case, layout=_distinct(case.layout, priced)).lower(selection.program)
+            priced.append(PricedLayout.of(program, hardware))
+    if len(priced) < 2:
+        raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
+    return priced
+
+
+def _distinct(layout: Layout, before: list[PricedLayout]) -> Layout:
+    """Rename a layout if another one has its name: all rules of the command line are called `given`."""
+    same_name = any(each.cost.layout.name == layout.name for each in before)
+    if not same_name or any(each.cost.layout == layout for each in before):
+        return layout
+    return attrs.evolve(layout, name=f"{layout.name}_2")

@@ -1,0 +1,47 @@
+"""The rules of a layout that cause its collectives, for `mtfc explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import Choice
+
+if TYPE_CHECKING:
+    from mtfc.compiler.analysis.provenance import Sending
+    from mtfc.compiler.cost.volumes import LayoutCost
+
+
+def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
+    """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
+    from mtfc.reports.provenance_report import causes_json
+
+    cost, found = _explained(file, choice, sources)
+    selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
+    return {**selected, "collectives": causes_json(found)}
+
+
+def explain_text(file: str, choice: Choice, sources: Sources) -> str:
+    """Return the collectives with their causes, by line and by rule. Raises `CompileError` and `UsageError`."""
+    from mtfc.reports.cost_report import heading
+    from mtfc.reports.provenance_report import causes_report
+
+    cost, found = _explained(file, choice, sources)
+    texts = sources.with_library(each.span.file for each in found if each.span)
+    return "\n".join([*heading(cost), "", causes_report(found, cost.file, texts)])
+
+
+def _explained(file: str, choice: Choice, sources: Sources) -> tuple[LayoutCost, list[Sending]]:
+    """Return the cost of a step, or of a forward pass, and all arrays that a device sends."""
+    from mtfc.compiler.analysis.equation_names import names_by_place
+    from mtfc.compiler.analysis.provenance import sendings
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.driver.loading.layout_targets import prepared
+
+    selection = select(file, choice, sources)
+    (case,) = selection.cases
+    cost = layout_cost(program := case.lower(selection.program))
+    names = names_by_place(prepared(selection.program, case.mesh, case.layout))
+    function = program.function("step" if cost.trains else "forward")
+    return cost, list(sendings(function, case.mesh, case.layout, names))

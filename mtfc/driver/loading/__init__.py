@@ -1,0 +1,1 @@
+"""The road from a file and the options to a program, its layouts and a machine."""

@@ -1,0 +1,69 @@
+"""Texts that diagnostics may point into: files as they were read, and options as they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.driver.data.files import STANDARD, read_bytes, read_neighbour
+from mtfc.driver.options import Choice
+
+STDIN = "<stdin>"
+
+
+def known_as(path: str) -> str:
+    """Return the name that diagnostics give a file."""
+    return STDIN if path == STANDARD else path
+
+
+class Sources:
+    """Texts by the file name that spans have."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def read(self, path: str) -> str:
+        """Read a .mtf file and return its name in diagnostics.
+
+        Raises `UsageError`, and `CompileError` for a file that is not text.
+        """
+        from mtfc.frontend.syntax.lexer import decode
+
+        file = known_as(path)
+        self.texts[file] = decode(read_bytes(path), file)
+        return file
+
+    def neighbour(self, path: str) -> str | None:
+        """Read a file that another file imports; None if the file does not exist. Raises the errors of `read`."""
+        text = read_neighbour(path)
+        if text is not None:
+            self.texts[path] = text
+        return text
+
+    def add_choice(self, choice: Choice) -> None:
+        """Add the options whose text diagnostics may point into."""
+        for name, text in (("mesh", choice.mesh), ("layout", choice.layout)):
+            if text is not None:
+                self.texts[f"<--{name}>"] = text
+        self.texts["<--set>"] = "\n".join(choice.settings)
+        self.texts["<--dim>"] = "\n".join(f"{name}={size}" for name, size in choice.dims.items())
+
+    def with_library(self, files: Iterable[str]) -> dict[str, str]:
+        """Return all texts, and the texts of those of the given files that belong to the library."""
+        from mtfc.frontend.semantics.names import standard_library
+
+        return self.texts | standard_library.texts(set(files))
+
+    def around(self, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
+        """Return all texts, with the texts of library files that the diagnostics point into."""
+        return self.with_library(span.file for each in diagnostics for span in each.spans)
+
+    def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+        """Return the diagnostics, each with the paragraph that the command shows for it."""
+        from mtfc.reports.diagnostic_text import render
+
+        found = list(diagnostics)
+        texts = self.around(found)
+        return [attrs.evolve(each, text=render([each], texts).removesuffix("\n")) for each in found]

@@ -1,0 +1,150 @@
+"""Execution of a model, or training, on a backend, for `mtfc run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common import allocator
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.files import check_apart, check_writable
+from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
+from mtfc.driver.data.npz import Arrays, write_npz
+from mtfc.driver.errors import OK, UsageError, say
+from mtfc.driver.loading.selection import LayoutOnMesh, select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import RunOptions
+from mtfc.driver.running.execution import Session, load
+from mtfc.driver.running.remainder import Resizing
+from mtfc.driver.running.steps import BatchResults, evaluate, step_of
+from mtfc.driver.running.training import TrainingData, TrainingRun
+from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
+
+
+@attrs.frozen
+class FinishedRun:
+    """The results of a run, and the exit status of the command."""
+
+    status: int
+    backend: str
+    case: LayoutOnMesh
+    steps: Sequence[StepRecord]
+    results: BatchResults
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return run_json(self.backend, self.case.name, self.case.mesh, self.steps, self._summaries())
+
+    def report(self) -> str:
+        """Return a line for each output."""
+        return summaries_text(self._summaries())
+
+    def _summaries(self) -> dict[str, dict[str, Any]]:
+        """Summarize each output; the mean of a scalar output weighs each batch by its number of rows."""
+        return summaries_of(self.results.joined(), self.results.weighted())
+
+
+def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None]) -> FinishedRun:
+    """Run or train the chosen model, and save the results if asked. Raises `CompileError`, `UsageError` and `Unavailable`.
+
+    show: receives some of the training steps as they end.
+    """
+    _check_files(options)
+    selection = select(options.file, options.choice, sources)
+    program, case = selection.program, selection.cases[0]
+    if options.train and program.training is None:
+        raise UsageError(
+            f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
+        )
+    if options.eval and not options.train:
+        raise UsageError("--eval goes with --train; a model without training runs on --data")
+    resizing = Resizing(options.file, options.choice, sources, selection)
+    data = _data(options, program, resizing)
+    given = given_parameters(options.params, options.params_partial, options.seed, program)
+    if options.train:
+        allocator.keep_memory()
+    session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
+    session.smaller = _smaller(data, options, resizing)
+    if options.train:
+        training = TrainingRun.start(session, program, data, options.save, show)
+        status = training.run(options.steps or data.steps)
+        return FinishedRun(status, options.backend, case, training.steps, training.results)
+    steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
+    if options.save is not None:
+        write_npz(options.save, results.joined())
+    return FinishedRun(OK, options.backend, case, steps, results)
+
+
+def _check_files(options: RunOptions) -> None:
+    """Raise `UsageError` if the result cannot be written, or would replace an input; training may replace its `--params`."""
+    inputs = {"FILE": options.file, "--data": options.data, "--eval": options.eval}
+    if not options.train:
+        inputs["--params"] = options.params
+    check_writable(options.save)
+    check_apart({"--save": options.save}, inputs)
+
+
+def _lowered(case: LayoutOnMesh, program: Program, options: RunOptions) -> Program:
+    lowered = case.lower(program)
+    return lowered if options.train else attrs.evolve(lowered, functions=(lowered.function("forward"),))
+
+
+def _data(options: RunOptions, program: Program, resizing: Resizing) -> TrainingData:
+    """Read or draw the data of the model. Raises `CompileError` and `UsageError`."""
+    forward = program.function("forward")
+    accumulate = program.training.accumulate if options.train and program.training else 1
+    joining = partial(resizing.refusal, joined=True)
+    evaluation = read_batches(options.eval, forward, joining) if options.eval else None
+    if options.data is None:
+        say(f"no --data: the inputs are drawn from seed {options.seed}")
+        return TrainingData(draw_batch(forward, options.seed), evaluation, accumulate)
+    batches = read_batches(options.data, forward, resizing.refusal if options.train else joining)
+    if accumulate > 1 and batches.rest:
+        batches = _whole(options.data, batches, accumulate)
+    if not options.train and options.steps and options.steps > batches.count:
+        plural = "" if batches.count == 1 else "es"
+        raise UsageError(f"--steps {options.steps}: {options.data} holds {batches.count} batch{plural}")
+    return TrainingData(batches, evaluation, accumulate)
+
+
+def _whole(path: str, batches: Batches, accumulate: int) -> Batches:
+    """Leave out a smaller last batch: the batches of a step must have equal sizes."""
+    rows = f"{batches.rest} row{'s'[: batches.rest - 1]}"
+    takes = f"with `accumulate` a step takes {accumulate} batches of {batches.size} rows"
+    if batches.count == 1:
+        raise UsageError(f"{path} holds {rows}, and {takes}")
+    say(f"{path}: the last {rows} are left out: {takes}")
+    return batches.whole()
+
+
+def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dict[Dim, Any]:
+    """Return modules for the smaller last batches."""
+    modules: dict[Dim, Any] = {}
+    for path, batches in ((options.data, data.batches), (options.eval, data.evaluation)):
+        dim = batches.smaller(batches.count - 1) if batches else None
+        if dim is None or dim in modules:
+            continue
+        program = resizing.program(dim)
+        case = resizing.case(program)
+        given_up = case.layout != resizing.selection.cases[0].layout
+        rest = f"{path}: the model is compiled a second time, for a last batch of {dim.size} row{'s'[: dim.size - 1]}"
+        say(f"{rest}, and the layout's rules that do not divide it are left out" if given_up else rest)
+        modules[dim] = load(_lowered(case, program, options), options.backend)
+    return modules
+
+
+def _evaluate(
+    session: Session, program: Program, batches: Batches, number: int
+) -> tuple[list[StepRecord], BatchResults]:
+    """Run the model on the first batches."""
+    steps: list[StepRecord] = []
+
+    def done(i: int, start: float, outputs: Arrays) -> None:
+        steps.append(step_of(i + 1, start, outputs, program))
+
+    results = evaluate(session, batches, number, done)
+    return steps, results

@@ -1,0 +1,223 @@
+"""Searches for global layouts and for per-equation layouts: the request, the baselines and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+
+import attrs
+
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import Found, Objective, Progress, silent
+from mtfc.compiler.search.pricer import Pricer
+from mtfc.driver.loading.layout_targets import placeable, prepared
+from mtfc.driver.loading.sources import known_as
+from mtfc.driver.searching.baselines import baselines
+from mtfc.driver.searching.compilation_time import timing_compilation
+from mtfc.driver.searching.meshes import possible_meshes, under_names
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
+from mtfc.driver.searching.written import declared_name, insert_layout, resized
+from mtfc.reports.search_report import LayoutSearchResult
+from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
+
+
+@attrs.frozen
+class LayoutFinder:
+    """A search of one space of layouts for a program on a machine, ready for any meshes and rules.
+
+    objective: the quantity to minimize. storage: True to choose also how parameters and optimizer state are stored.
+    """
+
+    program: Program
+    pricer: Pricer
+    objective: Objective
+    storage: bool = False
+
+    def best_global(
+        self,
+        meshes: Sequence[Mesh],
+        until: float,
+        known: Sequence[tuple[Mesh, Layout]] = (),
+        rules: Layout | None = None,
+        progress: Progress = silent,
+    ) -> Found:
+        """Find the best global layout until a time of `monotonic`. Raises `NothingFits`.
+
+        known: layouts to start from. rules: rules that the layout must have.
+        """
+        from mtfc.compiler.search.global_layouts.global_search import search
+
+        return search(
+            self.pricer.undistributed(),
+            self.program.function("forward"),
+            meshes,
+            self.pricer.hardware,
+            self.pricer.pricing(self.objective),
+            until,
+            self.objective,
+            known,
+            progress,
+            fixed=(rules or Layout("")).rules,
+            storage=self.storage,
+        )
+
+    def best_per_equation(
+        self,
+        meshes: Sequence[Mesh],
+        until: float,
+        known: Sequence[tuple[Mesh, Layout]] = (),
+        rules: Layout | None = None,
+        progress: Progress = silent,
+    ) -> Found:
+        """Find the best layouts of single equations until a time of `monotonic`. Arguments and errors are as in `best_global`."""
+        from mtfc.compiler.search.per_equation.per_equation_search import search
+
+        return search(
+            prepared(self.program),
+            set(self.program.dims),
+            meshes,
+            self.pricer.hardware,
+            self.pricer.pricing(self.objective),
+            until,
+            self.objective,
+            known,
+            progress,
+            fixed=(rules or Layout("")).value_rules,
+        )
+
+
+@attrs.frozen
+class LayoutAnswer:
+    """The best layout that a search found, the finder, and the rules of `--why-not`."""
+
+    task: SearchTask
+    finder: LayoutFinder
+    result: LayoutSearchResult
+    asked: AskedRules | None
+
+    def record(self) -> dict[str, object]:
+        """Return the JSON record."""
+        return self.result.record()
+
+    def report(self) -> str:
+        """Return the layout, the proof, and a table of the layouts to compare with."""
+        return self.result.report()
+
+    def written(self) -> str:
+        """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
+        from mtfc.frontend.check import check
+        from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
+
+        options, sources = self.task.options, self.task.sources
+        file = known_as(options.file)
+        text = resized(sources.texts[file], options.choice.dims)
+        found, declared = self.result.found, {case.mesh for case in self.task.selection.cases}
+        name = declared_name(text, found.layout.name)
+        inserted = insert_layout(text, found.mesh, found.layout, declared)
+        model = options.choice.model
+        warnings = check(inserted, file, None, model, name, None, sources.neighbour, placeable)
+        codes = {each.code for each in warnings}
+        allowed = [code for code in OF_LAYOUTS if code in codes]
+        return insert_layout(text, found.mesh, found.layout, declared, allowed)
+
+    def exported(self) -> str:
+        """Return the question to the solver about the mesh of the result, for `mtfc solve`."""
+        from mtfc.compiler.search.per_equation.per_equation_search import exported
+        from mtfc.compiler.search.solver.contest_format import write
+
+        program, mesh = self.finder.program, self.result.found.mesh
+        problem = exported(prepared(program), set(program.dims), mesh, self.finder.pricer.hardware)
+        return f"{write(problem)}\n"
+
+    def why_not(self) -> WhyNotAnswer | None:
+        """Search for the best layout with the rules of `--why-not`, if any, in the time of the search."""
+        if self.asked is None:
+            return None
+        seconds = self.task.options.budget
+        if self.result.space == "tiling":
+            return self._compared(self.asked, seconds, self.finder.best_per_equation, None)
+        least = attrs.evolve(self.finder, objective="memory").best_global
+        return self._compared(self.asked, seconds, self.finder.best_global, least)
+
+    def _compared(
+        self,
+        asked: AskedRules,
+        seconds: float,
+        find: Callable[..., Found],
+        find_least: Callable[..., Found] | None,
+    ) -> LayoutDifference | UnfitRules:
+        return best_with_rules(asked, self.result, seconds, find, find_least)
+
+
+def search_global_layouts(task: SearchTask) -> SearchAnswer:
+    """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
+    asked = _asked(task)
+    finder, others, known, until = _prepared(task, task.until)
+    found = finder.best_global(task.meshes, until, known, progress=task.progress)
+    return _answer(task, finder, found, others, asked)
+
+
+def search_per_equation(task: SearchTask) -> SearchAnswer:
+    """Search for the best layouts of single equations. Raises `NothingFits`, `CompileError` and `UsageError`."""
+    from mtfc.compiler.search.solver.solver_search import compile_loops
+
+    asked = _asked(task)
+    compiled = timing_compilation(compile_loops, "--budget")[1]
+    finder, others, known, until = _prepared(task, task.until + compiled)
+    found = finder.best_per_equation(task.meshes, until, known, progress=task.progress)
+    return _answer(task, finder, found, others, asked)
+
+
+Others = Mapping[str, tuple[Mesh, Layout]]
+
+
+def _asked(task: SearchTask) -> AskedRules | None:
+    """Return the rules of `--why-not`, or None. Wrong rules raise an error before the search begins."""
+    if task.options.why_not is None:
+        return None
+    meshes = possible_meshes(task.options, task.selection, task.meshes)
+    return asked_rules(task.options, task.sources, meshes)
+
+
+def _prepared(
+    task: SearchTask, until: float
+) -> tuple[LayoutFinder, Others, Sequence[tuple[Mesh, Layout]], float]:
+    """Return the finder, the baselines, the layouts to start from, and the deadline of the search.
+
+    The deadline leaves time to price the result: as long as the slowest baseline took.
+    """
+    options, program = task.options, task.selection.program
+    pricer = Pricer.of(program, task.hardware)
+    given = task.meshes[0] if options.choice.mesh is not None else None
+    others = baselines(task.selection, pricer, task.meshes[0].devices, given, until)
+    known = tuple(others.values())
+    if options.axes_names is not None:
+        known = tuple(under_names(known, task.meshes))
+    longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)
+    objective: Objective = options.objective  # type: ignore[assignment]
+    return LayoutFinder(program, pricer, objective, options.storage), others, known, until - longest
+
+
+def _seconds_of(pricer: Pricer, mesh: Mesh, layout: Layout) -> float:
+    """Return the seconds that pricing a layout takes."""
+    started = monotonic()
+    pricer.with_overlap(mesh, layout)
+    return monotonic() - started
+
+
+def _answer(
+    task: SearchTask, finder: LayoutFinder, found: Found, others: Others, asked: AskedRules | None
+) -> LayoutAnswer:
+    result = LayoutSearchResult(
+        task.options.space,
+        found,
+        finder.program,
+        finder.pricer,
+        others,
+        task.meshes,
+        finder.objective,
+        monotonic() - task.started,
+    )
+    return LayoutAnswer(task, finder, result, asked)

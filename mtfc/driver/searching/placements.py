@@ -1,0 +1,128 @@
+"""The search for a placement of each operator: the strategies to start from, the proof, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common import allocator
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.passes.pipelines import run, simplification
+from mtfc.compiler.search.found import Progress, silent
+from mtfc.compiler.search.placement.mcmc import SearchBudget
+from mtfc.compiler.search.placement.placement_search import (
+    PlacementResult,
+    PlacementSpace,
+    forced_search,
+    operators_of,
+    placement_search,
+    placement_space,
+    proven,
+)
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.sources import known_as
+from mtfc.driver.searching.compilation_time import timing_compilation
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.written import resized
+from mtfc.frontend.layouts.placements import DeclaredPlacement, asked_configurations, entry_text, strategy_of
+from mtfc.reports.search_report import PlacementSearchResult
+from mtfc.reports.table import free_name
+from mtfc.reports.why_not_report import PlacementDifference
+
+BEFORE_PROOF = 0.1
+"""The part of the time before an exhaustive search begins."""
+
+FEW = 10_000
+"""A space with at most so many strategies is always searched exhaustively."""
+
+
+@attrs.frozen(eq=False)
+class PlacementAnswer:
+    """The best placement that a search found."""
+
+    task: SearchTask
+    result: PlacementSearchResult
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return self.result.record()
+
+    def report(self) -> str:
+        """Return the placement, the proof, and a table of the placements to compare with."""
+        return self.result.report()
+
+    def written(self) -> str:
+        """Return the text of the file with the found placement at the end."""
+        text = resized(
+            self.task.sources.texts[known_as(self.task.options.file)], self.task.options.choice.dims
+        )
+        return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{self.result.text()}"
+
+    def exported(self) -> str:
+        """Raise `UsageError`: the solver does not search placements."""
+        raise UsageError("--export takes --space tiling")
+
+    def why_not(self) -> WhyNotAnswer | None:
+        """Search for the best placement with the configurations of `--why-not`, if any, in the time of the search.
+
+        Raises `CompileError` if no operator can be split so, and `NothingFits`.
+        """
+        options = self.task.options
+        if options.why_not is None:
+            return None
+        best = self.result
+        graph = best.space.graph
+        rules = asked_configurations(options.why_not, best.space.devices, graph, self.task.selection.scope)
+        within, known = best.space.holding(rules), (best.found.best, *best.found.baselines.values())
+        find = partial(forced_search, within, known, progress=silent)
+        found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
+        written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
+        return PlacementDifference(written, best, found)
+
+
+def search_placements(task: SearchTask) -> SearchAnswer:
+    """Search placements. An exhaustive search, also done if strategies are few, gets most of the time.
+
+    Raises `NothingFits`, and `CompileError` if a declared placement or the placement of `--why-not` is wrong.
+    """
+    options, selection, devices = task.options, task.selection, task.meshes[0].devices
+    started = monotonic()
+    allocator.keep_memory()  # a task graph consists of few large arrays
+    program = run(selection.program, simplification())
+    if options.why_not is not None:
+        task.sources.texts["<--why-not>"] = options.why_not
+        asked_configurations(options.why_not, devices, operators_of(program), selection.scope)
+    space, compiled = timing_compilation(lambda: placement_space(program, task.hardware, devices), "--budget")
+    declared = [each for each in selection.placements if _fits(each, devices)]
+    given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
+    find = partial(placement_search, space, progress=task.progress, given=given)
+    found = _searched(find, space, task.until + compiled, options.exhaustive, task.progress)
+    name = free_name("found", {each.name for each in selection.placements})
+    result = PlacementSearchResult(selection.program.name, name, space, found, monotonic() - started)
+    return PlacementAnswer(task, result)
+
+
+def _searched(
+    find: Callable[[SearchBudget], PlacementResult],
+    space: PlacementSpace,
+    until: float,
+    exhaustive: bool,
+    progress: Progress = silent,
+) -> PlacementResult:
+    """Return the best strategy of a space, with a proof if the search is exhaustive or strategies are few."""
+    few = int(space.strategies) if space.strategies <= FEW else None
+    exhaustive |= few is not None
+    seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
+    result = find(SearchBudget(seconds, proposals=few, descent=few))
+    if exhaustive and not result.is_interrupted and not result.is_optimal:
+        result = proven(space, result, until - monotonic(), progress)
+    return result
+
+
+def _fits(placement: DeclaredPlacement, devices: int) -> bool:
+    """True if a placement is for this number of devices, and splits no operator into more parts than devices."""
+    return placement.devices == devices and all(len(each.devices) <= devices for each in placement.operators)

@@ -1,0 +1,131 @@
+"""The search for the best layout or placement on a machine, for `mtfc search`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from mtfc.compiler.search.found import Progress, silent
+from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.selection import Selection, choose
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import target_of
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching.meshes import check_mesh_options, searched_meshes
+from mtfc.driver.searching.space import SearchAnswer, SearchedSpace, SearchTask
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+
+DEFAULT_TARGET = "h100"
+
+
+def _search_global_layouts(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.layouts import search_global_layouts
+
+    return search_global_layouts(task)
+
+
+def _search_per_equation(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.layouts import search_per_equation
+
+    return search_per_equation(task)
+
+
+def _search_placements(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.placements import search_placements
+
+    return search_placements(task)
+
+
+SPACES: Mapping[str, SearchedSpace] = {
+    space.name: space
+    for space in (
+        SearchedSpace(
+            "rules",
+            "one rule for each dimension",
+            _search_global_layouts,
+            frozenset({"time", "overlap", "memory"}),
+            frozenset({"storage"}),
+        ),
+        SearchedSpace(
+            "tiling",
+            "a layout for each equation",
+            _search_per_equation,
+            frozenset({"time", "overlap"}),
+            frozenset({"export"}),
+        ),
+        SearchedSpace(
+            "soap",
+            "a placement of each operator",
+            _search_placements,
+            frozenset({"time"}),
+            frozenset({"exhaustive"}),
+            has_meshes=False,
+        ),
+    )
+}
+"""The spaces by the word of `--space`: global layouts, per-equation layouts, and placements."""
+
+REASONS = {
+    "export": "the other spaces are not the solver's",
+    "exhaustive": "the other spaces are searched so anyway",
+    "storage": "tilings say how everything is stored, and placements hold copies",
+}
+"""Reasons why an option belongs to a single space."""
+
+OBJECTIVES = {
+    "tiling": "the space `tiling` has the least time for its objective",
+    "soap": "the space `soap` has no --objective but time",
+}
+"""Messages about an objective that a space lacks."""
+
+
+def check_options(options: SearchOptions, exports: bool = False) -> None:
+    """Raise `UsageError` if options contradict each other, or ask for too much. exports: True if `--export` is given."""
+    space = SPACES[options.space]
+    check_mesh_options(options, space)
+    given = {"export": exports, "exhaustive": options.exhaustive, "storage": options.storage}
+    for option, reason in REASONS.items():
+        owner = next(each for each in SPACES.values() if option in each.takes)
+        if given[option] and owner is not space:
+            raise UsageError(f"--{option} takes --space {owner.name}: {reason}")
+    if options.objective not in space.objectives:
+        raise UsageError(OBJECTIVES[space.name])
+
+
+def search(
+    options: SearchOptions, sources: Sources, progress: Progress = silent, exports: bool = False
+) -> SearchAnswer:
+    """Search the space of the options. Raises `NothingFits`, `CompileError` and `UsageError`, and `KeyboardInterrupt`.
+
+    An interrupt ends the search with the best result so far; it raises `KeyboardInterrupt` only if nothing was found.
+    """
+    check_options(options, exports)
+    started = monotonic()
+    sources.add_choice(options.choice)
+    file = sources.read(options.file)
+    selection = choose(
+        sources.texts[file],
+        file,
+        options.choice,
+        every_layout=True,
+        neighbour=sources.neighbour,
+        skip_illegal=True,
+    )
+    hardware = _hardware(options, selection, sources)
+    space = SPACES[options.space]
+    meshes = searched_meshes(options, space, selection, hardware)
+    until = started + options.budget
+    task = SearchTask(options, selection, hardware, meshes, sources, started, until, progress)
+    return space.search(task)
+
+
+def _hardware(options: SearchOptions, selection: Selection, sources: Sources) -> Hardware:
+    """Return the machine of `--target`, else the first one that the file declares, else the default machine."""
+    if options.target is None and selection.hardware:
+        return next(iter(selection.hardware.values()))
+    if options.target is None:
+        say(f"for {DEFAULT_TARGET}; choose another machine with --target")
+    return target_of(options.target or DEFAULT_TARGET, selection.hardware, sources)

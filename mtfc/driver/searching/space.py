@@ -1,0 +1,91 @@
+"""The common form of searched spaces: global layouts, layouts for each equation, and placements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.found import Progress
+from mtfc.driver.loading.selection import Selection
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import SearchOptions
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+
+
+class WhyNotAnswer(Protocol):
+    """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
+
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        ...
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        ...
+
+
+class SearchAnswer(Protocol):
+    """The best of a space that a search found."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        ...
+
+    def report(self) -> str:
+        """Return the report."""
+        ...
+
+    def written(self) -> str:
+        """Return the text of the file with the result as a declaration."""
+        ...
+
+    def exported(self) -> str:
+        """Return the question to the solver about the mesh of the result, for `mtfc solve`."""
+        ...
+
+    def why_not(self) -> WhyNotAnswer | None:
+        """Search for the best with the rules of `--why-not`, if any were given. Raises the errors of a search."""
+        ...
+
+
+@attrs.frozen
+class SearchTask:
+    """The request of a search: the selected program, the machine, the candidate meshes and the deadline.
+
+    started, until: times of `time.monotonic`.
+    """
+
+    options: SearchOptions
+    selection: Selection
+    hardware: Hardware
+    meshes: tuple[Mesh, ...]
+    sources: Sources
+    started: float
+    until: float
+    progress: Progress
+
+
+@attrs.frozen
+class SearchedSpace:
+    """A space, and the function that searches it.
+
+    objectives: what can be least there. takes: the options that no other space takes. has_meshes: False if a result has devices
+    without a mesh.
+    """
+
+    name: str
+    summary: str
+    search: Callable[[SearchTask], SearchAnswer]
+    objectives: frozenset[str]
+    takes: frozenset[str] = frozenset()
+    has_meshes: bool = True

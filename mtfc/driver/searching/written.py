@@ -1,0 +1,69 @@
+"""The text of a file with a declaration of the layout that a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.frontend.layouts.layout_text import layout_text, mesh_text
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.table import free_name
+
+
+def resized(text: str, sizes: Mapping[str, int]) -> str:
+    """Return the text of a file with the sizes of dimensions that `--dim` gave."""
+    declared = [each for each in parse(text, "", Diagnostics()).declarations if isinstance(each, ast.DimDecl)]
+    lines = text.splitlines(keepends=True)
+    for each in reversed(declared):
+        if each.name.text in sizes:
+            first, last = each.name.span, each.span
+            before = lines[first.line - 1][: first.end_column - 1]
+            after = lines[last.end_line - 1][last.end_column - 1 :]
+            lines[first.line - 1 : last.end_line] = [f"{before} = {sizes[each.name.text]}{after}"]
+    return "".join(lines)
+
+
+def declared_name(text: str, name: str) -> str:
+    """Return the name of the found layout in the file: `name`, with a number if the name is taken."""
+    return free_name(name, _named(parse(text, "", Diagnostics())))
+
+
+def _named(file: ast.File) -> set[str]:
+    return {each.name.text for each in file.declarations if isinstance(each, (ast.MeshDecl, ast.LayoutDecl))}
+
+
+def insert_layout(
+    text: str, mesh: Mesh, layout: Layout, declared: Collection[Mesh], allowed: Sequence[str] = ()
+) -> str:
+    """Return the text of a file with a mesh and a layout before its first layout, under names that are free.
+
+    declared: the meshes of the file's layouts; such a mesh is not inserted. allowed: the codes of warnings that the layout is
+    to allow.
+    """
+    file = parse(text, "", Diagnostics())
+    named = _named(file)
+    meshes = [each.name.text for each in file.declarations if isinstance(each, ast.MeshDecl)]
+    is_declared = mesh in declared and mesh.name in meshes
+    mesh = mesh if is_declared else attrs.evolve(mesh, name=free_name(mesh.name, named))
+    layout = attrs.evolve(layout, name=free_name(layout.name, named))
+    layouts = [each for each in file.declarations if isinstance(each, ast.LayoutDecl)]
+    lines = text.splitlines(keepends=True)
+    if not is_declared and len(meshes) == 1:
+        _say_which_mesh(lines, layouts, meshes[0])
+    at = layouts[0].span.line - 1 if layouts else len(lines)
+    before = "".join(lines[:at])
+    before += "" if before.endswith("\n") or not before else "\n"
+    written = ("" if is_declared else mesh_text(mesh)) + layout_text(layout, mesh, allowed)
+    return f"{before}{written}{''.join(lines[at:])}"
+
+
+def _say_which_mesh(lines: list[str], layouts: Iterable[ast.LayoutDecl], mesh: str) -> None:
+    """Write `on MESH` into declarations that named no mesh because the file had a single one."""
+    for each in layouts:
+        if each.mesh is None:
+            row, column = each.name.span.line - 1, each.name.span.end_column - 1
+            lines[row] = f"{lines[row][:column]} on {mesh}{lines[row][column:]}"

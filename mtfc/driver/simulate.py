@@ -1,0 +1,131 @@
+"""The predicted time of a step on a machine, under a layout or a placement, for `mtfc simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import check_room, target_of
+from mtfc.driver.options import Choice
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.ir.core import Program
+    from mtfc.compiler.ir.types import Mesh
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.reports.placed_step_report import SimulatedPlacement
+    from mtfc.reports.step_report import SimulatedLayout
+
+
+class SimulatedStep(Protocol):
+    """A simulated step, under a layout or a placement."""
+
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        ...
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        ...
+
+    def trace(self) -> dict[str, Any]:
+        """Return the timeline in Chrome's trace event format."""
+        ...
+
+
+def simulate(
+    file: str, choice: Choice, target: str, sources: Sources, place: str | None = None
+) -> SimulatedStep:
+    """Simulate a step under the chosen layout or placement. Raises `CompileError` and `UsageError`.
+
+    place: the mesh axes from the innermost link outwards, with commas between them.
+    """
+    selection = select(file, choice, sources, or_placement=True)
+    hardware = target_of(target, selection.hardware, sources)
+    if not selection.cases:
+        (placement,) = selection.placements
+        if place is not None:
+            raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
+        return _simulate_placement(placement, selection.program, hardware, target)
+    (case,) = selection.cases
+    check_room(hardware, case.mesh, target)
+    return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh))
+
+
+def simulate_layout(program: Program, hardware: Hardware, order: tuple[str, ...] = ()) -> SimulatedLayout:
+    """Simulate a step of the program of one processor. order: the mesh axes from the innermost link outwards."""
+    from mtfc.compiler.cost.memory import memory_on
+    from mtfc.compiler.cost.step_time import step_time
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.reports.step_report import SimulatedLayout
+
+    cost, mesh = layout_cost(program), program.placed_on
+    function = program.function("step" if cost.trains else "forward")
+    cost = attrs.evolve(cost, memory=memory_on(function, mesh, hardware.device))
+    return SimulatedLayout(cost, step_time(function, mesh, hardware, order), hardware)
+
+
+def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes of `--place`. Raises `UsageError` unless these are all axes of the mesh."""
+    if text is None:
+        return ()
+    axes = tuple(axis.strip() for axis in text.split(","))
+    if sorted(axes) != sorted(mesh.names):
+        raise UsageError(f"--place takes the axes of the mesh, each once: {','.join(mesh.names[::-1])}")
+    return axes
+
+
+def _simulate_placement(
+    placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str
+) -> SimulatedPlacement:
+    """Simulate a step under a placement, even if memory does not suffice.
+
+    Raises `CompileError` if operators differ from those of the placement (E317, E319) or devices are missing (E316).
+    """
+    from math import inf
+
+    from mtfc.compiler.diagnostics import Diagnostics
+    from mtfc.compiler.passes.pipelines import run, simplification
+    from mtfc.compiler.search.placement.placed_step import placed_step
+    from mtfc.compiler.search.placement.placement_search import placement_space
+    from mtfc.driver.searching.compilation_time import timing_compilation
+    from mtfc.frontend.layouts.placements import strategy_of
+    from mtfc.reports.placed_step_report import SimulatedPlacement
+
+    _check_devices(placement, hardware, target)
+    roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))
+    simplified = run(program, simplification())
+    most = max((len(each.devices) for each in placement.operators), default=1)
+    space, _ = timing_compilation(lambda: placement_space(simplified, roomy, placement.devices, most))
+    found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
+    step = placed_step(space.evaluator.tasks, found)
+    return SimulatedPlacement(program.name, placement.name, hardware, space, found, step)
+
+
+def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str) -> None:
+    """Raise `CompileError` (E316) if the hardware has fewer devices than the placement."""
+    from mtfc.frontend.hardware_targets import no_room
+
+    has = hardware.devices
+    if has is not None and placement.devices > has:
+        room = f"`{hardware.name}` has {has} device{'s'[: has - 1]}"
+        message = f"placement `{placement.name}` is on {placement.devices} devices, and {room}"
+        no_room(target, message, "choose larger hardware, or search for a placement on fewer devices")
+
+
+def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Hardware]:
+    """Return the machines that a target can name: those of the file, if any, and those of the library."""
+    from mtfc.frontend.hardware_targets import find_hardware, library_machines
+
+    declared = {} if file is None else select(file, choice, sources, or_placement=True).hardware
+    return {name: find_hardware(name, declared) for name in dict.fromkeys((*declared, *library_machines()))}

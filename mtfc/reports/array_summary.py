@@ -1,0 +1,38 @@
+"""Arrays as a few numbers: shape, dtype, mean and extremes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def finite(number: float | None) -> float | None:
+    """Return a number as JSON can hold it: None for NaN and the infinities."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def number_text(number: float | None) -> str:
+    """Return a number with six digits, or `not finite` for None."""
+    return "not finite" if number is None else f"{number:.6g}"
+
+
+def summary(array: Any) -> dict[str, Any]:
+    """Return an array's shape, dtype, mean and extremes, and a scalar's value; None stands for a number that is not finite."""
+    import numpy as np
+
+    dtype = np.asarray(array).dtype.name
+    numbers = np.asarray(array).astype(np.float64)
+    about = {"mean": numbers.mean(), "min": numbers.min(), "max": numbers.max()}
+    statistics = {name: finite(float(number)) for name, number in about.items()}
+    value = {} if numbers.ndim else {"value": statistics["mean"]}
+    return {"shape": list(numbers.shape), "dtype": dtype, **statistics, **value}
+
+
+def summary_text(about: dict[str, Any]) -> str:
+    """Return `float32[64, 128]  mean 0.01  min -3.2  max 3.4` for a summary."""
+    shape = f"{about['dtype']}[{', '.join(map(str, about['shape']))}]"
+    if "value" in about:
+        return f"{shape:<20} {number_text(about['value'])}"
+    return f"{shape:<20} " + "  ".join(
+        f"{name} {number_text(about[name])}" for name in ("mean", "min", "max")
+    )
