@@ -41,7 +41,7 @@ class FusionModel:
 
     whole: the complete function, if `function` has only some of its equations. stored: values in memory. near: values that stay in
     the scratchpad of a TPU. returned: outputs of the function. slices: slices of stacks that a loop body takes. stacked: sources of
-    the values that a loop stacks.
+    the values that a loop stacks. ends: stored values that another layout may keep inside a kernel.
     """
 
     has_register_traffic = False
@@ -55,6 +55,7 @@ class FusionModel:
         self.folded = folded(whole or function)
         self.stored = self._stored(function) - self.folded
         self.near: set[Value] = set()
+        self.ends: set[Value] = set()
         self.slices = {argument.value for argument in function.arguments if argument.role == "sliced"}
         self.stacked = set(sources(stacked_outputs(function), self.makers))
 
@@ -182,14 +183,6 @@ class FusionModel:
     def least_bytes(self, type: TensorType) -> int:
         """Return bytes of a whole tensor that its shards together exceed or equal, however it is split."""
         return type.size * ITEM_BYTES[type.dtype]
-
-    def unsure(self) -> set[Value]:
-        """Return stored values that a layout may keep in the kernel of a dot."""
-        return set()
-
-    def least_register_traffic(self, eqn: Equation) -> Value | None:
-        """Return the result or operand whose elements in f32 are register traffic in every layout."""
-        return None
 
     def upcasts(self, eqn: Equation) -> bool:
         """True if the equation is computed in a wider dtype than it would be stored in."""

@@ -50,6 +50,7 @@ class ScratchpadFusion(TpuFusion):
         self.small: set[Value] = set()
         self.parts: dict[Equation, Equation] = {}
         self.without_kernel: set[Equation] = set()
+        self.seconds_per_byte: dict[Equation, float] = {}
         super().__init__(function, mesh, device)
         self.kernels = self._computing(function.body)
         self.computed: dict[Kernel, list[Equation]] = {eqn: [] for eqn in filter(is_dot, function.body)}
@@ -60,22 +61,21 @@ class ScratchpadFusion(TpuFusion):
     # Seconds
 
     def memory_seconds(self, eqn: Equation, size: int) -> float:
-        """Return the seconds of the scratchpad's rates for this equation, in proportion to `size`."""
+        if eqn not in self.seconds_per_byte:
+            self.seconds_per_byte[eqn] = self._seconds_per_byte(eqn)
+        return size * self.seconds_per_byte[eqn]
+
+    def _seconds_per_byte(self, eqn: Equation) -> float:
+        """Return the mean over all bytes that an equation moves."""
         moved = self.moved(eqn)
-        if not moved:
-            return 0.0
         values = (v for v in dict.fromkeys(eqn.operands) if not self.is_joined(eqn, v))
         read = sum(map(self.read, values))
         written = sum(self.bytes(value.type) for value in eqn.results if value in self.stored)
+        vmem, rate = self.vmem, self.device.bandwidth.at(moved)
         in_dot = self.kernels[eqn] != {None}
-        reads, writes = (
-            (self.vmem.factors, self.vmem.results) if in_dot else (self.vmem.reads, self.vmem.writes)
-        )
-        rate = self.device.bandwidth.at(moved)
-        seconds = (
-            (moved - read - written) / rate + read / (reads or rate) + written / (writes or rate)
-        )
-        return seconds * size / moved
+        reads, writes = (vmem.factors, vmem.results) if in_dot else (vmem.reads, vmem.writes)
+        seconds = (moved - read - written) / rate + read / (reads or rate) + written / (writes or rate)
+        return seconds / moved if moved else 0.0
 
     def latency(self, eqn: Equation) -> float:
         if not is_dot(eqn):

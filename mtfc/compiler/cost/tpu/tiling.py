@@ -90,7 +90,9 @@ def least_tiled_bytes(type: TensorType) -> int:
     """
     if not type.dims:
         return type.size * ITEM_BYTES[type.dtype]
-    return min(type.size // dim.size * round_up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
+    return (
+        min(type.size // dim.size * round_up(dim.size, LANES) for dim in type.dims) * ITEM_BYTES[type.dtype]
+    )
 
 
 def _tiled(type: TensorType, mesh: Mesh, pixels: Set[Dim]) -> tuple[int, int]:

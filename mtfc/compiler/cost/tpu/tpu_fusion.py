@@ -57,7 +57,6 @@ class TpuFusion(FusionModel):
     def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
         super().__init__(function, mesh, device, whole)
         self.pixels = pixels_of((whole or function).body, mesh)
-        self.ends: set[Value] = set()
         self._store_ends(function)
         if device.vmem is not None and is_loop_body(function):
             self.near = set(_carried_or_invariant(function)) if whole else self._kept_near(function)
@@ -199,9 +198,6 @@ class TpuFusion(FusionModel):
 
     def least_bytes(self, type: TensorType) -> int:
         return least_tiled_bytes(type)
-
-    def unsure(self) -> set[Value]:
-        return self.ends
 
     def clears(self, loop: Equation) -> bool:
         return bool(loop.attrs["reverse"])

@@ -91,7 +91,7 @@ def search(
     best = _best(answers, objective, hardware, pricing, known, unsplit)
     may_fit = any(_may_be_resident(step, mesh, hardware.device) for mesh in tried)
     if (best.refuted or may_fit) and not best.is_interrupted:
-        answers.append(ask(_unhurried(_weightless(hardware) if hardware.device.own else hardware)))
+        answers.append(ask(_unhurried(_weightless(hardware) if hardware.device.vmem else hardware)))
         best = _best(answers, objective, hardware, pricing, known, unsplit)
     if best.refuted and best.is_interrupted:
         return attrs.evolve(best, refuted=None, lower_bound=0.0)
@@ -117,10 +117,10 @@ def _may_be_resident(step: Function, mesh: Mesh, device: Device) -> bool:
     """Whether the program may lie in the processor's own memory, where kernels take less than the solver knows
     (`tpu/scratchpad.py`).
     """
-    own = device.own
-    if own is None or any(eqn.regions for eqn in step.body):
+    vmem = device.vmem
+    if vmem is None or any(eqn.regions for eqn in step.body):
         return False
-    return whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices <= own.bytes
+    return whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices <= vmem.bytes
 
 
 def _weightless(hardware: Hardware) -> Hardware:
