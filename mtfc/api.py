@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
+from mtfc.driver.loading.choice import Choice, settings_of
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice, SearchOptions, VerifyOptions, settings_of
+from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
 from mtfc.driver.values import (
     LayoutOption,
@@ -107,7 +109,7 @@ class Compiled:
 
         Raises `Unavailable` if JAX is missing or has too few devices.
         """
-        one_of("backend", backend, execution.BACKENDS)
+        one_of("backend", backend, tuple(BACKENDS))
         return cast(ModuleType, execution.load(self._module, backend))
 
     def cost(self) -> LayoutCost:
@@ -173,7 +175,7 @@ class Checked(Sequence[Diagnostic]):
         return f"<Checked {self._verdict()}>"
 
     def _verdict(self) -> str:
-        from mtfc.reports.diagnostic_text import verdict
+        from mtfc.driver.check import verdict
 
         return f"{self.file}: {verdict(self.diagnostics)}"
 
@@ -282,7 +284,7 @@ def verified(
         params_partial,
         seed,
     )
-    one_of("backend", backend or "numpy", execution.BACKENDS)
+    one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))
     number_option("seed", seed, 0, 2**32 - 1)
     # `verify` raises the precision of JAX's dots for the whole process

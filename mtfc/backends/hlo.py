@@ -14,13 +14,9 @@ from math import prod
 
 import attrs
 
-KINDS = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "collective-permute": "permute",
-}
+from mtfc.compiler.ir.ops.collectives import SENDINGS
+
+KINDS = {sending.hlo: kind for kind, sending in SENDINGS.items()}
 """HLO opcode -> the collective's name in reports."""
 
 ITEM_BYTES = {

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import zip_longest
 
+from mtfc.backends.registry import text_kinds
 from mtfc.cli.options import add_format, add_selection, add_source, chosen
-from mtfc.driver.compile import EMITTERS, emit, syntax_tree
+from mtfc.driver.compile import EMITTERS, IR_KINDS, emit, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
 
-EXAMPLES = """\
+_EXAMPLES = """\
 examples:
   mtfc compile model.mtf                              one processor's program, with its collectives
   mtfc compile model.mtf --emit jax -o model.py       a JAX module that runs without mtfc
@@ -22,11 +24,18 @@ examples:
   mtfc compile model.mtf --passes "differentiate,simplify,dce"
 
 kinds:
-  ast        the syntax tree                 numpy      a NumPy module that simulates every processor
-  ir         the model as one program        jax        a JAX module
-  grad       with gradients and updates      stablehlo  what JAX hands to XLA
-  spmd       one processor's program         hlo        what XLA compiles it to
 """
+
+
+def _kinds() -> str:
+    """Return the kinds of text in two columns: those of the compiler, and those of the backends."""
+    ours = {"ast": "the syntax tree", **{name: kind.title for name, kind in IR_KINDS.items()}}
+    theirs = {name: kind.title for name, kind in text_kinds().items()}
+    rows = zip_longest(ours.items(), theirs.items(), fillvalue=("", ""))
+    return "".join(f"  {a:<9}  {b:<30}  {c:<9}  {d}".rstrip() + "\n" for (a, b), (c, d) in rows)
+
+
+EXAMPLES = _EXAMPLES + _kinds()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, count, seed
 from mtfc.driver.data.files import report_to
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
-from mtfc.driver.running.execution import BACKENDS
 from mtfc.driver.running.run import run as run_model
 from mtfc.reports.run_report import StepRecord, step_text
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, seed
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.running.execution import BACKENDS
 from mtfc.driver.verification.verify import verify
 from mtfc.reports.verification_report import CaseResult, case_text
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS, TextKind, text_kinds
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
@@ -18,7 +19,6 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
-from mtfc.driver.running.execution import source
 
 
 @attrs.frozen
@@ -53,10 +53,10 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[str], None])
             f"model {selection.program.name} has no training step: there is no `train` block for it"
         )
     case, passes = selection.cases[0], _passes(options)
-    if options.emit not in SHOWN_AT_ANY_LEVEL and not any(each.level == "lowered" for each in passes):
+    if options.emit not in IR_KINDS and not any(each.level == "lowered" for each in passes):
         raise UsageError(f"--emit {options.emit} needs all passes, and these end before lower-collectives")
     program = _compiled(case.placed(selection.program), passes, options, show)
-    return Emitted(options.emit, program.name, case, EMITTERS[options.emit](program))
+    return Emitted(options.emit, program.name, case, EMITTERS[options.emit].emit(program))
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:
@@ -136,32 +136,17 @@ def _observers(options: CompileOptions, show: Callable[[str], None]) -> list[Obs
 PIPELINES = {
     "ir": (),
     "grad": differentiation(),
-    "jax": default_pipeline("module"),
-    "numpy": default_pipeline("module"),
+    **dict.fromkeys(BACKENDS, default_pipeline("module")),
 }
 """The passes of the kinds that do not use the default pipeline."""
 
 
-def _stablehlo(program: Program) -> str:
-    from mtfc.backends.jax.runtime import stablehlo
-
-    return stablehlo(program)
-
-
-def _hlo(program: Program) -> str:
-    from mtfc.backends.jax.runtime import hlo
-
-    return hlo(program)
-
-
-SHOWN_AT_ANY_LEVEL = frozenset({"ir", "grad", "spmd"})
-
-EMITTERS: Mapping[str, Callable[[Program], str]] = {
-    "ir": print_program,
-    "grad": print_program,
-    "spmd": print_program,
-    "numpy": lambda program: source(program, "numpy"),
-    "jax": lambda program: source(program, "jax"),
-    "stablehlo": _stablehlo,
-    "hlo": _hlo,
+IR_KINDS = {
+    "ir": TextKind("the model as one program", print_program),
+    "grad": TextKind("with gradients and updates", print_program),
+    "spmd": TextKind("one processor's program", print_program),
 }
+"""The kinds that show the IR, at any level."""
+
+EMITTERS: Mapping[str, TextKind] = {**IR_KINDS, **text_kinds()}
+"""All kinds of text that are made of a program."""

@@ -1,20 +1,23 @@
-"""Why a layout communicates, as text and as data: what `mtfc explain` prints."""
+"""The causes of a layout's collectives as text and as JSON, for `mtfc explain`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mtfc.compiler.analysis.provenance import Cause, Rule, Sending
+from mtfc.compiler.analysis.provenance import AppliedRule, CollectiveCause, SentArray
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.source_lines import Line, line_of, place_text, source_text
 from mtfc.reports.table import aligned
 
 
-def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str, str]) -> str:
-    """By line of the user's file what is sent there and why, and then by rule; `texts` holds each file's text by name."""
-    lines: dict[Line, list[Sending]] = {}
+def causes_report(found: Sequence[SentArray], own: str | None, texts: Mapping[str, str]) -> str:
+    """Return the collectives with their causes by line of the user's file, then the bytes by rule.
+
+    texts: each file's text by name.
+    """
+    lines: dict[Line, list[SentArray]] = {}
     for each in found:
         lines.setdefault(line_of(each.span.inside(own) if each.span else None), []).append(each)
     split = {file: text.splitlines() for file, text in texts.items()}
@@ -37,8 +40,8 @@ def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str,
     )
 
 
-def _rows(each: Sending, own: str | None) -> Iterator[list[str]]:
-    """A row for the first cause, and one for each further one below."""
+def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:
+    """Yield a row with the first cause, and a row for each further cause."""
     often = f"{each.times} x " if each.times > 1 else ""
     cells = [f"{often}{each.kind}{{{', '.join(each.axes)}}}", bytes_text(each.bytes), each.stage]
     for cause in each.causes or (None,):
@@ -46,7 +49,7 @@ def _rows(each: Sending, own: str | None) -> Iterator[list[str]]:
         cells = ["", "", ""]
 
 
-def _because(cause: Cause | None, each: Sending, own: str | None) -> list[str]:
+def _because(cause: CollectiveCause | None, each: SentArray, own: str | None) -> list[str]:
     if cause is None:
         return ["", "neighbours along a dimension that is split"]
     text = f"{_place(cause.span, own)} {cause.what}"
@@ -56,15 +59,15 @@ def _because(cause: Cause | None, each: Sending, own: str | None) -> list[str]:
 
 
 def _place(span: Span | None, own: str | None) -> str:
-    """`line 21`, or for what is in a function of another file `nn.mtf:280`."""
+    """Return `line 21`, or `nn.mtf:280` for a line of another file."""
     if span is None:
         return "the result"
     text = place_text(line_of(span), own)
     return f"line {text}" if text.isdigit() else text
 
 
-def _by_rule(found: Sequence[Sending]) -> list[str]:
-    totals: dict[Rule, int] = {}
+def _by_rule(found: Sequence[SentArray]) -> list[str]:
+    totals: dict[AppliedRule, int] = {}
     for each in found:
         for rule in dict.fromkeys(cause.rule for cause in each.causes if cause.rule.is_written):
             totals[rule] = totals.get(rule, 0) + each.bytes
@@ -72,8 +75,8 @@ def _by_rule(found: Sequence[Sending]) -> list[str]:
     return aligned(rows, right={1}, indent="    ") if rows else []
 
 
-def causes_json(found: Sequence[Sending]) -> list[dict[str, Any]]:
-    """A record for each array that is sent; bytes are those of one device in a step."""
+def causes_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:
+    """Return a record for each array that is sent; bytes are those of one device in a step."""
     return [
         {
             "kind": each.kind,

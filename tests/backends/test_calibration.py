@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 from mtfc.backends.calibrate.calibration import QUICK, with_jax, with_numpy
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES, PARTS
+from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 from mtfc.backends.calibrate.op_kernels import KERNELS, SHAPES
 from mtfc.backends.calibrate.rates import beyond, link_of, rising
 from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.hardware.hardware_text import hardware_text
 from mtfc.frontend.hardware_targets import HARDWARE, hardware_in_file, library_machines
@@ -37,7 +38,7 @@ SLOWER = [(size, 3 * seconds) for size, seconds in REDUCED]
 def seconds_on(link: Link, kind: str, size: int) -> float:
     """What a collective of four devices takes, of an array of so many bytes."""
     box = Hardware("here", Device({"f32": Rate.constant(1.0)}, 1.0, Rate.constant(1.0)), (link,))
-    local = size // 4 if kind in PARTS else size
+    local = size // 4 if SENDINGS[kind].operand == "part" else size
     (found,) = Topology.of(Mesh("all", (("all", 4),)), box).seconds(kind, ("all",), local, 1).values()
     return found
 

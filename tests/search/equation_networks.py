@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtfc.compiler.analysis.reshard_plans import wire_bytes
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
-from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF, SENDINGS, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.compiler.search.per_equation.best_layouts import timed_network
-from mtfc.compiler.search.per_equation.choice_network import Network
+from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork
 from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.compiler.search.per_equation.per_equation_search import timed_network
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -34,7 +33,7 @@ def machine(name: str) -> Hardware:
     return find_hardware(name, {})
 
 
-def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> Network:
+def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> ChoiceNetwork:
     """Priced in seconds, or without hardware in bytes that all devices send."""
     function, dims = prepared(program), set(program.dims)
     if hardware is not None:
@@ -56,6 +55,6 @@ def bytes_of(body: tuple[Equation, ...], mesh: Mesh) -> float:
         if eqn.regions:
             total += dim_of(eqn).size * bytes_of(region_of(eqn).body, mesh)
         elif eqn.op in KIND_OF:
-            parts = (wire_bytes(KIND_OF[eqn.op], axes_of(eqn), v.type, mesh) for v in eqn.operands)
-            total += sum(parts) * mesh.devices
+            factor = SENDINGS[KIND_OF[eqn.op]].ring_bytes(mesh.size(axes_of(eqn)))
+            total += sum(v.type.local_bytes(mesh) * factor for v in eqn.operands) * mesh.devices
     return total

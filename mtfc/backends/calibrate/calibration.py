@@ -26,10 +26,11 @@ import attrs
 import numpy as np
 
 from mtfc.backends.calibrate import op_kernels
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES, PARTS
+from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 from mtfc.backends.calibrate.rates import NOTABLY, Point, beyond, link_of, rising
 from mtfc.backends.common.devices import devices, import_jax
 from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.ir.ops.collectives import SENDINGS
 
 Loop = Callable[[int], Callable[[], object]]
 """From a number of repetitions to a function that does them, and returns when they are done."""
@@ -269,12 +270,13 @@ class _Devices:
         return effort.each(effort.messages, lambda size: self.collective(kind, size, effort))
 
     def collective(self, kind: str, size: int, effort: Effort) -> Point:
-        """Of an array of at least so many bytes; of zeros, whose sums need no scaling."""
+        """Measure a collective of an array of at least `size` bytes, all zeros, whose sums need no scaling."""
         import jax.numpy as jnp
 
         members = len(self.devices)
         elements = -(-size // (4 * members**2)) * members
-        array = jnp.zeros(elements if kind in PARTS else elements * members, "float32")
+        is_part = SENDINGS[kind].operand == "part"
+        array = jnp.zeros(elements if is_part else elements * members, "float32")
         return 4 * elements * members, self._seconds(
             lambda one, result: COLLECTIVES[kind](result, "all", members), array, effort
         )

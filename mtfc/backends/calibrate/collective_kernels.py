@@ -1,7 +1,7 @@
 """Single collectives for `calibrate` to measure.
 
-Each is a function from a device's array to one of the same size, so that they can be chained. What makes the result of a
-collective as large as its operand costs little beside it.
+Each kernel is a function from a device's array to an array of the same size, so that kernels can be chained. Making the result as
+large as the operand costs little beside the collective itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _all_reduce(array: Any, axis: str, members: int) -> Any:
 
 
 def _all_gather(array: Any, axis: str, members: int) -> Any:
-    """One of the parts that come together: that of the device as far from the last as this is from the first."""
+    """Return one of the gathered parts: device i returns the part of device n - 1 - i."""
     import jax
 
     whole = jax.lax.all_gather(array, axis, tiled=True)
@@ -27,7 +27,7 @@ def _all_gather(array: Any, axis: str, members: int) -> Any:
 
 
 def _reduce_scatter(array: Any, axis: str, members: int) -> Any:
-    """The array, in which the sums are written over the first of it."""
+    """Return the array with the sums written over its first elements."""
     import jax
 
     sums = jax.lax.psum_scatter(array, axis, tiled=True)  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ COLLECTIVES: dict[str, Callable[[Any, str, int], Any]] = {
     "all_to_all": _all_to_all,
     "permute": _permute,
 }
-"""By kind: from a device's array, the mesh axis, and how many devices it has."""
+"""Kind of collective -> kernel: (a device's array, the mesh axis, its number of devices) -> array.
 
-PARTS = ("all_gather", "all_to_all")
-"""Those of which each device has a part of the whole array."""
+A collective without a kernel gets the bandwidth that its link has for all-reduces.
+"""

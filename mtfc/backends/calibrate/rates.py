@@ -1,4 +1,4 @@
-"""What measured times say: rates by size, and the links that collectives take such times on."""
+"""Rates and links from measured times: rates by size, and links on which collectives take the measured times."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Kind, Link, Rate
+from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.ops.collectives import SENDINGS
+from mtfc.compiler.ir.types import Mesh
 
 Point = tuple[float, float]
-"""The size of something, and the seconds that it takes."""
+"""The size of a kernel or message, and the seconds that it takes."""
 
 NOTABLY = 1.25
-"""What is not so many times longer, or off, counts as the same."""
+"""Times count as equal if their ratio is below this."""
 
 
 def rising(points: Iterable[Point]) -> Rate:
-    """A rate from (work, seconds): more work never takes less time, whatever the clock says."""
+    """Return a rate from (work, seconds). More work never takes less time, whatever the clock says."""
     found, slowest = [], 0.0
     for size, seconds in points:
         slowest = max(slowest, seconds)
@@ -25,20 +28,21 @@ def rising(points: Iterable[Point]) -> Rate:
 
 
 def beyond(overhead: float, points: Sequence[Point]) -> list[Point]:
-    """What takes longer than a kernel that has nothing to do, by that much longer; or else the last."""
+    """Return the times less the overhead of a kernel. Points that are not notably longer are left out, but for the last."""
     longer = [(size, seconds - overhead) for size, seconds in points if seconds > NOTABLY * overhead]
     return longer or [points[-1]]
 
 
 def link_of(name: str, kind: Kind, members: int, times: Mapping[str, Sequence[Point]]) -> Link:
-    """A link from the seconds that collectives take by the bytes of the whole array, a permute by those of one device.
+    """Return a link of a kind on which collectives take the given times.
 
-    Its latency and bandwidth are those of all-reduces, the smallest of which is all latency. Others have a bandwidth of their
-    own where they take notably more or less time than these say.
+    times: kind of collective -> (bytes of the whole array, seconds); for a permute, the bytes of one device. The latency and the
+    bandwidth of the link are those of all-reduces, the smallest of which is all latency. Other collectives get a bandwidth of
+    their own if they take notably more or less time than this link says.
     """
-    steps, _ = _steps_and_share("all_reduce", kind, members)
-    latency = min(seconds for _, seconds in times["all_reduce"]) / steps
-    formulas = {each: _Formula.of(each, kind, members, latency) for each in times}
+    unit = _LinkFormula.of("all_reduce", kind, members, latency=1.0)
+    latency = min(seconds for _, seconds in times["all_reduce"]) / unit.fixed
+    formulas = {each: _LinkFormula.of(each, kind, members, latency) for each in times}
     usual = formulas.pop("all_reduce").bandwidth(times["all_reduce"])
     own = {
         each: formula.bandwidth(times[each])
@@ -49,33 +53,38 @@ def link_of(name: str, kind: Kind, members: int, times: Mapping[str, Sequence[Po
 
 
 @attrs.frozen
-class _Formula:
-    """A collective of an array of S bytes takes `fixed` + `share` S / bandwidth seconds (`cost/topology.py`)."""
+class _LinkFormula:
+    """The time of a collective over all members of a link: `fixed` + `share` S / bandwidth seconds for an array of S bytes."""
 
     fixed: float
     share: float
 
     @classmethod
-    def of(cls, collective: str, kind: Kind, members: int, latency: float) -> _Formula:
-        steps, share = _steps_and_share(collective, kind, members)
-        return cls(steps * latency, share)
+    def of(cls, collective: str, kind: Kind, members: int, latency: float) -> _LinkFormula:
+        """Return the formula that `cost/topology.py` has."""
+        local = 1.0 / SENDINGS[collective].whole_bytes(1.0, members)
+        return cls(
+            _seconds(collective, kind, members, latency, 0.0), _seconds(collective, kind, members, 0.0, local)
+        )
 
     def bandwidth(self, times: Sequence[Point]) -> Rate:
-        """That which explains the times. Sizes that take no longer than the smallest say nothing of it."""
+        """Return the bandwidth that explains the times. Sizes that take no longer than the smallest do not count."""
         longer = [(size, seconds - self.fixed) for size, seconds in times]
         points = [(size, seconds) for size, seconds in longer if seconds > 1e-9]
         points = points or [(times[-1][0], self.fixed)]
         return rising([(size, seconds / self.share) for size, seconds in points])
 
     def is_off(self, times: Sequence[Point], bandwidth: Rate) -> bool:
+        """Return True if a time differs notably from the formula's with this bandwidth."""
         ratios = [seconds / (self.fixed + self.share * size / bandwidth.at(size)) for size, seconds in times]
         return max(ratios) > NOTABLY or min(ratios) < 1 / NOTABLY
 
 
-def _steps_and_share(collective: str, kind: Kind, n: int) -> tuple[int, float]:
-    """On a link of n members, a switch if it is no memory."""
-    if kind == "memory":
-        return n, {"all_reduce": 2.0, "all_to_all": 1 / n}.get(collective, 1.0)
-    around = (n - 1) / n
-    rings = {"all_reduce": (2 * (n - 1), 2 * around), "all_to_all": (n - 1, around / n), "permute": (1, 1.0)}
-    return rings.get(collective, (n - 1, around))
+def _seconds(collective: str, kind: Kind, members: int, latency: float, local_bytes: float) -> float:
+    """Return the seconds over all members of a link of one byte per second, for a permute from neighbour to neighbour."""
+    one = Rate.constant(1.0)
+    link = Link("link", kind, (members,), one, latency)
+    topology = Topology.of(
+        Mesh("all", (("all", members),)), Hardware("unit", Device({"f32": one}, 1.0, one), (link,))
+    )
+    return topology.seconds(collective, ("all",), local_bytes, hops=1)["link"]

@@ -16,6 +16,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text, no_gradient
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.collectives import ALL_REDUCE
 from mtfc.compiler.ir.types import FLOATS
 
 
@@ -45,7 +46,7 @@ def _by_prelude(code: Code) -> str:
 
 
 def _all_reduce(code: Code) -> str:
-    text = OPS["all_reduce"].jax
+    text = ALL_REDUCE.jax
     assert callable(text)
     return text(code)
 

@@ -129,23 +129,30 @@ class FusionModel:
 
     def moved(self, eqn: Equation) -> int:
         """Return the bytes that an equation reads and writes, with its register traffic."""
-        values = [value for value in dict.fromkeys(eqn.operands) if not self.is_joined(eqn, value)]
-        read = [self.read(value) for value in values]
-        if storage(eqn) == "lookup":
-            read[0] = min(read[0], self.bytes(eqn.result.type))
-        written = sum(self.bytes(value.type) for value in eqn.results if value in self.stored)
-        if not self.has_register_traffic:
-            return written + sum(read)
         seen = {value: [each.type for each in self.seen(value)] for value in eqn.operands}
-        return written + sum(read) + self.register_traffic(eqn, [value.type for value in eqn.results], seen)
+        return self.moved_as(eqn, [value.type for value in eqn.results], seen)
+
+    def moved_as(
+        self, eqn: Equation, made: Sequence[TensorType], seen: Mapping[Value, Sequence[TensorType]]
+    ) -> int:
+        """Return the same for other placements.
+
+        made: types of the results. seen: types of each operand and of the values that it is a view of.
+        """
+        read = [
+            0 if self.is_joined(eqn, value) or not self.views(value) else min(map(self.bytes, types))
+            for value, types in seen.items()
+        ]
+        if storage(eqn) == "lookup":
+            read[0] = min(read[0], self.bytes(made[0]))
+        results = zip(eqn.results, made, strict=True)
+        written = sum(self.bytes(type) for value, type in results if value in self.stored)
+        return sum(read) + written + self.register_traffic(eqn, made, seen)
 
     def register_traffic(
         self, eqn: Equation, made: Sequence[TensorType], seen: Mapping[Value, Sequence[TensorType]]
     ) -> int:
-        """Return the bytes in registers that take as long as bytes in memory.
-
-        made: types of the results. seen: types of each operand and of the values that it is a view of.
-        """
+        """Return the bytes in registers that take as long as bytes in memory, for types as in `moved_as`."""
         return 0
 
     def copied(self, eqn: Equation) -> Iterator[Value]:

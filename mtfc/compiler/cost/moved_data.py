@@ -32,10 +32,8 @@ from mtfc.compiler.cost.serial_time import communication_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.types import Mesh
-
-KINDS = ("all_gather", "all_to_all", "permute")
-"""The collectives that move complete data."""
 
 Names = tuple[tuple[str, str | None, Pairs], ...]
 
@@ -47,7 +45,7 @@ class DataMovement:
     """The effect of bringing data from the layout of one equation to that of another, in seconds."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), KINDS)
+        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("data movement"))
 
     def bound(self, program: CommonProgram) -> tuple[MovedData, ...]:
         return tuple(moved_data(program.function, program.names, program.is_common))

@@ -31,10 +31,8 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-
-KINDS = ("all_reduce", "reduce_scatter", "all_gather")
-"""The collectives that complete sums."""
 
 
 @attrs.frozen
@@ -42,7 +40,7 @@ class PendingSums:
     """The effect of completing pending sums, in seconds."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), KINDS)
+        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("pending sums"))
 
     def bound(self, program: CommonProgram) -> tuple[SumRoute, ...]:
         return sum_routes(program.function, program.names, program.is_common)

@@ -24,10 +24,8 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-
-KINDS = ("all_gather", "all_to_all", "permute")
-"""The collectives that bring stored parameters to their use."""
 
 
 @attrs.frozen
@@ -35,7 +33,7 @@ class ParameterStorage:
     """The effect of gathering stored parameters, in seconds."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), KINDS)
+        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("stored parameters"))
 
     def bound(self, program: CommonProgram) -> tuple[StoredParameter, ...]:
         return tuple(stored_parameters(program.function, program.names, program.is_common))

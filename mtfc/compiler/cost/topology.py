@@ -35,6 +35,8 @@ from math import inf, prod
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware, Link, Rate
+from mtfc.compiler.ir.collective import Sending
+from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Axes, Mesh
 
 COMBINED = 4 * 2**20
@@ -186,43 +188,42 @@ class Topology:
 
         `hops` is how far a permute goes, None where that is anywhere.
         """
-        crossings = self.crossings(axes)
-        group = self.mesh.size(axes)
-        whole = local_bytes * group if kind in ("all_gather", "all_to_all") else local_bytes
-        found = {c.lane.name: self._copy(c, kind, local_bytes, whole) for c in crossings if c.is_memory}
+        crossings, sending = self.crossings(axes), SENDINGS[kind]
+        whole = sending.whole_bytes(local_bytes, self.mesh.size(axes))
+        found = {c.lane.name: self._copy(c, sending, local_bytes, whole) for c in crossings if c.is_memory}
         crossings = [c for c in crossings if not c.is_memory]
-        if kind == "permute":
-            return found | {c.lane.name: self._permute(c, local_bytes, hops) for c in crossings}
-        if kind == "all_to_all":
-            return found | {c.lane.name: self._all_to_all(c, local_bytes, whole) for c in crossings}
-        for together in _tori(crossings):
-            rounds = 2 if kind == "all_reduce" else 1
-            seconds = rounds * self._gather(together, kind, whole)
-            found |= dict.fromkeys((crossing.lane.name for crossing in together), seconds)
-        return found
+        match sending.pattern:
+            case "permutation":
+                times = {c.lane.name: self._permute(c, sending, local_bytes, hops) for c in crossings}
+            case "exchange":
+                times = {c.lane.name: self._exchange(c, sending, local_bytes, whole) for c in crossings}
+            case "ring":
+                together = ((sides, self._ring(sides, sending, whole)) for sides in _tori(crossings))
+                times = {side.lane.name: seconds for sides, seconds in together for side in sides}
+        return found | times
 
-    def _copy(self, c: Crossing, kind: str, local: float, whole: float) -> float:
-        members = self.used[c.lane.name] if kind == "permute" else c.size
-        copied = local if kind in ("permute", "all_to_all") else whole * (2 if kind == "all_reduce" else 1)
-        return members * c.lane.link.latency + copied / self.bandwidth(c, kind, whole)
+    def _copy(self, c: Crossing, sending: Sending, local: float, whole: float) -> float:
+        """Return the seconds in a shared memory, where a device copies the data that it gets."""
+        members = self.used[c.lane.name] if sending.pattern == "permutation" else c.size
+        copied = whole * sending.rounds if sending.pattern == "ring" else local
+        return members * c.lane.link.latency + copied / self.bandwidth(c, sending.kind, whole)
 
-    def _gather(self, sides: Sequence[Crossing], kind: str, whole: float) -> float:
-        """An all-gather, or as much of a collective of that kind, over the sides of one link."""
+    def _ring(self, sides: Sequence[Crossing], sending: Sending, whole: float) -> float:
+        """Return the seconds over all sides of one link, which add up."""
         members = prod(side.size for side in sides)
-        rate = sum(self.bandwidth(side, kind, whole) for side in sides)
+        rate = sum(self.bandwidth(side, sending.kind, whole) for side in sides)
         steps = sum(side.steps for side in sides)
-        sent = whole * (members - 1) / (members * sides[0].inner)
-        return steps * sides[0].lane.link.latency + sent / rate
+        sent = sending.round_bytes(whole, members, sides[0].inner)
+        return sending.rounds * (steps * sides[0].lane.link.latency + sent / rate)
 
-    def _all_to_all(self, c: Crossing, local: float, whole: float) -> float:
+    def _exchange(self, c: Crossing, sending: Sending, local: float, whole: float) -> float:
         share = (c.size // 2) * ((c.size + 1) // 2) if c.lane.link.has_neighbours else c.size - 1
-        return c.steps * c.lane.link.latency + local * share / (
-            c.size * self.bandwidth(c, "all_to_all", whole)
-        )
+        rate = self.bandwidth(c, sending.kind, whole)
+        return c.steps * c.lane.link.latency + local * share / (c.size * rate)
 
-    def _permute(self, c: Crossing, local: float, hops: int | None) -> float:
-        """Where it goes anywhere, over a quarter of a ring on average, and both ways."""
-        rate, passed = self.bandwidth(c, "permute", local), 1
+    def _permute(self, c: Crossing, sending: Sending, local: float, hops: int | None) -> float:
+        """Return the seconds: without `hops` data goes over a quarter of a ring on average, and both ways."""
+        rate, passed = self.bandwidth(c, sending.kind, local), 1
         if c.lane.link.has_neighbours and hops is None:
             passed = max(1, c.size // 4)
         elif c.lane.link.has_neighbours and hops is not None:

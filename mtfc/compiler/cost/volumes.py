@@ -12,14 +12,13 @@ from typing import TypeVar
 
 import attrs
 
-from mtfc.compiler.analysis.ring_formulas import RING
 from mtfc.compiler.cost.memory import Memory, memory_of
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
 from mtfc.compiler.ir.loops import charged_equation, dim_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
+from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 
 Key = TypeVar("Key")
@@ -134,7 +133,7 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
     An operand of a combined collective belongs to the equation that made it.
     """
     kind = kind_of(eqn)
-    factor = RING[kind](scale.group(axes_of(eqn)))
+    factor = SENDINGS[kind].ring_bytes(scale.group(axes_of(eqn)))
     for i, value in enumerate(eqn.operands):
         owner = (
             charged_equation(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn

@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.inputs import given_parameters
@@ -28,7 +29,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.running.execution import BACKENDS, without_warnings
+from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.reference import MOST_VIRTUAL_DEVICES, Exact, Reference
 from mtfc.reports.verification_report import CaseResult, verdict_text, verification_json
 
@@ -95,7 +96,7 @@ def _compared(
 def _backends(options: VerifyOptions, selection: Selection) -> Sequence[str]:
     """Return the backends to compare. Raises `UsageError` for a placement on JAX."""
     if selection.cases:
-        return (options.backend,) if options.backend else BACKENDS
+        return (options.backend,) if options.backend else tuple(BACKENDS)
     if options.backend == "jax":
         raise UsageError("placements run on NumPy: no --backend jax")
     return ("numpy",)

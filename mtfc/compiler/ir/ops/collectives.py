@@ -1,44 +1,23 @@
-"""`reshard` and the collectives that it becomes; `shift_shards`, which a shift between processors becomes.
+"""The collectives: one record each, with its type rule, its edges of the reshard planner's graph, its costs and its text.
 
-None but the last changes the global tensor: only where its parts are. `reshard` says what is wanted (its result's type); each
-collective is one way to get there (paper, section 6). `axes` are the mesh axes communicated over, most major first.
+`reshard` says which placement is wanted, by the type of its result. Each other collective but `shift_shards` is one way to get
+there (paper, section 6), and leaves the global tensor as it is. `shift_shards` is a `shift` between processors. The attribute
+`axes` has the mesh axes that are communicated over, most major first.
+
+The functions of a collective stand together: its type rule, its edges and its texts, then its record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, permutations
 
-import attrs
-
+from mtfc.compiler.ir.collective import Collective, Edge, Effect, ReshardGoal, Sending
 from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.opdef import (
-    BY_NAME,
-    Attrs,
-    Code,
-    OpDef,
-    Shard,
-    Storage,
-    Text,
-    Trait,
-    linear_in_all,
-    no_flops,
-    no_gradient,
-)
+from mtfc.compiler.ir.opdef import Code, OpDef
 from mtfc.compiler.ir.ops.positions import shifted_array
 from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
-
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-"""The kinds of collectives that communicate, by the names they have in reports."""
-
-KIND_OF: Mapping[str, str] = {**{kind: kind for kind in KINDS}, "shift_shards": "permute"}
-"""Op that communicates -> its kind."""
-
-
-def kind_of(eqn: Equation) -> str:
-    """Return the kind of a collective that sends data."""
-    return KIND_OF[eqn.op]
 
 
 def axes_of(eqn: Equation) -> Axes:
@@ -50,20 +29,22 @@ def _require(holds: bool, eqn: Equation, why: str) -> None:
         raise PlacementError(f"{eqn.op} of {eqn.operands[0].type} over {', '.join(axes_of(eqn))}: {why}")
 
 
-def _resplit(type: TensorType, splits: dict[str, Axes], pending: Axes | None = None) -> TensorType:
+def _resplit(type: TensorType, splits: Mapping[str, Axes], pending: Axes | None = None) -> TensorType:
+    """Return the type with other splits of the dimensions named, and other pending axes if they are given."""
     kept = type.pending if pending is None else pending
     new = tuple(splits.get(dim.name, axes) for dim, axes in zip(type.dims, type.splits, strict=True))
     return TensorType(type.dtype, type.dims, new, kept, type.reduction if kept else "sum")
 
 
 def _without_suffix(type: TensorType, dim: str, eqn: Equation) -> Axes:
-    """The axes of `dim` less the communicated ones, which must be its most minor."""
+    """Return the axes of `dim` less the communicated ones, which must be its most minor."""
     before, axes = type.axes_of(dim), axes_of(eqn)
     _require(before[len(before) - len(axes) :] == axes, eqn, f"they are not the most minor axes of {dim}")
     return before[: len(before) - len(axes)]
 
 
 def _with_suffix(type: TensorType, dim: str, eqn: Equation, mesh: Mesh) -> Axes:
+    """Return the axes of `dim` with the communicated ones as its most minor."""
     after = (*type.axes_of(dim), *axes_of(eqn))
     _require(type.dim(dim).size % mesh.size(after) == 0, eqn, f"{dim} does not divide evenly")
     return after
@@ -75,25 +56,103 @@ def _dim(eqn: Equation, key: str = "dim") -> str:
     return dim.name
 
 
+def _axes_text(axes: Axes) -> str:
+    """One axis as a string, several as a tuple."""
+    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
+
+
+def _call(function: str, *keys: str) -> Callable[[Code], str]:
+    """Return the text of `function(x, axes, axis number of each named dimension)`."""
+
+    def text(code: Code) -> str:
+        numbers = [f"{key}={code.axis(0, _dim(code.eqn, key))}" for key in keys]
+        return f"{function}({', '.join([code.args[0], _axes_text(axes_of(code.eqn)), *numbers])})"
+
+    return text
+
+
+def _position(code: Code, key: str = "dim") -> int:
+    """Return the array axis of a dimension of the operand, for calls that don't count from the end."""
+    return code.eqn.operands[0].type.names.index(_dim(code.eqn, key))
+
+
+def _without(pending: Axes, axes: Axes) -> Axes:
+    return tuple(axis for axis in pending if axis not in axes)
+
+
+# reshard
+
+
 def _place_reshard(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Any placement of the same tensor."""
+    """Allow any placement of the same tensor."""
     source, target = eqn.operands[0].type, eqn.result.type
     if source.unsplit() != target.unsplit():
         raise PlacementError(f"cannot reshard {source} to {target}")
     return (target,)
 
 
+RESHARD = Collective(
+    name="reshard",
+    doc="The same tensor placed otherwise; lowered to collectives.",
+    place=_place_reshard,
+    sending=None,
+    edges=None,
+    traits=frozenset({"reshard"}),
+    numpy="{0}",
+    jax="{0}",
+)
+
+
+# all_reduce
+
+
 def _place_all_reduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Of one or several operands, each pending over the axes."""
+    """Take one or several operands, each pending over the axes."""
     results = []
     for value in eqn.operands:
         _require(set(axes_of(eqn)) <= set(value.type.pending), eqn, "nothing is pending over them")
         _require(
             value.type.reduction == eqn.operands[0].type.reduction, eqn, "operands want different reductions"
         )
-        left = tuple(axis for axis in value.type.pending if axis not in axes_of(eqn))
-        results.append(_resplit(value.type, {}, left))
+        results.append(_resplit(value.type, {}, _without(value.type.pending, axes_of(eqn))))
     return tuple(results)
+
+
+def _all_reduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    completable = goal.completable(type)
+    for size in range(1, len(completable) + 1):
+        for axes in combinations(completable, size):
+            yield (("axes", axes),), _resplit(type, {}, _without(type.pending, axes))
+
+
+def _all_reduce_text(code: Code) -> str:
+    function = {"sum": "psum", "max": "pmax", "min": "pmin"}[code.eqn.operands[0].type.reduction]
+    operands = code.args[0] if len(code.args) == 1 else f"({', '.join(code.args)})"
+    return f"{function}({operands}, {_axes_text(axes_of(code.eqn))})"
+
+
+ALL_REDUCE = Collective(
+    name="all_reduce",
+    doc="Completes a pending reduction everywhere.",
+    place=_place_all_reduce,
+    sending=Sending(
+        kind="all_reduce",
+        ring_bytes=lambda n: 2 * (n - 1) / n,
+        operand="whole",
+        pattern="ring",
+        rounds=2,
+        hlo="all-reduce",
+        effects=frozenset({"pending sums"}),
+    ),
+    edges=_all_reduce_edges,
+    priority=2,
+    traits=frozenset({"all_reduce"}),
+    numpy=_all_reduce_text,
+    jax=lambda code: f"lax.{_all_reduce_text(code)}",
+)
+
+
+# all_gather
 
 
 def gathered_dims(eqn: Equation) -> tuple[Dim, ...]:
@@ -102,7 +161,7 @@ def gathered_dims(eqn: Equation) -> tuple[Dim, ...]:
 
 
 def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """Place an all-gather of operands that are each split over the axes along a dimension of its own."""
+    """Take operands that are each split over the axes along a dimension of its own."""
     dims, types = gathered_dims(eqn), [value.type for value in eqn.operands]
     _require(len(dims) == len(types), eqn, "each operand has one dimension")
     alike = {(type.dtype, type.varying(mesh)) for type in types}
@@ -111,12 +170,98 @@ def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
     return tuple(_resplit(t, {dim.name: _without_suffix(t, dim.name, eqn)}) for t, dim in pairs)
 
 
+def _all_gather_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    for dim, axes in zip(type.dims, type.splits, strict=True):
+        for start in range(len(axes)):
+            yield (("dim", dim), ("axes", axes[start:])), _resplit(type, {dim.name: axes[:start]})
+
+
+def _all_gather_text(code: Code) -> str:
+    """Return `all_gather(x, axes, dim=-1)`, or `all_gather((x, y), axes, dim=(-1, -2))` for several arrays."""
+    dims = [code.axis(i, dim.name) for i, dim in enumerate(gathered_dims(code.eqn))]
+    if len(dims) == 1:
+        return f"all_gather({code.args[0]}, {_axes_text(axes_of(code.eqn))}, dim={dims[0]})"
+    return f"all_gather(({', '.join(code.args)}), {_axes_text(axes_of(code.eqn))}, dim={tuple(dims)})"
+
+
+def _jax_all_gather(code: Code) -> str:
+    """Return the call with `to="invarying"`, which tells JAX that all devices get the same array."""
+    if len(code.args) > 1:
+        return _all_gather_text(code)
+    axes = _axes_text(axes_of(code.eqn))
+    return f'lax.all_gather({code.args[0]}, {axes}, axis={_position(code)}, tiled=True, to="invarying")'
+
+
+ALL_GATHER = Collective(
+    name="all_gather",
+    doc="Joins the shards of a dimension.",
+    place=_place_all_gather,
+    sending=Sending(
+        kind="all_gather",
+        ring_bytes=lambda n: n - 1,
+        operand="part",
+        pattern="ring",
+        hlo="all-gather",
+        effects=frozenset({"pending sums", "data movement", "stored parameters"}),
+    ),
+    edges=_all_gather_edges,
+    priority=6,
+    joins="dim",
+    traits=frozenset({"all_gather"}),
+    numpy=_all_gather_text,
+    jax=_jax_all_gather,
+)
+
+
+# reduce_scatter
+
+
 def _place_reduce_scatter(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    type = eqn.operands[0].type
+    type, dim = eqn.operands[0].type, _dim(eqn)
     _require(set(axes_of(eqn)) <= set(type.pending), eqn, "nothing is pending over them")
     _require(type.reduction == "sum", eqn, "only sums can be scattered")
-    left = tuple(axis for axis in type.pending if axis not in axes_of(eqn))
-    return (_resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}, left),)
+    left = _without(type.pending, axes_of(eqn))
+    return (_resplit(type, {dim: _with_suffix(type, dim, eqn, mesh)}, left),)
+
+
+def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    if type.reduction != "sum":
+        return
+    completable = set(goal.completable(type))
+    for i, run in goal.additions(type, mesh):
+        if set(run) <= completable:
+            splits = {type.dims[i].name: (*type.splits[i], *run)}
+            yield (("dim", type.dims[i]), ("axes", run)), _resplit(type, splits, _without(type.pending, run))
+
+
+def _jax_reduce_scatter(code: Code) -> str:
+    axes = _axes_text(axes_of(code.eqn))
+    return f"lax.psum_scatter({code.args[0]}, {axes}, scatter_dimension={_position(code)}, tiled=True)"
+
+
+REDUCE_SCATTER = Collective(
+    name="reduce_scatter",
+    doc="Completes a pending sum, each processor keeping its shard of a dimension.",
+    place=_place_reduce_scatter,
+    sending=Sending(
+        kind="reduce_scatter",
+        ring_bytes=lambda n: (n - 1) / n,
+        operand="whole",
+        pattern="ring",
+        hlo="reduce-scatter",
+        effects=frozenset({"pending sums"}),
+    ),
+    edges=_reduce_scatter_edges,
+    priority=3,
+    splits="dim",
+    numpy=_call("reduce_scatter", "dim"),
+    jax=_jax_reduce_scatter,
+)
+
+
+# all_to_all
+
+_REORDERING: frozenset[Effect] = frozenset({"data movement", "stored parameters"})
 
 
 def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -125,33 +270,83 @@ def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
     return (_resplit(type, splits),)
 
 
+def _all_to_all_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    for j, run in goal.additions(type, mesh):
+        for i, axes in enumerate(type.splits):
+            if i != j and axes[len(axes) - len(run) :] == run:
+                source, target = type.dims[i], type.dims[j]
+                splits = {source.name: axes[: len(axes) - len(run)], target.name: (*type.splits[j], *run)}
+                yield (("source", source), ("target", target), ("axes", run)), _resplit(type, splits)
+
+
+def _jax_all_to_all(code: Code) -> str:
+    split, joined = _position(code, "target"), _position(code, "source")
+    axes = _axes_text(axes_of(code.eqn))
+    return f"lax.all_to_all({code.args[0]}, {axes}, split_axis={split}, concat_axis={joined}, tiled=True)"
+
+
+ALL_TO_ALL = Collective(
+    name="all_to_all",
+    doc="Moves a split from one dimension to another.",
+    place=_place_all_to_all,
+    sending=Sending(
+        kind="all_to_all",
+        ring_bytes=lambda n: (n - 1) / n,
+        operand="part",
+        pattern="exchange",
+        hlo="all-to-all",
+        effects=_REORDERING,
+    ),
+    edges=_all_to_all_edges,
+    priority=4,
+    joins="source",
+    splits="target",
+    numpy=_call("all_to_all", "source", "target"),
+    jax=_jax_all_to_all,
+)
+
+
+# permute and shift_shards
+
+
 def _place_permute(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """`axes` in a new order on the same dimension."""
+    """Put the axes of a dimension into a new order, which `axes` is."""
     type = eqn.operands[0].type
     _require(sorted(type.axes_of(_dim(eqn))) == sorted(axes_of(eqn)), eqn, f"{_dim(eqn)} is split otherwise")
     return (_resplit(type, {_dim(eqn): axes_of(eqn)}),)
 
 
-def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    type = eqn.operands[0].type
-    _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
-    return (_resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}),)
+def _permute_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    for dim, axes in zip(type.dims, type.splits, strict=True):
+        for order in permutations(axes):
+            if order != axes:
+                yield (("dim", dim), ("axes", order)), _resplit(type, {dim.name: order})
 
 
-def _place_unreduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    type = eqn.operands[0].type
-    _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
-    _require(type.reduction == "sum", eqn, "what is pending is not a sum")
-    return (_resplit(type, {}, mesh.ordered((*type.pending, *axes_of(eqn)))),)
+def _permute_text(code: Code) -> str:
+    """Return `permute(x, old order of the axes, new order)`."""
+    before = code.eqn.operands[0].type.axes_of(_dim(code.eqn))
+    return f"permute({code.args[0]}, {_axes_text(before)}, {_axes_text(axes_of(code.eqn))})"
 
 
-def _infer_same(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    return tuple(types)
-
-
-def _evaluate(shard: Shard, *arrays: Any) -> Any:
-    """Of whole tensors; where their parts are is given by the types alone."""
-    return arrays if len(arrays) > 1 else arrays[0]
+PERMUTE = Collective(
+    name="permute",
+    doc="Reorders the axes that split a dimension.",
+    place=_place_permute,
+    sending=Sending(
+        kind="permute",
+        ring_bytes=lambda n: 1,
+        operand="whole",
+        pattern="permutation",
+        hlo="collective-permute",
+        effects=_REORDERING | {"halos"},
+    ),
+    edges=_permute_edges,
+    priority=5,
+    joins="dim",
+    numpy=_permute_text,
+    jax=_permute_text,
+)
 
 
 def _place_shift_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -162,68 +357,39 @@ def _place_shift_shards(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[Tensor
 
 
 def _shift_shards_text(code: Code) -> str:
-    """`shift_shards(x, axes, places, wrap)`: one function for every axis of the array, as the shards move as they are."""
+    """Return `shift_shards(x, axes, places, wrap)`. Shards move whole, so no array axis is named."""
     by, wrap = code.eqn.attrs["by"], code.eqn.attrs["wrap"]
     return f"shift_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))}, {by}, wrap={wrap})"
 
 
-def _axes_text(axes: Axes) -> str:
-    """One axis as a string, several as a tuple."""
-    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
+SHIFT_SHARDS = Collective(
+    name="shift_shards",
+    doc="Hands each shard of a dimension on to another processor, of which every one has a single element.",
+    place=_place_shift_shards,
+    sending=PERMUTE.sending,
+    edges=None,
+    joins="dim",
+    evaluate=shifted_array,
+    numpy=_shift_shards_text,
+    jax=_shift_shards_text,
+)
 
 
-def _call(function: str, *keys: str) -> Callable[[Code], str]:
-    """`function(x, axes, axis number of each named dimension)`, a helper that the NumPy backend writes into the module."""
-
-    def text(code: Code) -> str:
-        numbers = [f"{key}={code.axis(0, _dim(code.eqn, key))}" for key in keys]
-        return f"{function}({', '.join([code.args[0], _axes_text(axes_of(code.eqn)), *numbers])})"
-
-    return text
+# local_slice
 
 
-def _all_gather_text(code: Code) -> str:
-    """`all_gather(x, axes, dim=-1)`, or `all_gather((x, y), axes, dim=(-1, -2))` of several arrays."""
-    dims = [code.axis(i, dim.name) for i, dim in enumerate(gathered_dims(code.eqn))]
-    if len(dims) == 1:
-        return f"all_gather({code.args[0]}, {_axes_text(axes_of(code.eqn))}, dim={dims[0]})"
-    return f"all_gather(({', '.join(code.args)}), {_axes_text(axes_of(code.eqn))}, dim={tuple(dims)})"
+def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    type = eqn.operands[0].type
+    _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
+    return (_resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}),)
 
 
-def _permute_text(code: Code) -> str:
-    """`permute(x, old order of the axes, new order)`."""
-    before = code.eqn.operands[0].type.axes_of(_dim(code.eqn))
-    return f"permute({code.args[0]}, {_axes_text(before)}, {_axes_text(axes_of(code.eqn))})"
-
-
-def _all_reduce_text(code: Code) -> str:
-    function = {"sum": "psum", "max": "pmax", "min": "pmin"}[code.eqn.operands[0].type.reduction]
-    operands = code.args[0] if len(code.args) == 1 else f"({', '.join(code.args)})"
-    return f"{function}({operands}, {_axes_text(axes_of(code.eqn))})"
-
-
-def _position(code: Code, key: str = "dim") -> int:
-    """The array axis of a dimension of the operand, for calls that don't count from the end."""
-    return code.eqn.operands[0].type.names.index(_dim(code.eqn, key))
-
-
-def _jax_all_gather(code: Code) -> str:
-    """What is gathered is the same everywhere, and JAX must know that it is: hence `to`."""
-    if len(code.args) > 1:
-        return _all_gather_text(code)
-    axes = _axes_text(axes_of(code.eqn))
-    return f'lax.all_gather({code.args[0]}, {axes}, axis={_position(code)}, tiled=True, to="invarying")'
-
-
-def _jax_reduce_scatter(code: Code) -> str:
-    axes = _axes_text(axes_of(code.eqn))
-    return f"lax.psum_scatter({code.args[0]}, {axes}, scatter_dimension={_position(code)}, tiled=True)"
-
-
-def _jax_all_to_all(code: Code) -> str:
-    split, joined = _position(code, "target"), _position(code, "source")
-    axes = _axes_text(axes_of(code.eqn))
-    return f"lax.all_to_all({code.args[0]}, {axes}, split_axis={split}, concat_axis={joined}, tiled=True)"
+def _local_slice_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    used = {*type.split_axes, *type.pending}
+    for i, run in goal.additions(type, mesh):
+        if not set(run) & used:
+            splits = {type.dims[i].name: (*type.splits[i], *run)}
+            yield (("dim", type.dims[i]), ("axes", run)), _resplit(type, splits)
 
 
 def _jax_local_slice(code: Code) -> str:
@@ -232,109 +398,89 @@ def _jax_local_slice(code: Code) -> str:
     return f"lax.dynamic_slice_in_dim({code.args[0]}, {index} * {size}, {size}, axis={axis})"
 
 
-def _unreduce_text(code: Code) -> str:
-    return f"unreduce({code.args[0]}, {_axes_text(axes_of(code.eqn))})"
+LOCAL_SLICE = Collective(
+    name="local_slice",
+    doc="Keeps this processor's shard; sends nothing.",
+    place=_place_local_slice,
+    sending=None,
+    edges=_local_slice_edges,
+    priority=1,
+    splits="dim",
+    numpy=_call("local_slice", "dim"),
+    jax=_jax_local_slice,
+)
+
+
+# unreduce
+
+
+def _place_unreduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    type = eqn.operands[0].type
+    _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
+    _require(type.reduction == "sum", eqn, "what is pending is not a sum")
+    return (_resplit(type, {}, mesh.ordered((*type.pending, *axes_of(eqn)))),)
+
+
+def _unreduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
+    missing = _without(goal.pending, type.pending)
+    if missing and not set(missing) & set(type.split_axes) and type.reduction == goal.reduction == "sum":
+        yield (("axes", missing),), _resplit(type, {}, mesh.ordered((*type.pending, *missing)))
 
 
 def _jax_unreduce(code: Code) -> str:
     return f"jnp.where(lax.axis_index({_axes_text(axes_of(code.eqn))}) == 0, {code.args[0]}, 0)"
 
 
-def collective(
-    name: str,
-    place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]],
-    numpy: Text,
-    jax: Text,
-    doc: str,
-    storage: Storage = "kernel",
-    traits: Iterable[Trait] = (),
-) -> OpDef:
-    """The backends define the functions that the texts call without a module."""
-    return OpDef(
-        name=name,
-        infer=_infer_same,
-        place=place,
-        layout_rule=lambda eqn: BY_NAME,
-        distribute=None,
-        linear=linear_in_all,
-        gradient=no_gradient,
-        flops=no_flops,
-        storage=storage,
-        traits=frozenset({"placement", *traits, *(("sends",) if name in KIND_OF else ())}),
-        evaluate=_evaluate,
-        numpy=numpy,
-        jax=jax,
-        jax_differentiated=None,
-        doc=doc,
-    )
-
-
-OPS = (
-    collective(
-        "reshard",
-        _place_reshard,
-        "{0}",
-        "{0}",
-        "The same tensor placed otherwise; lowered to collectives.",
-        traits=("reshard",),
-    ),
-    collective(
-        "all_reduce",
-        _place_all_reduce,
-        _all_reduce_text,
-        lambda code: f"lax.{_all_reduce_text(code)}",
-        "Completes a pending reduction everywhere.",
-        traits=("all_reduce",),
-    ),
-    collective(
-        "all_gather",
-        _place_all_gather,
-        _all_gather_text,
-        _jax_all_gather,
-        "Joins the shards of a dimension.",
-        traits=("all_gather",),
-    ),
-    collective(
-        "reduce_scatter",
-        _place_reduce_scatter,
-        _call("reduce_scatter", "dim"),
-        _jax_reduce_scatter,
-        "Completes a pending sum, each processor keeping its shard of a dimension.",
-    ),
-    collective(
-        "all_to_all",
-        _place_all_to_all,
-        _call("all_to_all", "source", "target"),
-        _jax_all_to_all,
-        "Moves a split from one dimension to another.",
-    ),
-    collective(
-        "permute", _place_permute, _permute_text, _permute_text, "Reorders the axes that split a dimension."
-    ),
-    attrs.evolve(
-        collective(
-            "shift_shards",
-            _place_shift_shards,
-            _shift_shards_text,
-            _shift_shards_text,
-            "Hands each shard of a dimension on to another processor, of which every one has a single element.",
-        ),
-        evaluate=shifted_array,
-    ),
-    collective(
-        "local_slice",
-        _place_local_slice,
-        _call("local_slice", "dim"),
-        _jax_local_slice,
-        "Keeps this processor's shard; sends nothing.",
-        "view",
-    ),
-    collective(
-        "unreduce",
-        _place_unreduce,
-        _unreduce_text,
-        _jax_unreduce,
-        "Makes a sum pending of which one processor has all and the others nothing; sends nothing.",
-        "view",
-    ),
+UNREDUCE = Collective(
+    name="unreduce",
+    doc="Makes a sum pending of which one processor has all and the others nothing; sends nothing.",
+    place=_place_unreduce,
+    sending=None,
+    edges=_unreduce_edges,
+    numpy=_call("unreduce"),
+    jax=_jax_unreduce,
 )
+
+
+COLLECTIVES = (
+    RESHARD,
+    ALL_REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    PERMUTE,
+    SHIFT_SHARDS,
+    LOCAL_SLICE,
+    UNREDUCE,
+)
+"""All records, in the order of reports."""
+
+OPS = tuple(each.opdef for each in COLLECTIVES)
+
+_BY_NAME: Mapping[str, Collective] = {each.name: each for each in COLLECTIVES}
+
+SENDINGS: Mapping[str, Sending] = {
+    each.name: each.sending for each in COLLECTIVES if each.sending and each.sending.kind == each.name
+}
+"""Kind of collective -> its cost, in the order of reports."""
+
+KINDS = tuple(SENDINGS)
+"""The kinds of collectives that send data, by their names in reports."""
+
+KIND_OF: Mapping[str, str] = {each.name: each.sending.kind for each in COLLECTIVES if each.sending}
+"""Op that sends data -> its kind."""
+
+
+def collective_of(eqn: Equation) -> Collective:
+    """Return the record of an equation's op. Raises `KeyError` if the op is no collective."""
+    return _BY_NAME[eqn.op]
+
+
+def kind_of(eqn: Equation) -> str:
+    """Return the kind of a collective that sends data."""
+    return KIND_OF[eqn.op]
+
+
+def kinds_of_effect(effect: Effect) -> tuple[str, ...]:
+    """Return the kinds of collectives whose seconds belong to an effect of the cost model."""
+    return tuple(kind for kind, sending in SENDINGS.items() if effect in sending.effects)

@@ -16,6 +16,7 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import SHIFT_SHARDS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
@@ -50,7 +51,9 @@ def _between_processors(eqn: Equation) -> Equation:
     dim = eqn.attrs["dim"]
     assert isinstance(dim, Dim)
     axes = eqn.result.type.axes_of(dim.name)
-    return attrs.evolve(eqn, op="shift_shards", attrs={**eqn.attrs, "axes": axes}, layout={}) if axes else eqn
+    return (
+        attrs.evolve(eqn, op=SHIFT_SHARDS.name, attrs={**eqn.attrs, "axes": axes}, layout={}) if axes else eqn
+    )
 
 
 def lowered(function: Function, mesh: Mesh) -> Function:

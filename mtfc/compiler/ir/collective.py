@@ -1,0 +1,193 @@
+"""`Collective`: everything the compiler knows about one collective, in one frozen record.
+
+The reshard planner, the cost model, the reports, `hardware` declarations, the reader of HLO and both backends read columns of the
+record. The records themselves are in `ops/collectives.py`; each is also an op, `opdef`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from mtfc.compiler.ir.core import Attr, Equation
+from mtfc.compiler.ir.opdef import (
+    BY_NAME,
+    Attrs,
+    OpDef,
+    Shard,
+    Text,
+    Trait,
+    linear_in_all,
+    no_flops,
+    no_gradient,
+)
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+
+
+@attrs.frozen
+class ReshardGoal:
+    """The changes that a chain of collectives may make to a type.
+
+    runs: for each dimension, the runs of mesh axes that may be added to its split.
+    pending: the mesh axes over which a `reduction` must be pending in the end.
+    """
+
+    runs: Sequence[Sequence[Axes]]
+    pending: Axes
+    reduction: str
+
+    def completable(self, type: TensorType) -> Axes:
+        """Return the pending axes of `type` that the goal does not keep pending."""
+        kept = self.pending if type.reduction == self.reduction else ()
+        return tuple(axis for axis in type.pending if axis not in kept)
+
+    def additions(self, type: TensorType, mesh: Mesh) -> Iterator[tuple[int, Axes]]:
+        """Yield the runs that may still be added, each with the position of its dimension."""
+        for i, runs in enumerate(self.runs):
+            for run in runs:
+                axes = (*type.splits[i], *run)
+                if not set(run) & set(type.splits[i]) and type.dims[i].size % mesh.size(axes) == 0:
+                    yield i, run
+
+
+Edge = tuple[tuple[tuple[str, Attr], ...], TensorType]
+"""The attributes of a collective, and the type after it."""
+
+Edges = Callable[[TensorType, ReshardGoal, Mesh], Iterator[Edge]]
+
+Pattern = Literal["ring", "exchange", "permutation"]
+"""How data travels on a link; `cost/topology.py` has the time of each pattern.
+
+ring: parts of the array go around a ring of all members. exchange: each member sends another part to each other member.
+permutation: each member sends its whole operand to one other member.
+"""
+
+Effect = Literal["pending sums", "data movement", "stored parameters", "halos"]
+"""An effect of the cost model (`cost/model.py`) that collectives take time for."""
+
+
+def ring_share(whole: float, members: int, inner: int) -> float:
+    """Return the bytes that a device sends in one round of a ring, if each part visits all other members."""
+    return whole * (members - 1) / (members * inner)
+
+
+@attrs.frozen(kw_only=True)
+class Sending:
+    """The cost of a collective that sends data.
+
+    kind: the name in reports and `hardware` declarations: the collective's own, or that of another one with equal costs.
+    ring_bytes: number of processors in a group -> bytes that one sends for each byte of its operand, by a ring algorithm. The
+        number can be an integer, an exact fraction or a formula.
+    operand: `part` if the operands of a group together are the whole array, `whole` if each operand is as large as the array.
+    pattern: how data travels on a link.
+    rounds: how often data goes around a ring.
+    round_bytes: (bytes of the whole array, members of the ring, devices of each member) -> bytes that a device sends in a round.
+    hlo: the HLO opcode that XLA compiles it to.
+    effects: the effects of the cost model that its seconds belong to.
+    """
+
+    kind: str
+    ring_bytes: Callable[[Any], Any]
+    operand: Literal["part", "whole"]
+    pattern: Pattern
+    rounds: int = 1
+    round_bytes: Callable[[float, int, int], float] = ring_share
+    hlo: str
+    effects: frozenset[Effect]
+
+    def whole_bytes(self, local_bytes: float, members: int) -> float:
+        """Return the bytes of the whole array, from those of one processor's operand."""
+        return local_bytes * members if self.operand == "part" else local_bytes
+
+
+def same_arrays(shard: Shard, *arrays: Any) -> Any:
+    """Evaluate an op that changes placements only: whole tensors stay as they are."""
+    return arrays if len(arrays) > 1 else arrays[0]
+
+
+def _infer_same(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    return tuple(types)
+
+
+@attrs.frozen(kw_only=True)
+class Collective:
+    """One collective.
+
+    name, doc: the op's name, and one sentence for the language reference.
+    place: type rule on split types, as in `OpDef`.
+    sending: its cost; None if it sends nothing.
+    edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner does
+        not use it.
+    priority: the planner's choice among chains that cost the same: those whose steps have lower numbers.
+    joins, splits: the attribute that names the dimension that loses or gets the communicated axes; None if there is none.
+    traits: further traits of the op, beside `placement` and `sends`.
+    evaluate: the result on whole tensors.
+    numpy, jax: the op's text in each backend; functions that it calls by bare names are in the backend's `prelude.py`.
+    """
+
+    name: str
+    doc: str
+    place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
+    sending: Sending | None
+    edges: Edges | None
+    priority: int = 0
+    joins: str | None = None
+    splits: str | None = None
+    traits: frozenset[Trait] = frozenset()
+    evaluate: Callable[..., Any] = same_arrays
+    numpy: Text
+    jax: Text
+
+    @property
+    def opdef(self) -> OpDef:
+        """The collective as an op."""
+        sends: frozenset[Trait] = frozenset({"sends"} if self.sending else ())
+        moves_data = self.sending is not None or "reshard" in self.traits
+        return OpDef(
+            name=self.name,
+            infer=_infer_same,
+            place=self.place,
+            layout_rule=lambda eqn: BY_NAME,
+            distribute=None,
+            linear=linear_in_all,
+            gradient=no_gradient,
+            flops=no_flops,
+            storage="kernel" if moves_data else "view",
+            traits=frozenset({"placement", *self.traits, *sends}),
+            evaluate=self.evaluate,
+            numpy=self.numpy,
+            jax=self.jax,
+            jax_differentiated=None,
+            doc=self.doc,
+        )
+
+
+@attrs.frozen
+class ReshardStep:
+    """One collective of a chain, and the types before and after it."""
+
+    collective: Collective
+    attrs: tuple[tuple[str, Attr], ...]
+    before: TensorType
+    after: TensorType
+
+    @property
+    def op(self) -> str:
+        return self.collective.name
+
+    @property
+    def axes(self) -> Axes:
+        return dict(self.attrs)["axes"]  # type: ignore[return-value]
+
+    @property
+    def split_dim(self) -> Attr | None:
+        """The dimension that the step splits over its axes; None if it splits none."""
+        return dict(self.attrs)[self.collective.splits] if self.collective.splits else None
+
+    def bytes_sent(self, mesh: Mesh) -> float:
+        """Return the bytes that one processor sends, by a ring algorithm."""
+        sending = self.collective.sending
+        factor = float(sending.ring_bytes(mesh.size(self.axes))) if sending else 0.0
+        return self.before.local_bytes(mesh) * factor
