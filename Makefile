@@ -8,7 +8,7 @@ MTFC := $(BIN)/mtfc
 SOURCES := mtfc tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format tables docs bench fuzz examples clean
+.PHONY: help setup demo test lint format tables docs figures bench fuzz examples clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ tables: setup  ## remake the parser's tables after a change to the grammar
 
 docs: setup  ## rewrite what is generated in docs/: the library reference, tables, what commands print
 	$(BIN)/python -m pytest --quiet --update-golden tests/test_docs.py tests/test_readme.py
+
+figures: setup  ## draw the figures in docs/images anew
+	$(BIN)/python -m benchmarks.plots
 
 bench: setup  ## measure speed against the figures to reach
 	$(BIN)/python -m benchmarks

@@ -37,8 +37,8 @@ from mtfc.compiler.search.placement.placement_search import (
     placement_space,
 )
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

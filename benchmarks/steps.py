@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

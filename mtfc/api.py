@@ -22,9 +22,10 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
+from mtfc.driver.loading.choice import Choice, settings_of
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice, SearchOptions, VerifyOptions, settings_of
+from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
 from mtfc.driver.values import (
     LayoutOption,
@@ -174,7 +175,7 @@ class Checked(Sequence[Diagnostic]):
         return f"<Checked {self._verdict()}>"
 
     def _verdict(self) -> str:
-        from mtfc.reports.diagnostic_text import verdict
+        from mtfc.driver.check import verdict
 
         return f"{self.file}: {verdict(self.diagnostics)}"
 

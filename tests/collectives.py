@@ -14,8 +14,8 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "transformer_lm.mtf"

@@ -96,6 +96,25 @@ def test_imports_go_downward(module: str) -> None:
     assert not apart
 
 
+def test_only_the_command_parses_arguments() -> None:
+    importing = {
+        module_name(path) for path in MODULES if "argparse" in imported(ast.parse(path.read_text("utf-8")))
+    }
+    assert {module for module in importing if not within(module, "mtfc.cli")} == set()
+
+
+def test_only_tests_of_the_command_import_the_command() -> None:
+    """Tests elsewhere and benchmarks call the API or the driver. This file runs the command in processes of its own."""
+    paths = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in paths
+        if (ROOT / "tests" / "cli") not in path.parents
+        and any(within(name, "mtfc.cli") for name in imported(ast.parse(path.read_text("utf-8"))))
+    }
+    assert importing == set()
+
+
 def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
     """Return the groups of modules that reach each other through imports."""
     reached = {name: reach(name, graph) for name in graph}

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice, RunOptions
+from mtfc.driver.options import RunOptions
 from mtfc.driver.running.run import run
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,8 @@ import pytest
 import mtfc
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.npz import Arrays
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
-from mtfc.driver.options import Choice
 from mtfc.driver.running.execution import Session, load
 from mtfc.frontend.check import check
 

@@ -16,8 +16,9 @@ import attrs
 import numpy as np
 import pytest
 
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice, RunOptions
+from mtfc.driver.options import RunOptions
 from mtfc.driver.running.run import run
 
 FOLDER = Path(__file__).parents[1] / "examples"

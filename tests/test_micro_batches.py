@@ -13,8 +13,8 @@ from mtfc.compiler.cost.memory import Memory, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from tests.harness import SINGLE, Arrays, call, communication, jax_module, lowered, reference, simulate
 
 SOURCE = """

@@ -12,14 +12,24 @@ from tests.harness import lowered
 
 README = ROOT / "README.md"
 EXAMPLE = ROOT / "examples" / "two_layer.mtf"
+QUICKSTART = ROOT / "examples" / "quickstart.py"
+MOST_LINES = 250
 
 
 def example() -> str:
     return f"```mtf two_layer.mtf\n{EXAMPLE.read_text('utf-8')}```\n"
 
 
-def test_example_is_the_file(update_golden: bool) -> None:
-    check_generated(README, {"example": example}, update_golden)
+def quickstart() -> str:
+    return f"```python\n{QUICKSTART.read_text('utf-8')}```\n"
+
+
+def test_examples_are_the_files(update_golden: bool) -> None:
+    check_generated(README, {"example": example, "quickstart": quickstart}, update_golden)
+
+
+def test_stays_short() -> None:
+    assert len(README.read_text("utf-8").splitlines()) <= MOST_LINES
 
 
 def test_commands_print_what_is_shown(tmp_path: Path, update_golden: bool) -> None:

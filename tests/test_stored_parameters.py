@@ -14,8 +14,8 @@ from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.pipelines import default_pipeline, run
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.frontend.syntax.format import format_source
 from tests.harness import (
     SINGLE,

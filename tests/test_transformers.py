@@ -17,8 +17,8 @@ from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from tests import collectives
 from tests.test_examples import EXAMPLES, layouts, path
 

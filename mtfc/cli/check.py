@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import add_format, add_selection, add_source, chosen
-from mtfc.driver.check import check_file
+from mtfc.driver.check import check_file, verdict
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources, known_as
 
@@ -26,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.reports.diagnostic_text import to_json, verdict
-
     diagnostics = check_file(options.file, chosen(options), sources)
     if options.format == "json":
+        import json
+
+        from mtfc.reports.diagnostic_text import to_json
+
         print(json.dumps(to_json(diagnostics), indent=2))
     else:
         show_diagnostics(diagnostics, sources)

@@ -89,15 +89,17 @@ class _Version(argparse.Action):
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of all subcommands, with the options of the subcommand that `arguments` name."""
+    """Return the parser of the subcommand that comes first in `arguments`, or of all subcommands without their options."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Strict)
-    for name, summary in SUBCOMMANDS.items():
+    named = [name for name in arguments[:1] if name in SUBCOMMANDS]
+    for name in named or SUBCOMMANDS:
+        summary = SUBCOMMANDS[name]
         title = f"{summary[0].upper()}{summary[1:]}."
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=layout)
-        if name in arguments:
+        if name in named:
             added.epilog = _subcommand(name).EXAMPLES
             _subcommand(name).add_arguments(added)
     return parser

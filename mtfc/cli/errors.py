@@ -38,14 +38,16 @@ def encode_anything() -> None:
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format: str = "text") -> None:
     """Print diagnostics on standard error, as text or JSON."""
+    found = list(diagnostics)
+    if not found and format == "text":
+        return
     from mtfc.reports.diagnostic_text import render, to_json
 
-    found = list(diagnostics)
     if format == "json":
         import json
 
         print(json.dumps(to_json(found), indent=2), file=sys.stderr)
-    elif found:
+    else:
         print(render(found, sources.around(found), color=sys.stderr.isatty()), file=sys.stderr, end="")
 
 

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from mtfc.driver.options import Choice
+from mtfc.driver.loading.choice import Choice
 
 
 class _Sizes(argparse.Action):

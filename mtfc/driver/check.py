@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
@@ -33,6 +33,14 @@ def check_source(file: str, choice: Choice, sources: Sources) -> list[Diagnostic
     given = choice.dims, choice.model, choice.layout, choice.mesh
     text, neighbour = sources.texts[file], sources.neighbour
     return list(check(text, file, *given, neighbour, _placeable, choice.settings, _predictor))
+
+
+def verdict(diagnostics: Iterable[Diagnostic]) -> str:
+    """Return `2 errors, 1 warning`."""
+    found = [each.severity for each in diagnostics]
+    counts = {severity: found.count(severity) for severity in ("error", "warning")}
+    texts = [f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count]
+    return ", ".join(texts) or "no errors"
 
 
 def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:

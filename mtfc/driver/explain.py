@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import Sending

@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
-
-@attrs.frozen
-class Choice:
-    """The chosen parts of a file, and the layouts; None leaves the choice to the file.
-
-    layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
-    `KEY=VALUE`.
-    """
-
-    model: str | None = None
-    layout: str | None = None
-    mesh: str | None = None
-    dims: Mapping[str, int] = attrs.field(factory=dict)
-    settings: tuple[str, ...] = ()
-
-
-def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return entries of a `train` block, given as Python values, in the form of `Choice.settings`."""
-    return tuple(f"{key}={_text_of(value)}" for key, value in values.items())
-
-
-def _text_of(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text_of, value))
-    return str(value).lower() if isinstance(value, bool) else " ".join(str(value).splitlines())
+from mtfc.driver.loading.choice import Choice
 
 
 @attrs.frozen
@@ -38,7 +14,7 @@ class CompileOptions:
     """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs."""
 
     file: str
-    choice: Choice = Choice()
+    choice: Choice = attrs.field(factory=Choice)
     emit: str = "spmd"
     train: bool = False
     passes: str | None = None
@@ -51,7 +27,7 @@ class RunOptions:
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of NPZ files."""
 
     file: str
-    choice: Choice = Choice()
+    choice: Choice = attrs.field(factory=Choice)
     backend: str = "numpy"
     train: bool = False
     steps: int | None = None
@@ -68,7 +44,7 @@ class VerifyOptions:
     """The options of a verification. `data` and `params` are paths of NPZ files. backend: None runs both backends."""
 
     file: str
-    choice: Choice = Choice()
+    choice: Choice = attrs.field(factory=Choice)
     backend: str | None = None
     dtype: str | None = None
     data: str | None = None
@@ -85,7 +61,7 @@ class SearchOptions:
     """
 
     file: str
-    choice: Choice = Choice()
+    choice: Choice = attrs.field(factory=Choice)
     target: str | None = None
     devices: int | None = None
     axes: int | None = None

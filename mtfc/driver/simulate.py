@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
-from mtfc.driver.options import Choice
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware

@@ -1,4 +1,4 @@
-"""What `mtfc cost --format json` prints: numbers per device, and with `--symbolic` each layout's formulas as text."""
+"""The JSON record of `mtfc cost`: numbers per device, and with `--symbolic` each layout's formulas as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtfc.reports.formula_report import LayoutFormulas
 
 
 def costs_json(costs: Sequence[LayoutCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
-    """The costs of one model under at least one layout; `formulas`, if any, are those of the same layouts."""
+    """Return the costs of a model under at least one layout, with the formulas of the same layouts, if any."""
     layouts = [_layout(cost) for cost in costs]
     for entry, symbolic in zip(layouts, formulas, strict=False):
         entry["formulas"] = _formulas(symbolic)
@@ -32,7 +32,7 @@ def _layout(cost: LayoutCost) -> dict[str, Any]:
 
 
 def _totals(totals: Totals) -> dict[str, Any]:
-    """Every kind of collective, also those that do not occur."""
+    """Return FLOPs and collectives, with all kinds of collectives, including those that do not occur."""
     return {
         "flops_per_device": _number(totals.flops),
         "collectives": {kind: _sent(totals.collectives.get(kind, Sent())) for kind in KINDS},
@@ -50,13 +50,13 @@ def _sent(sent: Sent) -> dict[str, Any]:
 
 
 def _number(amount: Amount) -> int | float:
-    """An integer where it is one: only bytes on the wire can be broken."""
+    """Return an integer if the amount is whole: only bytes on the wire can be fractions."""
     assert not isinstance(amount, Formula)
     return int(amount) if amount == int(amount) else float(amount)
 
 
 def _formulas(layout: LayoutFormulas) -> dict[str, Any]:
-    """Of one step: each formula whole, and its leading terms."""
+    """Return the formulas of a step, and their leading terms."""
     memory = layout.bytes
     return {
         "flops_per_device": str(layout.flops),

@@ -1,4 +1,4 @@
-"""Costs as text: what `mtfc cost` prints of one layout, line by line, and of several side by side."""
+"""Costs as text, for `mtfc cost`: one layout by line of the file, and several layouts side by side."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 
 def layout_report(cost: LayoutCost, sources: Mapping[str, str]) -> str:
-    """What a layout costs one device, in sum and by source line; `sources` holds each file's text by name."""
+    """Return the cost of a layout on one device, in total and by source line; `sources` holds each file's text by name."""
     legend = "  By line: FLOPs per stage, bytes sent, and bytes stored: parameters, and what the backward pass still reads."
     lines = [*heading(cost), *_summary(cost), "", legend, *_by_line(cost, sources)]
     return "\n".join(lines) + "\n"
 
 
 def heading(cost: LayoutCost) -> list[str]:
-    """Which layout on which mesh, and what a cost is of."""
+    """Return the model, the layout, the mesh, and the unit of the cost: a training step or a forward pass."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in cost.mesh.axes)
     unit = "training step" if cost.trains else "forward pass"
     count = cost.mesh.devices
@@ -57,14 +57,14 @@ def _summary(cost: LayoutCost) -> list[str]:
 
 
 def _itemized(whole: str, parts: Iterable[str]) -> list[str]:
-    """`whole = part + part ...`"""
+    """Return `whole = part + part ...`, wrapped."""
     return wrapped(
         [whole, *(f"{sign} {part}" for sign, part in zip(chain("=", repeat("+")), parts, strict=False))], 12
     )
 
 
 def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
-    """What is sent: (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
+    """Return (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
     groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
     sent = {key: sum((charge.sent for charge in group), start=Sent()) for key, group in groups.items()}
     largest_first = sorted(sent.items(), key=lambda item: -whole(item[1].bytes))
@@ -72,19 +72,19 @@ def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
 
 
 def _kind_text(kind: str, axes: Axes, sent: Sent) -> str:
-    """What is sent with another line's operand, in one combined collective, is counted there."""
+    """Return the count and kind. A combined collective counts for one of its lines, and is `part of` the others."""
     return f"{sent.count or 'part of'} {kind}{{{', '.join(axes)}}}"
 
 
 def _stages(cost: LayoutCost) -> list[Stage]:
-    """The stages that compute anything, in order."""
+    """Return the stages that compute anything, in order."""
     found = {charge.stage for charge in cost.step if charge.flops}
     return [stage for stage in get_args(Stage) if stage in found]
 
 
 @attrs.frozen
 class LineCost:
-    """What a place costs: charges, and bytes that are kept."""
+    """The cost of a line: charges, and bytes that are stored."""
 
     charges: list[Charge] = attrs.field(factory=list)
     stored: list[Amount] = attrs.field(factory=list)
@@ -94,9 +94,9 @@ Lines = dict[Line, LineCost]
 
 
 def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
-    """A table of all lines that cost anything, and below a line that calls functions of other files, of their lines.
+    """Return a table of all lines with a cost. Below a line that calls functions of other files come the lines of these functions.
 
-    FLOPs are by stage, and bytes are kept by the line that defines them.
+    FLOPs are by stage. Stored bytes belong to the line that defines the array.
     """
     stages = _stages(cost)
     rows = [["line", "source", *stages, "sent", "stored"]]
@@ -112,7 +112,7 @@ def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
 
 
 def _lines(cost: LayoutCost) -> dict[Line, Lines]:
-    """What costs anything by the user's line, and in it by the line in the function that was called."""
+    """Return all costs by the line of the user's file, and inside by the line of the called function."""
     found: dict[Line, Lines] = {}
 
     def at(span: Span | None) -> LineCost:
@@ -127,14 +127,14 @@ def _lines(cost: LayoutCost) -> dict[Line, Lines]:
 
 
 def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
-    """FLOPs by stage."""
+    """Return the FLOPs of each stage as text."""
     by_stage = grouped(charges, lambda charge: charge.stage)
     flops = [total(by_stage.get(stage, [])).flops for stage in stages]
     return [count_text(whole(n)) if n else "" for n in flops]
 
 
 def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[list[str]]:
-    """A row, and one more for each way in which the line sends."""
+    """Return a row for the line, and a row for each kind of collective and set of axes."""
     indent = " " * (len(source) - len(source.lstrip()) + 2)
     sent = [
         ["", f"{indent}{kind}", *("" for _ in stages), size, ""] for kind, size in transfers(found.charges)
@@ -143,7 +143,7 @@ def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]
 
 
 def _summed(place: str, source: str, found: Iterable[LineCost], stages: Sequence[Stage]) -> list[str]:
-    """One row for all that a line leads to."""
+    """Return one row for a line and all lines of the functions that it calls."""
     parts = list(found)
     charges = [charge for part in parts for charge in part.charges]
     sent = total(charges).sent
@@ -156,7 +156,7 @@ def _kept(amounts: Sequence[Amount]) -> str:
 
 
 def comparison(costs: Sequence[LayoutCost]) -> str:
-    """Layouts side by side, on one device: work and memory, then what is sent."""
+    """Return layouts side by side, on one device: work and memory, then communication."""
     return "\n".join([*_work_and_memory(costs), "", *_communication(costs)]) + "\n"
 
 
@@ -169,7 +169,7 @@ def _work_and_memory(costs: Sequence[LayoutCost]) -> list[str]:
 
 
 def _communication(costs: Sequence[LayoutCost]) -> list[str]:
-    """Columns for the kinds of collectives that occur, each with bytes and how many there are."""
+    """Return a column for each kind of collective that occurs, with bytes and count."""
     totals = [total(cost.step) for cost in costs]
     kinds = [kind for kind in KINDS if any(kind in each.collectives for each in totals)]
     rows = [["layout", "sent", "on the wire", *kinds]]

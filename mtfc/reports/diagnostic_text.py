@@ -1,8 +1,8 @@
-"""Diagnostics as text for people, and as data for programs: the one place that knows how they look.
+"""Diagnostics as text for people, and as JSON for programs.
 
-The text has the form that rustc made known. Source lines come from users, who may feed the compiler anything: tabs and
-wide characters keep the carets in their place, control characters are made visible, so that no file can send commands
-to a terminal, and of a long line only the part around the carets is shown.
+The text has the form of rustc's diagnostics. Source lines may hold any characters. Tabs and wide characters leave the carets in
+place. Control characters are replaced by visible ones, so that no file can send commands to a terminal. A long line is cut to the
+part around the carets.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Span
 
 TAB = "    "
-WINDOW = 160  # characters of a source line
-BEFORE = 60  # of these, the most that come before the first caret of a long line
+WINDOW = 160
+"""Most characters of a source line that are shown."""
+
+BEFORE = 60
+"""Most characters of a cut line before the first caret."""
 
 RED, YELLOW, BLUE, PLAIN = "1;31", "1;33", "1;34", "1"
 
 
 def render(diagnostics: Iterable[Diagnostic], sources: Mapping[str, str], color: bool = False) -> str:
-    """One paragraph for each diagnostic; `sources` has the text of the files that can be shown."""
+    """Return a paragraph for each diagnostic; `sources` has the texts of the files whose lines can be shown."""
     lines = {file: re.split(r"\r\n|\r|\n", text) for file, text in sources.items()}
     return "\n".join(_Renderer(diagnostic, lines, color).text() for diagnostic in diagnostics)
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
+    """Return the JSON record of each diagnostic."""
     return [
         {
             "code": diagnostic.code,
@@ -43,21 +47,13 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
     ]
 
 
-def verdict(diagnostics: Iterable[Diagnostic]) -> str:
-    """Return `2 errors, 1 warning`."""
-    found = [each.severity for each in diagnostics]
-    counts = {severity: found.count(severity) for severity in ("error", "warning")}
-    texts = [f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count]
-    return ", ".join(texts) or "no errors"
-
-
 def _place(span: Span) -> dict[str, object]:
     return attrs.asdict(span, filter=lambda field, _: field.name != "call")
 
 
 @attrs.frozen
 class _Mark:
-    """A stretch of one line, in characters from 0, underlined with `sign`: carets for the place, dashes for labels."""
+    """A range of one line, in characters from 0, underlined with `sign`: carets for the place, dashes for labels."""
 
     line: int
     start: int
@@ -89,7 +85,7 @@ class _Renderer:
         return "\n".join(rows) + "\n"
 
     def _place(self, arrow: str, marked: Sequence[tuple[str, Span, str]]) -> Iterator[str]:
-        """What there is to see in one file."""
+        """Yield the lines of one file, with their marks."""
         span = marked[0][1]
         yield self._paint(f"{self._gutter()}{arrow} ", BLUE) + _visible(str(span))
         if span.file not in self.sources:
@@ -105,7 +101,7 @@ class _Renderer:
             yield from self._line(number, _line(lines, number), [m for m in marks if m.line == number])
 
     def _line(self, number: int, text: str, marks: Sequence[_Mark]) -> Iterator[str]:
-        """A source line, the carets under it, and what the marks say: the rightmost beside them, the others below."""
+        """Yield a source line, the carets under it, and the messages: the rightmost one beside the carets, the others below."""
         window = _Window.around(text, marks)
         yield self._paint(f"{number:>{len(self._gutter())}} | ", BLUE) + window.text
         marks = sorted(marks, key=lambda mark: (mark.start, mark.end), reverse=True)
@@ -126,7 +122,7 @@ class _Renderer:
         return re.sub(r"-+", lambda match: self._paint(match[0], BLUE), carets)
 
     def _gutter(self) -> str:
-        """Space for the longest line number."""
+        """Return blanks of the width of the longest line number."""
         return " " * len(str(max(max(span.line, span.end_line) for span in self.diagnostic.spans)))
 
     def _bar(self) -> str:
@@ -141,7 +137,7 @@ class _Renderer:
 
 @attrs.frozen
 class _Window:
-    """The part of a line that is shown; `offsets` are the columns on the terminal of its characters, and its end's."""
+    """The part of a line that is shown. offsets: the columns on the terminal of its characters and of its end."""
 
     text: str
     first: int
@@ -160,7 +156,7 @@ class _Window:
 
 
 def _marks(sign: str, span: Span, message: str, lines: Sequence[str]) -> Iterator[_Mark]:
-    """One mark, or two where a span runs over lines: on the first line and on the last, which has the message."""
+    """Yield the mark of a span. A span over several lines has two marks; the one on the last line has the message."""
     first, last = _line(lines, span.line), _line(lines, span.end_line)
     start = min(span.column - 1, len(first))
     if span.end_line <= span.line:
@@ -182,7 +178,7 @@ def _visible(text: str) -> str:
 
 
 def _cell(character: str) -> str:
-    """What to show for a character; nothing that moves the cursor, writes backwards or cannot be encoded."""
+    """Return a visible text for a character, for those too that move the cursor, write backwards or cannot be encoded."""
     if character.isprintable():
         return character
     if character == "\t":

@@ -1,4 +1,4 @@
-"""What another layout changes: the difference of two costs by line of the user's file, which adds up to the whole difference."""
+"""The difference in cost of two layouts, by line of the user's file; the lines add up to the difference of the whole step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, count_text
 
 Pair = tuple[float, float]
-"""A figure under the one layout and under the other. Only seconds are no whole numbers."""
+"""A figure under the first layout and under the second. All figures but seconds are whole numbers."""
 
 Seconds = Mapping[Span | None, float]
 
 
 @attrs.frozen
 class ComparedFigure:
-    """Something that is compared, of one device: how it is called in JSON, and how it is written."""
+    """A compared figure of one device: its key in JSON, and its text."""
 
     key: str
     text: Callable[[Any], str]
@@ -42,12 +42,12 @@ FIGURES: Mapping[str, ComparedFigure] = {
     "sent": ComparedFigure("bytes_per_device", bytes_text),
     "memory": ComparedFigure("memory_per_device", bytes_text),
 }
-"""What is compared of the whole and of every line; time only where a machine is known."""
+"""The compared figures of the whole step and of every line; time needs a machine."""
 
 
 @attrs.frozen(slots=False)
 class PricedLayout:
-    """What a layout costs, and where a machine is known, what each line of it takes there."""
+    """The cost of a layout, and with a machine the seconds of each line there."""
 
     cost: LayoutCost
     seconds: Seconds | None = None
@@ -55,8 +55,10 @@ class PricedLayout:
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> PricedLayout:
-        """Of a lowered program. Lines take what they add to the step that `mtfc simulate` predicts, or without overlap all that
-        they compute and communicate, as searches compare.
+        """Return the cost of a lowered program.
+
+        The seconds of a line are its part of the step that `mtfc simulate` predicts. Without overlap they are all its computation
+        and communication, as in searches.
         """
         cost = layout_cost(program)
         if hardware is None:
@@ -73,12 +75,12 @@ class PricedLayout:
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the figures that there are."""
+        """The names of the compared figures."""
         return [name for name in FIGURES if name != "time" or self.seconds is not None]
 
     @cached_property
     def figures(self) -> Mapping[str, float]:
-        """Of the whole."""
+        """The figures of the whole step."""
         sums = total(self.cost.step)
         return {
             "time": sum((self.seconds or {}).values()),
@@ -89,7 +91,7 @@ class PricedLayout:
 
     @cached_property
     def lines(self) -> Mapping[Line, _Found]:
-        """By line of the file; one that calls functions of other files answers for theirs."""
+        """The costs by line of the file; a line has the costs of the functions of other files that it calls."""
         lines: dict[Line, _Found] = {}
 
         def at(span: Span | None) -> _Found:
@@ -111,7 +113,7 @@ class PricedLayout:
 
 @attrs.define
 class _Found:
-    """What a line costs under one layout."""
+    """The cost of a line under one layout."""
 
     charges: list[Charge] = attrs.field(factory=list)
     figures: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(int))
@@ -119,9 +121,9 @@ class _Found:
 
 @attrs.frozen
 class ComparedLine:
-    """A line's figures under both layouts, by the names of `FIGURES`, and `stored`: what the line keeps, as `mtfc cost` has it.
+    """A line's figures under both layouts, by the names of `FIGURES`, and the `stored` bytes of `mtfc cost`.
 
-    ways: how it sends, under both: `2 all_reduce{rows}` -> bytes.
+    ways: the collectives of the line under both layouts: `2 all_reduce{rows}` -> bytes.
     """
 
     line: Line
@@ -135,7 +137,7 @@ class ComparedLine:
 
 
 def differences(one: PricedLayout, other: PricedLayout) -> list[ComparedLine]:
-    """What each line costs under both layouts, in order."""
+    """Return the cost of each line under both layouts, in order."""
     nothing = _Found()
     return [
         _compared(line, one.lines.get(line, nothing), other.lines.get(line, nothing))
@@ -151,7 +153,7 @@ def _compared(line: Line, one: _Found, other: _Found) -> ComparedLine:
 
 
 def difference_report(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -> str:
-    """The two layouts, their totals, and the lines that differ; `sources` holds each file's text by name."""
+    """Return the totals of both layouts, and the lines that differ; `sources` holds each file's text by name."""
     return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"
 
 
@@ -171,7 +173,7 @@ def _totals(one: PricedLayout, other: PricedLayout) -> list[str]:
 
 
 def _lines(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -> list[str]:
-    """The lines that differ, each with how it sends under both layouts, and their sums."""
+    """Return the lines that differ, each with its collectives under both layouts, and their sums."""
     texts = {file: text.splitlines() for file, text in sources.items()}
     rows = [["line", "source", *one.names]]
     lines = differences(one, other)
@@ -202,12 +204,12 @@ def _changes(figures: Mapping[str, Pair], names: list[str]) -> list[str]:
 
 
 def signed(change: float, text: Callable[[Any], str]) -> str:
-    """`+512 KiB`, `-3`, or `0`."""
+    """Return `+512 KiB`, `-3`, or `0`."""
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
 
 
 def difference_json(one: PricedLayout, other: PricedLayout) -> dict[str, Any]:
-    """Figures in pairs: under the first layout and under the second."""
+    """Return the figures in pairs: under the first layout and under the second."""
     keys = {name: FIGURES[name].key for name in one.names}
     return {
         "model": one.cost.model,

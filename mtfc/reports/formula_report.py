@@ -1,8 +1,9 @@
-"""Costs as formulas: what `mtfc cost --symbolic` prints.
+"""Costs as formulas, for `mtfc cost --symbolic`.
 
-The first part is Table 1 of the Mesh-TensorFlow paper with the constant factors that the paper drops: for each layout the leading
-terms of computation, communication, their ratio and memory per processor. The second part has the formulas whole. The paper's two
-layers stand in mid-network: it counts the gradient of their input, which a training step needs only where a layer stands before.
+The first part is Table 1 of the Mesh-TensorFlow paper, with the constant factors that the paper drops: for each layout the leading
+terms of computation, communication, their ratio, and memory per processor. The second part has the complete formulas. The paper's
+two layers are in the middle of a network, so the paper counts the gradient of their input. A training step needs that gradient
+only if a layer comes before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mtfc.reports.table import wrapped
 
 @attrs.frozen
 class LayoutFormulas:
-    """The cost of a layout as formulas, and the values that the symbols have in the file."""
+    """The cost of a layout as formulas, and the values of the symbols in the file."""
 
     cost: LayoutCost
     values: dict[str, int]
@@ -33,7 +34,7 @@ class LayoutFormulas:
 
     @property
     def elements(self) -> Formula:
-        """Elements of all collectives' operands: the paper's "values all-reduced per processor"."""
+        """The elements of all collectives' operands: the paper's "values all-reduced per processor"."""
         return formula(total(self.cost.step).sent.elements)
 
     @property
@@ -43,24 +44,24 @@ class LayoutFormulas:
 
     @property
     def leading_ratio(self) -> str:
-        """Elements sent per FLOP, of the leading terms."""
+        """The leading terms of the elements sent per FLOP."""
         return ratio(self.elements.leading(), self.flops.leading())
 
 
 def formulas(program: Program) -> LayoutFormulas:
-    """The cost of a placed program in the names of its dimensions and mesh axes."""
+    """Return the cost of a placed program in the names of its dimensions and mesh axes."""
     assert program.mesh is not None, "only a placed program has a cost"
     scale = Formulas(program.dims.values(), program.mesh)
     return LayoutFormulas(layout_cost(program, scale), scale.values)
 
 
 def formula_report(layouts: Sequence[LayoutFormulas]) -> str:
-    """Table 1 for the given layouts, then all terms."""
+    """Return Table 1 for the given layouts, then all terms."""
     return "\n".join([*_leading(layouts), *(line for layout in layouts for line in _whole(layout))]) + "\n"
 
 
 def _leading(layouts: Sequence[LayoutFormulas]) -> Iterator[str]:
-    """A section for each column of the paper's table: the formulas are too long to stand side by side."""
+    """Yield a section for each column of the paper's table: the formulas are too long for columns."""
     yield "Leading terms, per device. Left out are terms whose dimensions are only a part of another term's."
     sections: dict[str, Callable[[LayoutFormulas], str]] = {
         "computation, in FLOPs": lambda layout: str(layout.flops.leading()),
@@ -77,7 +78,7 @@ def _leading(layouts: Sequence[LayoutFormulas]) -> Iterator[str]:
 
 
 def _pieces(formula: str) -> list[str]:
-    """The text's terms, each with its sign."""
+    """Return the terms of the text, each with its sign."""
     return re.split(" (?=[+-] )", formula)
 
 

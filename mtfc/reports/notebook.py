@@ -1,4 +1,4 @@
-"""A compiled model in a few words, and as a table for notebooks."""
+"""A compiled model as a line of text, and as a table for notebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtfc.reports.table import flops_text
 
 
 def line(program: Program) -> str:
-    """`<Compiled net: mesh grid = [rows: 2, cols: 4], layout hybrid {batch: rows}, 3 parameters of 33,024 numbers>`"""
+    """Return `<Compiled net: mesh grid = [rows: 2, cols: 4], layout hybrid {batch: rows}, 3 parameters of 33,024 numbers>`"""
     parts = [_mesh(program.placed_on), f"layout {_layout(program)}", _parameters(program)]
     return f"<Compiled {program.name}: {', '.join(parts)}>"
 

@@ -1,4 +1,4 @@
-"""Why a layout communicates, as text and as data: what `mtfc explain` prints."""
+"""The causes of a layout's collectives as text and as JSON, for `mtfc explain`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from mtfc.reports.table import aligned
 
 
 def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str, str]) -> str:
-    """By line of the user's file what is sent there and why, and then by rule; `texts` holds each file's text by name."""
+    """Return the collectives with their causes by line of the user's file, then the bytes by rule.
+
+    texts: each file's text by name.
+    """
     lines: dict[Line, list[Sending]] = {}
     for each in found:
         lines.setdefault(line_of(each.span.inside(own) if each.span else None), []).append(each)
@@ -38,7 +41,7 @@ def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str,
 
 
 def _rows(each: Sending, own: str | None) -> Iterator[list[str]]:
-    """A row for the first cause, and one for each further one below."""
+    """Yield a row with the first cause, and a row for each further cause."""
     often = f"{each.times} x " if each.times > 1 else ""
     cells = [f"{often}{each.kind}{{{', '.join(each.axes)}}}", bytes_text(each.bytes), each.stage]
     for cause in each.causes or (None,):
@@ -56,7 +59,7 @@ def _because(cause: Cause | None, each: Sending, own: str | None) -> list[str]:
 
 
 def _place(span: Span | None, own: str | None) -> str:
-    """`line 21`, or for what is in a function of another file `nn.mtf:280`."""
+    """Return `line 21`, or `nn.mtf:280` for a line of another file."""
     if span is None:
         return "the result"
     text = place_text(line_of(span), own)
@@ -73,7 +76,7 @@ def _by_rule(found: Sequence[Sending]) -> list[str]:
 
 
 def causes_json(found: Sequence[Sending]) -> list[dict[str, Any]]:
-    """A record for each array that is sent; bytes are those of one device in a step."""
+    """Return a record for each array that is sent; bytes are those of one device in a step."""
     return [
         {
             "kind": each.kind,

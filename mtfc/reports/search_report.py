@@ -164,7 +164,7 @@ def is_whole(layout: Layout) -> bool:
 
 
 def _indivisible(result: LayoutSearchResult) -> str | None:
-    """Return that no axis of any mesh divides a dimension, if so."""
+    """Return the reason that no axis of any mesh divides a dimension, or None."""
     dims = [column.dim for column in space_of(result.program.function("forward")).columns]
     sizes = sorted({size for mesh in result.searched for _, size in mesh.axes if size > 1})
     if any(dim.size % size == 0 for dim in dims for size in sizes):
@@ -184,7 +184,7 @@ def _no_better(result: LayoutSearchResult) -> str:
 
 
 def _communicates(result: LayoutSearchResult) -> str | None:
-    """Return what the best split layout saves in computation, and its communication, where a faster one computes less."""
+    """Return the computation that the best split layout saves, and its communication; None if none computes less."""
     compute = result.price.compute
     split = [
         (name, each)

@@ -1,4 +1,4 @@
-"""Lines of source in reports: their place, their text, and tables that have a row for each."""
+"""Source lines in reports: their place, their text, and tables with a row for each line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.reports.table import WIDTH, aligned, shortened
 
 Line = tuple[str, int]
-"""A file and a line of it."""
+"""A file and a line number."""
 
 
 class Summable(Protocol):
-    """What several places of one line have together."""
+    """A figure of a place that can be added to the figures of other places."""
 
     def __add__(self, other: Any, /) -> Self: ...
 
@@ -28,7 +28,7 @@ def line_of(span: Span | None) -> Line:
 
 
 def nested(figures: Iterable[tuple[Span | None, Figure]], own: str | None) -> dict[Line, dict[Line, Figure]]:
-    """Figures by the line of the user's own file, in ascending order, and in it by the line of the function that it calls."""
+    """Return the figures by line of the user's file, in ascending order, and inside by line of the called function."""
     found: dict[Line, dict[Line, Figure]] = {}
     for span, figure in figures:
         inside = found.setdefault(line_of(span.inside(own) if span else None), {})
@@ -43,7 +43,7 @@ def line_rows(
     sources: Mapping[str, str],
     cells: Callable[[Figure], Iterable[str]],
 ) -> Iterator[list[str]]:
-    """A row for each line of the user's own file, and below one that calls functions of other files, rows for their lines."""
+    """Yield a row for each line of the user's file. Below a line that calls functions of other files come rows for their lines."""
     texts = {file: text.splitlines() for file, text in sources.items()}
     for line, inside in nested(figures, own).items():
         yield [place_text(line, own), source_text(line, texts), *cells(reduce(add, inside.values()))]
@@ -54,7 +54,7 @@ def line_rows(
 
 
 def place_text(line: Line, own: str | None) -> str:
-    """The number of a line, with the file if that is not the user's own."""
+    """Return the number of a line, with the file if it is not the user's own."""
     file, number = line
     return str(number or "-") if file in ("", own) else f"{file.rpartition('/')[2]}:{number}"
 
@@ -66,7 +66,7 @@ def source_text(line: Line, texts: Mapping[str, Sequence[str]]) -> str:
 
 
 def fitted(rows: list[list[str]]) -> list[str]:
-    """The rows as a table, the text of the lines (column 1) cut so that it fits."""
+    """Return the rows as a table. The text of the lines, in column 1, is cut to the width of the report."""
     columns = range(len(rows[0]))
     taken = sum(2 + max(len(row[i]) for row in rows) for i in columns if i != 1)
     cut = [[row[0], shortened(row[1], max(16, WIDTH - taken)), *row[2:]] for row in rows]

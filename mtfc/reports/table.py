@@ -9,7 +9,7 @@ WIDTH = 118
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  ") -> list[str]:
-    """The rows with their cells padded to columns, those numbered in `right` to the right."""
+    """Return the rows with cells padded to columns. right: the numbers of the columns that are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         (indent + "  ".join(_padded(cell, widths[i], i in right) for i, cell in enumerate(row))).rstrip()
@@ -26,7 +26,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def wrapped(pieces: Iterable[str], hanging: int) -> list[str]:
-    """The pieces, none of them broken, on lines indented by 2 and, from the second on, by `hanging`."""
+    """Return the pieces on lines, without a break inside a piece. Lines from the second on are indented by `hanging`."""
     glue = "\N{NO-BREAK SPACE}"  # at which textwrap does not break
     text = " ".join(piece.replace(" ", glue) for piece in pieces)
     lines = textwrap.wrap(
@@ -41,13 +41,13 @@ def wrapped(pieces: Iterable[str], hanging: int) -> list[str]:
 
 
 def count_text(count: int) -> str:
-    """A number as people read it: `512`, `42.4 M`."""
+    """Return a number as text: `512`, `42.4 M`."""
     thousands = min((len(str(count)) - 1) // 3, 5)
     return f"{count / 1000**thousands:.4g} {' kMGTP'[thousands]}".rstrip()
 
 
 def flops_text(count: int) -> str:
-    """A number of floating-point operations: `512 FLOP`, `42.4 MFLOP`."""
+    """Return a number of floating-point operations as text: `512 FLOP`, `42.4 MFLOP`."""
     text = count_text(count)
     return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 

@@ -12,8 +12,8 @@ from mtfc.backends.jax.backend import generate
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from tests.harness import FINE, call, exact_data, generic_data, jax_module, lowered, numpy_module
 from tests.jax_gradients import gradients_by_jax
 from tests.test_examples import EXAMPLES, Example, path

@@ -10,8 +10,8 @@ import pytest
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.driver.running import execution
 from mtfc.driver.verification import agreement, reference
 from tests.cli.conftest import Mtfc

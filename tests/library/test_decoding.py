@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from tests.harness import Arrays, call, jax_module, numpy_module
 
 ROWS, WORDS, BEAM = 4096, 6, 3

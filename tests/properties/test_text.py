@@ -21,7 +21,14 @@ from tests.generators.text import arbitrary_text, mutated_programs, respaced
 from tests.harness import FILE, HasSource, exact_data, load, stages, with_unused_values
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
-READ_BACK = {"elaboration", "differentiate", "assign-layouts", "place-reductions", "combine-collectives"}
+READ_BACK = {
+    "elaboration",
+    "differentiate",
+    "assign-layouts",
+    "place-reductions",
+    "insert-reshards",
+    "combine-collectives",
+}
 """One stage of each level and form that the IR takes; the passes between them change nothing that the text says."""
 
 

@@ -15,9 +15,9 @@ from mtfc.compiler.search.per_equation.best_layouts import timed_network
 from mtfc.compiler.search.per_equation.choice_network import Network
 from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.frontend.hardware_targets import find_hardware
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -30,7 +30,7 @@ from tests.search.equation_networks import network_of
 def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
     """The program when every equation has its layout."""
     passes = default_pipeline()
-    stop = next(i for i, each in enumerate(passes) if each.name == "insert-reshards")
+    stop = next(i for i, each in enumerate(passes) if each.name == "place-reductions")
     return run(attrs.evolve(program, mesh=mesh, layout=layout), passes[:stop])
 
 

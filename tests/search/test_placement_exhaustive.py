@@ -16,8 +16,8 @@ from mtfc.compiler.search.placement.exhaustive import best_strategy
 from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_search, placement_space
 from mtfc.compiler.search.placement.strategy_bounds import StrategyBounds, transfer_times
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, prepared
 

@@ -26,8 +26,8 @@ from mtfc.compiler.search.placement.part_costs import (
 )
 from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
 from mtfc.compiler.search.placement.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.options import Choice
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.search import placement_programs
 

@@ -18,7 +18,9 @@ from mtfc.compiler.ir.core import Program
 def load(source: str) -> ModuleType:
     """The module that `source` defines, with its functions bound to its mesh over the devices that are there.
 
-    Raises `Unavailable` where JAX is missing or has too few devices.
+    On devices of the CPU a function returns when its results are there. These devices share the threads of the process: with
+    several steps under way, all threads of one step can wait in a collective for a device whose next step holds the last
+    thread, and XLA then aborts the process. Raises `Unavailable` where JAX is missing or has too few devices.
     """
     module, mesh = _execute(source)
     for name in ("init", "init_state", "shard", *NAMES.values(), "value_and_grad"):
@@ -87,10 +89,18 @@ def _module(source: str, **names: Any) -> ModuleType:
 
 
 def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with the mesh set, and with its results waited for on devices of the CPU."""
+    jax = import_jax()
+    waits = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with _set(mesh):
-            return function(*args, **kwargs)
+            results = function(*args, **kwargs)
+        if waits:
+            leaves = (each for each in jax.tree.leaves(results) if isinstance(each, jax.Array))
+            jax.block_until_ready([each for each in leaves if not isinstance(each, jax.core.Tracer)])
+        return results
 
     if hasattr(function, "lower"):
         call.lower = _under(mesh, function.lower)  # type: ignore[attr-defined]

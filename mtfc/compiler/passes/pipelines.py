@@ -43,8 +43,8 @@ PASSES: dict[str, type[Pass]] = {
         BinarizeEinsum,
         AssignLayouts,
         PropagateLayouts,
-        InsertReshards,
         PlaceReductions,
+        InsertReshards,
         LowerCollectives,
         CombineCollectives,
     )
@@ -75,8 +75,8 @@ def placing() -> tuple[Pass, ...]:
 def realizing() -> tuple[Pass, ...]:
     """From there to one processor's program with explicit collectives."""
     return (
-        InsertReshards(),
         PlaceReductions(),
+        InsertReshards(),
         Cse(),
         Dce(),
         LowerCollectives(),

@@ -1,10 +1,9 @@
-"""Reading and writing files: whole, or not at all."""
+"""Read and write files: completely, or not at all."""
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +19,7 @@ OUTPUTS = (STANDARD, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a file, or of standard input. Raises `UsageError`."""
+    """Return the content of a file, or of standard input. Raises `UsageError`."""
     if path == STANDARD:
         return sys.stdin.buffer.read()
     try:
@@ -30,7 +29,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_neighbour(path: str) -> str | None:
-    """The text of a file that another imports; None where there is none. Raises `UsageError` and `CompileError`."""
+    """Return the text of a file that another file imports; None if it does not exist. Raises `UsageError` and `CompileError`."""
     from mtfc.frontend.syntax.lexer import decode
 
     return decode(read_bytes(path), path) if Path(path).is_file() else None
@@ -95,7 +94,7 @@ def _obstacle(target: Path) -> str | None:
 
 
 def report_to(*paths: str | None) -> TextIO:
-    """Where a report goes beside these files: to standard error where one of them has the standard output for itself."""
+    """Return the stream for a report beside these files: standard error if one of the files is the standard output."""
     return sys.stderr if any(path in OUTPUTS for path in paths) else sys.stdout
 
 
@@ -108,9 +107,9 @@ def write_text(path: str, text: str) -> None:
 
 
 def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
-    """What `write` writes becomes the file's content when all of it is there; a reader never sees a part.
+    """Replace a file's content by the output of `write`, all at once: a reader never sees a part.
 
-    Something that is no regular file, such as `/dev/null` or a pipe, is written in place, from memory: `write` may seek.
+    A path that is no regular file, such as `/dev/null` or a pipe, is written in place, from memory: `write` may seek.
     Raises `UsageError`.
     """
     target = _target(path)
@@ -126,6 +125,8 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
+    import tempfile
+
     number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(number, "wb") as file:
@@ -138,7 +139,7 @@ def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _umask() -> int:
-    """The bits that new files of this process lack; it can be read only by setting it."""
+    """Return the permission bits that new files of this process lack; reading the mask requires setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -13,9 +13,9 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import Observer, lower
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import placeable
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Choice
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (

@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.driver.data.files import STANDARD, read_bytes, read_neighbour
-from mtfc.driver.options import Choice
+from mtfc.driver.loading.choice import Choice
 
 STDIN = "<stdin>"
 

@@ -1,4 +1,4 @@
-"""A lowered program on a backend: global arrays go in and come out, whatever the layout."""
+"""Execution of a lowered program on a backend; arguments and results are global arrays under every layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(program: Program, backend: str) -> Any:
 class Session:
     """A module with its parameters and optimizer state between steps.
 
-    `smaller` are modules of the same program with another size of one dimension.
+    smaller: modules of the same program with another size of one dimension.
     """
 
     module: Any
@@ -38,13 +38,13 @@ class Session:
 
     @classmethod
     def start(cls, module: Any, seed: int, given: Arrays) -> Session:
-        """Parameters drawn from `seed`, but for those that are given."""
+        """Start a session. Parameters that are not given are drawn from `seed`."""
         drawn = {} if given.keys() == module.PARAMETERS.keys() else module.init(seed)
         params = {**drawn, **module.shard(dict(given), {name: module.PARAMETERS[name] for name in given})}
         return cls(module, params, module.init_state() if hasattr(module, "init_state") else {})
 
     def evaluate(self, function: str, inputs: Arrays, smaller: Dim | None = None) -> dict[str, Array]:
-        """The outputs of `forward` or `gradients`; the inputs may have a `smaller` dimension."""
+        """Return the outputs of `forward` or `gradients`. smaller: the first dimension of the inputs, if it is smaller."""
         module = self.module if smaller is None else self.smaller[smaller]
         params = _moved(self.params, self.module, module, "PARAMETERS")
         placed = module.shard(dict(inputs), module.INPUTS)
@@ -53,7 +53,7 @@ class Session:
         return dict(module.unshard(outputs, module.OUTPUTS[function]))
 
     def train(self, inputs: Arrays, step: int, smaller: Dim | None = None) -> dict[str, Array]:
-        """One training step, number `step` from 0; its outputs. The inputs are micro-batches, stacked, if it takes several."""
+        """Run training step `step`, counted from 0, and return its outputs. Several micro-batches of a step are stacked."""
         module = self.module if smaller is None else self.smaller[smaller]
         placed = module.shard(dict(inputs), getattr(module, "BATCHES", module.INPUTS))
         params = _moved(self.params, self.module, module, "PARAMETERS")
@@ -83,7 +83,7 @@ def _moved(arrays: Mapping[str, Any], source: Any, target: Any, table: str) -> M
 
 
 def without_warnings() -> AbstractContextManager[object]:
-    """NumPy warns of numbers that are not finite, which the results show."""
+    """Turn off NumPy's warnings about numbers that are not finite: the results show these numbers."""
     import numpy as np
 
     return np.errstate(all="ignore")

@@ -16,9 +16,9 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.inputs import inputs_of
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
 from mtfc.driver.loading.sources import Sources, known_as
-from mtfc.driver.options import Choice
 from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse

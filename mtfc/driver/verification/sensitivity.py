@@ -28,7 +28,7 @@ LEAST = 2.0**-24
 
 @attrs.frozen
 class SplitStep:
-    """A training step in two parts: up to the gradients, and the rest. `crossing` has the values that the second part takes."""
+    """A training step in two parts: up to the gradients, and the rest. crossing: the values that the second part takes."""
 
     before: Function
     after: Function
@@ -49,7 +49,7 @@ class SplitStep:
         return cls(before, Function("after", (*step.arguments, *given), late, step.outputs), crossing)
 
     def interpret(self, program: Program, arguments: Arrays, noise: Noise) -> dict[str, Array]:
-        """The step's outputs, with noise in all gradients."""
+        """Return the step's outputs, with noise in all gradients."""
         from mtfc.backends.interpreter import interpret
 
         gradients = interpret(self.before, program, arguments)

@@ -19,7 +19,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
-from mtfc.compiler.analysis.reshard_plans import plan
+from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME
@@ -27,7 +27,6 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
-from mtfc.compiler.passes.partition.reshard_inserter import wanted_type
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -141,7 +140,7 @@ class Following:
         return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
 
     def _wanted(self, use: tuple[Equation, int]) -> TensorType:
-        return wanted_type(self.changed.get(use[0], use[0]), use[1])
+        return needed_type(self.changed.get(use[0], use[0]), use[1])
 
     def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
         """Take the best of the layout it has, the one that all uses want, and the one that its only operand has."""
@@ -202,5 +201,5 @@ class Following:
         for i, value in enumerate(eqn.operands):
             arriving = self.pending.get(value, set())
             source = self._pending(self.placed[value], arriving)
-            sent += plan(source, self._pending(wanted_type(eqn, i), arriving & passing), self.mesh)[0]
+            sent += plan(source, self._pending(needed_type(eqn, i), arriving & passing), self.mesh)[0]
         return sent

@@ -1,0 +1,156 @@
+"""Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
+
+`timeline`: two layouts of AlexNet on eight K80s. `search`: the best cost and the bound of a search, over time. `losses`: training
+the digits under every layout. Each is an SVG file in `docs/images/`, made of what the program itself prints or computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import patches, pyplot
+
+import mtfc
+
+IMAGES = Path("docs/images")
+STAGES = {"forward": "#4c78a8", "backward": "#f58518", "update": "#54a24b"}
+SENT = "#b279a2"
+MTFC = [sys.executable, "-m", "mtfc"]
+
+
+def timeline() -> Any:
+    """Draw one training step of AlexNet under two layouts: a row for the processor, a row for each link."""
+    layouts = ("data", "hybrid")
+    figure, axes = pyplot.subplots(len(layouts), 1, figsize=(9, 3.4), sharex=True)
+    for axis, layout in zip(axes, layouts, strict=True):
+        events = traced("examples/alexnet.mtf", layout, "p2_8xlarge")
+        lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        for event in (e for e in events if e["ph"] == "X"):
+            color = STAGES[event["cat"]] if event["tid"] == 0 else SENT
+            span = [(event["ts"] / 1e3, event["dur"] / 1e3)]
+            axis.broken_barh(span, (-event["tid"] - 0.4, 0.8), facecolors=color)
+        axis.set_yticks([-lane for lane in lanes], [re.sub(r" 0$", "", name) for name in lanes.values()])
+        axis.set_title(f"layout {layout}", loc="left", fontsize=10)
+    axes[-1].set_xlabel("milliseconds")
+    handles = [patches.Rectangle((0, 0), 1, 1, color=color) for color in (*STAGES.values(), SENT)]
+    figure.legend(handles, (*STAGES, "communication"), ncols=4, loc="upper right", frameon=False, fontsize=9)
+    return figure
+
+
+def traced(file: str, layout: str, target: str) -> list[dict[str, Any]]:
+    """Return the events of the trace that `mtfc simulate` writes."""
+    command = [*MTFC, "simulate", file, "--layout", layout, "--target", target, "--trace", "-"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return events
+
+
+def search() -> Any:
+    """Draw how the best known layout and the bound for all layouts approach each other."""
+    shown = list(told("search", "examples/moe_lm.mtf", "--target", "tpu_v2", "--devices", "16"))
+    figure, axis = pyplot.subplots(figsize=(7, 3))
+    for name, label, color in (
+        ("best", "best layout so far", "#4c78a8"),
+        ("at least", "no layout is below", "#f58518"),
+    ):
+        points = [(when, float(number)) for when, known, number in shown if known == name]
+        times, values = zip(*points, strict=True)
+        axis.step(times, [1e3 * value for value in values], where="post", label=label, color=color)
+    axis.set_xlabel("seconds of search")
+    axis.set_ylabel("milliseconds of a step")
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False)
+    return figure
+
+
+def told(*arguments: str) -> Iterator[tuple[float, str, str]]:
+    """Yield what a command's progress line shows on a terminal: seconds since the start, name and number of a figure."""
+    ours, theirs = pty.openpty()
+    begun = time.monotonic()
+    process = subprocess.Popen([*MTFC, *arguments], stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    while text := read(ours):
+        for line in text.split("\r"):
+            for name, number in re.findall(r"(best|at least) ([\d.e+-]+)", line):
+                yield time.monotonic() - begun, name, number
+    process.wait()
+
+
+def read(terminal: int) -> str:
+    """Read what is there; nothing once the other side is closed."""
+    try:
+        return os.read(terminal, 4096).decode()
+    except OSError:
+        return ""
+
+
+def losses() -> Any:
+    """Draw the losses of training the digits under every layout, and how far they are from those of one device."""
+    with TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, Path("examples/digits.py").absolute(), "--write-only"], cwd=folder, check=True
+        )
+        data = dict(np_load(Path(folder) / "build/digits/train.npz"))
+    layouts = re.findall(r"^layout (\w+)", Path("examples/digits.mtf").read_text("utf-8"), re.MULTILINE)
+    curves = {layout: trained(layout, data, 240) for layout in layouts}
+    first = curves["replicated"]
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(7, 4.4), sharex=True)
+    for i, (layout, curve) in enumerate(curves.items()):
+        above.plot(curve, label=layout, linewidth=6 - i, alpha=0.6)
+        if layout != "replicated":
+            below.plot([abs(a - b) for a, b in zip(curve, first, strict=True)], label=layout, linewidth=1)
+    above.set_ylabel("loss")
+    above.legend(frameon=False, fontsize=8)
+    below.set_ylabel("distance to `replicated`")
+    below.set_yscale("symlog", linthresh=1e-8)
+    below.set_xlabel("training step")
+    return figure
+
+
+def np_load(path: Path) -> Any:
+    import numpy as np
+
+    return np.load(path)
+
+
+def trained(layout: str, data: dict[str, Any], steps: int, batch: int = 120) -> list[float]:
+    """Return the loss of each step on JAX, on eight virtual devices. Plain gradient descent has no state."""
+    module = mtfc.compile("examples/digits.mtf", layout=layout).load("jax")
+    params, state = module.init(seed=0), dict[str, Any]()
+    found: list[float] = []
+    for step in range(steps):
+        first = step * batch % len(data["images"])
+        arrays = {name: array[first : first + batch] for name, array in data.items()}
+        outputs, params, state = module.train_step(params, state, module.shard(arrays, module.INPUTS), step)
+        found.append(float(outputs["loss"]))
+    return found
+
+
+PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "search": search, "losses": losses}
+
+
+def main(names: list[str]) -> None:
+    for name in names or PLOTS:
+        figure = PLOTS[name]()
+        for axis in figure.axes:
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.tight_layout()
+        figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None})
+        print(f"docs/images/{name}.svg")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
