@@ -31,7 +31,7 @@ from textwrap import wrap
 import attrs
 
 from mtfc.backends.common.forms import FORMS
-from mtfc.backends.common.loop_text import LoopText, Slice
+from mtfc.backends.common.loop_codegen import LoopCode, LoopSlice
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
@@ -67,7 +67,7 @@ class Dialect:
     dtype: Callable[[str], str]
     literal: Callable[[object, str], str]
     after: Callable[[Value, str], str]
-    loop: Callable[[LoopText], Iterator[str]]
+    loop: Callable[[LoopCode], Iterator[str]]
     step: str
     reserved: frozenset[str]
 
@@ -169,10 +169,10 @@ class Emitter:
                 self._literals[argument.value] = literal
             elif argument.role == "invariant":
                 self._identifiers[argument.value] = self.identifier(operand)
-        for line in self.dialect.loop(self._loop_text(eqn)):
+        for line in self.dialect.loop(self._loop_code(eqn)):
             yield from fold(line, self._width)
 
-    def _loop_text(self, eqn: Equation) -> LoopText:
+    def _loop_code(self, eqn: Equation) -> LoopCode:
         region, dim = region_of(eqn), dim_of(eqn)
         carries = [(v, a.value) for v, a in pairs(eqn) if a.role == "carried"]
         slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
@@ -181,7 +181,7 @@ class Emitter:
         body = self._body_inside(region)
         leaving = [self.identifier(output.value) for output in region.outputs]
         count = len(carries)
-        return LoopText(
+        return LoopCode(
             name=self._names.fresh(re.sub(r"\W", "_", f"{region.name}_body")),
             index=self._names.fresh("i"),
             trips=dim.size,
@@ -191,7 +191,7 @@ class Emitter:
             updates=leaving[:count],
             results=names[:count],
             sliced=[
-                Slice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
+                LoopSlice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
                 for name, (whole, _) in zip(inside[count:], slices, strict=True)
             ],
             stacks=names[count:],

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
 from mtfc.backends.common.forms import FORMS, NAMES
-from mtfc.backends.common.loop_text import jax_loop
+from mtfc.backends.common.loop_codegen import jax_loop
 from mtfc.backends.common.module import (
     DTYPES,
     TABLES,
@@ -170,7 +170,7 @@ def {signature}:
 '''
 
 
-class Variation:
+class ReplicationTracker:
     """Makes JAX's account of the axes along which each value varies agree with the types.
 
     JAX derives it from operands and from `lax.axis_index`. That a tensor is held in parts although nothing that
@@ -200,15 +200,15 @@ class Variation:
 
 def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dialect:
     """`texts`: those of equations, by result, that are not written as their op is."""
-    variation = Variation(mesh, function)
+    tracker = ReplicationTracker(mesh, function)
     return Dialect(
         mesh=mesh,
         column=lambda eqn: texts.get(eqn.results[0]) or _product(eqn, mesh) or OPS[eqn.op].jax,
         lead=lambda type: (),
-        index=variation.index,
+        index=tracker.index,
         dtype=_dtype,
         literal=lambda value, dtype: literal(value),
-        after=variation.after,
+        after=tracker.after,
         loop=jax_loop,
         step="jnp.int32(step)",
         reserved=RESERVED,

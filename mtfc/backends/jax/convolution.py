@@ -27,7 +27,7 @@ Parts = Mapping[str, Sequence[str]]
 
 
 @attrs.frozen
-class Array:
+class ConvArray:
     """The sizes of an array, and what its dimensions are to a convolution; those without a part have size 1."""
 
     sizes: Sizes
@@ -39,7 +39,7 @@ class Array:
 
 
 @attrs.frozen(kw_only=True)
-class Axis:
+class ConvAxis:
     """How a convolution goes along one spatial dimension.
 
     Element o of the result is the sum over k of x[o * stride + k * dilation - padding[0]] * filter[k], where x is lhs with
@@ -56,10 +56,10 @@ class Axis:
 class Convolution:
     """A convolution of `lhs` with the filter `rhs`; `groups`: into how many its features fall. flipped: with rhs reversed."""
 
-    lhs: Array
-    rhs: Array
-    result: Array
-    axes: tuple[Axis, ...]
+    lhs: ConvArray
+    rhs: ConvArray
+    result: ConvArray
+    axes: tuple[ConvAxis, ...]
     groups: int
     flipped: bool
 
@@ -104,16 +104,16 @@ def letters(sizes: Sizes, parts: Parts) -> str:
     )
 
 
-def in_order(array: Array) -> list[str]:
+def in_order(array: ConvArray) -> list[str]:
     """The dimensions that play a part, in the order of the letters."""
     return [name for letter in array.spec for name in array.parts[letter]]
 
 
-def _one_each(array: Array) -> bool:
+def _one_each(array: ConvArray) -> bool:
     return all(len(part) == 1 for part in array.parts.values()) and len(array.parts) == len(array.sizes)
 
 
-def gathered(text: str, array: Array) -> str:
+def gathered(text: str, array: ConvArray) -> str:
     """An array as one dimension per letter."""
     sizes, wanted = array.sizes, in_order(array)
     if [name for name in sizes if name in wanted] != wanted:
@@ -124,7 +124,7 @@ def gathered(text: str, array: Array) -> str:
     return f"{text}.reshape{tuple(prod(sizes[n] for n in array.parts[letter]) for letter in array.spec)}"
 
 
-def scattered(text: str, array: Array) -> str:
+def scattered(text: str, array: ConvArray) -> str:
     """What has one dimension per letter as the array."""
     sizes, found = array.sizes, in_order(array)
     wanted = [name for name in sizes if name in found]
@@ -135,7 +135,7 @@ def scattered(text: str, array: Array) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Pooled:
+class PooledDim:
     """How one dimension of the operand is pooled: the size of a window, and how windows lie."""
 
     size: int = 1
@@ -163,7 +163,7 @@ class Pooling:
     """
 
     reduction: str
-    dims: tuple[Pooled, ...]
+    dims: tuple[PooledDim, ...]
     order: tuple[int, ...]
     result: tuple[int, ...]
     reshaped: bool

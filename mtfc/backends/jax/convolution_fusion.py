@@ -16,7 +16,7 @@ from math import prod
 
 import attrs
 
-from mtfc.backends.jax.convolution import SPATIAL, Array, Axis, Convolution, Pooled, Pooling, Sizes
+from mtfc.backends.jax.convolution import SPATIAL, ConvArray, ConvAxis, Convolution, PooledDim, Pooling, Sizes
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Code
@@ -32,7 +32,7 @@ Fused = tuple[tuple[Value, ...], Text]
 
 
 @attrs.frozen
-class Sliding:
+class SlidingDim:
     """A dimension under sliding windows: `source` in the tensor that is windowed, `out` and `kernel` in the tensor of windows.
 
     None is a dimension of one element that is left out.
@@ -46,7 +46,7 @@ class Sliding:
 
 
 @attrs.frozen
-class Windowed:
+class WindowTensor:
     """A tensor of windows and the tensor that is windowed, one of which is `value`, the other the one that was asked about.
 
     names: the other dimensions, from those of the tensor of windows to those of the windowed one. A dimension without any
@@ -55,19 +55,19 @@ class Windowed:
 
     value: Value
     names: Names
-    windows: tuple[Sliding, ...] = ()
+    windows: tuple[SlidingDim, ...] = ()
 
     def covers(self, names: Sequence[str]) -> bool:
         """Whether each of the names, of the tensor of windows, plays a part."""
         return {*self.names, *chain(*((w.out, w.kernel) for w in self.windows))}.issuperset(names)
 
 
-def _alone(value: Value) -> Windowed:
-    return Windowed(value, {name: name for name in value.type.names})
+def _alone(value: Value) -> WindowTensor:
+    return WindowTensor(value, {name: name for name in value.type.names})
 
 
 @attrs.frozen
-class Context:
+class FusionContext:
     """The context of a pattern: the equation of each value, local sizes, and the values that `jax.grad` may differentiate."""
 
     defined: Mapping[Value, Equation]
@@ -98,7 +98,7 @@ class Context:
             found = {a: b for a, b in found.items() if a not in outer and b not in added} | {old: new}
         return found
 
-    def base(self, value: Value) -> Windowed:
+    def base(self, value: Value) -> WindowTensor:
         """What the value holds windows of: itself, where of nothing else."""
         if self.op(value) not in ("window", "reshape", "transpose"):
             return _alone(value)
@@ -109,11 +109,11 @@ class Context:
         new = self.renaming(eqn)
         if new is None:
             return _alone(value)
-        return Windowed(
+        return WindowTensor(
             inner.value, {new[a]: b for a, b in inner.names.items() if a in new}, _called(inner, new)
         )
 
-    def folded(self, value: Value) -> Windowed | None:
+    def folded(self, value: Value) -> WindowTensor | None:
         """The windows that are added up in the value; None where it is not made so."""
         found = _alone(value)
         while self.op(found.value) in ("fold", "reshape", "transpose"):
@@ -124,41 +124,41 @@ class Context:
             found = before
         return found if found.windows else None
 
-    def _before(self, found: Windowed, eqn: Equation) -> Windowed | None:
+    def _before(self, found: WindowTensor, eqn: Equation) -> WindowTensor | None:
         """The same windows before a renaming."""
         new = self.renaming(eqn)
         if new is None:
             return None
         old = {b: a for a, b in new.items()}
         names = {old[a]: b for a, b in found.names.items() if a in old}
-        return Windowed(eqn.operands[0], names, _called(found, old))
+        return WindowTensor(eqn.operands[0], names, _called(found, old))
 
 
-def _called(found: Windowed, new: Names) -> tuple[Sliding, ...]:
+def _called(found: WindowTensor, new: Names) -> tuple[SlidingDim, ...]:
     """The windows under new names; what has none has one element."""
     return tuple(
         attrs.evolve(w, out=new.get(w.out or ""), kernel=new.get(w.kernel or "")) for w in found.windows
     )
 
 
-def _slid(inner: Windowed, eqn: Equation) -> Windowed | None:
+def _slid(inner: WindowTensor, eqn: Equation) -> WindowTensor | None:
     """The windows of one dimension more, if that has none yet."""
     g = geometry(eqn.attrs)
     if g.source.name not in inner.names:
         return None
     rest = {a: b for a, b in inner.names.items() if a != g.source.name}
-    sliding = Sliding(inner.names[g.source.name], g.out.name, g.kernel.name, g, eqn.attrs["value"])
-    return Windowed(inner.value, rest, (*inner.windows, sliding))
+    sliding = SlidingDim(inner.names[g.source.name], g.out.name, g.kernel.name, g, eqn.attrs["value"])
+    return WindowTensor(inner.value, rest, (*inner.windows, sliding))
 
 
-def _unfolded(found: Windowed, eqn: Equation) -> Windowed | None:
+def _unfolded(found: WindowTensor, eqn: Equation) -> WindowTensor | None:
     """The windows before a fold, if what it adds up is not yet part of another."""
     g = geometry(eqn.attrs)
     if g.source.name not in found.names:
         return None
     rest = {a: b for a, b in found.names.items() if a != g.source.name}
-    sliding = Sliding(found.names[g.source.name], g.out.name, g.kernel.name, g)
-    return Windowed(eqn.operands[0], rest, (*found.windows, sliding))
+    sliding = SlidingDim(found.names[g.source.name], g.out.name, g.kernel.name, g)
+    return WindowTensor(eqn.operands[0], rest, (*found.windows, sliding))
 
 
 # Convolutions
@@ -171,12 +171,12 @@ LETTERS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
 }
 """Which of lhs, rhs and result have a dimension -> the part that it plays in them."""
 
-Spatial = tuple[tuple[str | None, str | None, str | None], Axis]
+Spatial = tuple[tuple[str | None, str | None, str | None], ConvAxis]
 """A spatial dimension: what lhs, rhs and result call it, and how the convolution goes along it."""
 
 
 def _planned(
-    c: Context,
+    c: FusionContext,
     values: Sequence[Value],
     names: Sequence[Names],
     spatial: Sequence[Spatial],
@@ -198,7 +198,7 @@ def _planned(
     for letter, (called, _) in zip(SPATIAL, spatial, strict=False):
         for part, own in zip(parts, called, strict=True):
             part[letter] = [own] if own is not None else []
-    lhs, rhs, result = (Array(c.sizes(value), part) for value, part in zip(values, parts, strict=True))
+    lhs, rhs, result = (ConvArray(c.sizes(value), part) for value, part in zip(values, parts, strict=True))
     groups = prod(lhs.sizes[names[0][name]] for name in shared)
     axes = tuple(axis for _, axis in spatial)
     return Convolution(lhs=lhs, rhs=rhs, result=result, axes=axes, groups=groups, flipped=flipped)
@@ -209,7 +209,7 @@ def _own(value: Value, spatial: set[str | None]) -> Names:
     return {name: name for name in value.type.names if name not in spatial}
 
 
-def _convolved(c: Context, eqn: Equation) -> Fused | None:
+def _convolved(c: FusionContext, eqn: Equation) -> Fused | None:
     """einsum(windows of x, filter) is a convolution of x, and so is the gradient of the filter."""
     if len(eqn.operands) != 2:
         return None
@@ -226,7 +226,7 @@ def _convolved(c: Context, eqn: Equation) -> Fused | None:
     return None
 
 
-def _correlated(w: Sliding, filter: Value, result: Value) -> Spatial | None:
+def _correlated(w: SlidingDim, filter: Value, result: Value) -> Spatial | None:
     """One of a window's two dimensions stays, and the other, which the filter has, is summed over: either way round."""
     g = w.geometry
     if (g.before or g.after) and w.value != 0:
@@ -236,7 +236,9 @@ def _correlated(w: Sliding, filter: Value, result: Value) -> Spatial | None:
         if _is_in(stays, result, filter) and _is_in(goes, filter, result):
             reach = stride * (count - 1) + dilation * (size - 1) + 1
             padding = (g.before, reach - g.before - g.source.size)
-            return (w.source, goes, stays), Axis(stride=stride, dilation=dilation, spread=1, padding=padding)
+            return (w.source, goes, stays), ConvAxis(
+                stride=stride, dilation=dilation, spread=1, padding=padding
+            )
     return None
 
 
@@ -245,7 +247,7 @@ def _is_in(name: str | None, one: Value, other: Value) -> bool:
     return name is None or (name in one.type.names and name not in other.type.names)
 
 
-def _transposed(c: Context, eqn: Equation) -> Fused | None:
+def _transposed(c: FusionContext, eqn: Equation) -> Fused | None:
     """fold(einsum(y, filter)) is the transpose of a convolution: one of y, spread out, with the filter turned around."""
     found = c.folded(eqn.result)
     if found is None or c.op(found.value) != "einsum" or len(c.defined[found.value].operands) != 2:
@@ -263,19 +265,21 @@ def _transposed(c: Context, eqn: Equation) -> Fused | None:
     return None
 
 
-def _spread(w: Sliding) -> Spatial:
+def _spread(w: SlidingDim) -> Spatial:
     """Windows lie `stride` apart, and so do the elements that are added up."""
     g = w.geometry
     before = g.extent - 1 - g.before
     reach = g.stride * (g.out.size - 1) + 1
     padding = (before, g.source.size - reach - before + g.extent - 1)
-    return (w.out, w.kernel, w.source), Axis(stride=1, dilation=g.dilation, spread=g.stride, padding=padding)
+    return (w.out, w.kernel, w.source), ConvAxis(
+        stride=1, dilation=g.dilation, spread=g.stride, padding=padding
+    )
 
 
 # Pooling
 
 
-def _pooled(c: Context, eqn: Equation) -> Fused | None:
+def _pooled(c: FusionContext, eqn: Equation) -> Fused | None:
     """A reduction over the elements of every window, and nothing else, is one of the array that is windowed."""
     found = c.base(eqn.operands[0])
     if eqn.op != "sum" and eqn.result in c.differentiated and _is_dilated(found):
@@ -284,12 +288,12 @@ def _pooled(c: Context, eqn: Equation) -> Fused | None:
     return ((found.value,), plan.text) if plan else None
 
 
-def _is_dilated(found: Windowed) -> bool:
+def _is_dilated(found: WindowTensor) -> bool:
     """True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
     return any(w.geometry.dilation > 1 for w in found.windows)
 
 
-def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
+def _pooling(c: FusionContext, eqn: Equation, found: WindowTensor) -> Pooling | None:
     """A reduction of windows, or `is_argmax` of them, as a pooling of what they were found to be windows of."""
     gone, kernels = {dim.name for dim in over(eqn)}, {w.kernel for w in found.windows}
     if not found.windows or kernels != gone or not found.covers(eqn.operands[0].type.names):
@@ -302,14 +306,14 @@ def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
     by_dim, result = {w.source: _pooled_dim(w) for w in found.windows}, c.sizes(eqn.result)
     return Pooling(
         reduction="max" if eqn.op == "is_argmax" else eqn.op,
-        dims=tuple(by_dim.get(name, Pooled()) for name in sizes),
+        dims=tuple(by_dim.get(name, PooledDim()) for name in sizes),
         order=tuple(list(sizes).index(w.source) for w in found.windows),
         result=tuple(result[name] for name in kept),
         reshaped=len(made) < len(sizes),
     )
 
 
-def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
+def _pooled_back(c: FusionContext, eqn: Equation) -> Fused | None:
     """fold(mask(is_argmax(windows of x), g)) is the gradient of a maximum over the windows: JAX's own."""
     folded = c.folded(eqn.result)
     if folded is None or c.op(folded.value) != "mask":
@@ -334,7 +338,7 @@ def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
     return (x, g), lambda code: plan.pulled_back(code, order)
 
 
-def _same_windows(one: Windowed, other: Windowed) -> bool:
+def _same_windows(one: WindowTensor, other: WindowTensor) -> bool:
     """Whether the dimensions, and windows of them, are the same, whatever a window holds beyond the ends."""
     known = {(w.source, w.out, w.kernel, w.geometry) for w in one.windows}
     return one.names == other.names and known == {
@@ -342,13 +346,13 @@ def _same_windows(one: Windowed, other: Windowed) -> bool:
     }
 
 
-def _pooled_dim(w: Sliding) -> Pooled:
+def _pooled_dim(w: SlidingDim) -> PooledDim:
     g = w.geometry
     padding = (g.before, g.stride * (g.out.size - 1) + g.extent - g.before - g.source.size)
-    return Pooled(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
+    return PooledDim(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
 
 
-PATTERNS: Mapping[str, Callable[[Context, Equation], Fused | None]] = {
+PATTERNS: Mapping[str, Callable[[FusionContext, Equation], Fused | None]] = {
     "einsum": _convolved,
     "fold": lambda c, eqn: _transposed(c, eqn) or _pooled_back(c, eqn),
     "sum": _pooled,
@@ -370,7 +374,7 @@ def fused(
     texts: dict[Value, Text] = {}
 
     def rewritten(function: Function) -> Function:
-        context = Context(
+        context = FusionContext(
             {value: eqn for eqn in function.body for value in eqn.results}, mesh, differentiated
         )
         body = []

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from mtfc.backends.common.emitter import Dialect, Emitter, layout_text
 from mtfc.backends.common.forms import FORMS, NAMES
-from mtfc.backends.common.loop_text import numpy_loop
+from mtfc.backends.common.loop_codegen import numpy_loop
 from mtfc.backends.common.module import (
     dict_text,
     imports,

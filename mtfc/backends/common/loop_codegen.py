@@ -8,7 +8,7 @@ import attrs
 
 
 @attrs.frozen
-class Slice:
+class LoopSlice:
     """A name inside the loop, the array that it is a slice of, the axis that gives way, and the axes of its own that it has."""
 
     name: str
@@ -18,7 +18,7 @@ class Slice:
 
 
 @attrs.frozen(kw_only=True)
-class LoopText:
+class LoopCode:
     """A loop whose values have names.
 
     name: the function of one iteration. index: a free name. carried: the carries inside the loop, with their starts, their
@@ -34,7 +34,7 @@ class LoopText:
     starts: Sequence[str]
     updates: Sequence[str]
     results: Sequence[str]
-    sliced: Sequence[Slice]
+    sliced: Sequence[LoopSlice]
     stacks: Sequence[str]
     yields: Sequence[str]
     held: Sequence[str]
@@ -57,7 +57,7 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
     yield from (f"    {line}" if line else "" for line in lines)
 
 
-def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
+def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
     """A `for` statement; `lead` is the number of axes that every array has in front of its own."""
     yield from _assign(loop.carried, loop.starts)
     yield from (f"{stack} = []" for stack in loop.stacks)
@@ -75,7 +75,7 @@ def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
     yield from (f"{stack} = np.stack({stack}{order}, axis={lead})" for stack in loop.stacks)
 
 
-def jax_loop(loop: LoopText) -> Iterator[str]:
+def jax_loop(loop: LoopCode) -> Iterator[str]:
     """Yield the function of one iteration, and `lax.scan` over it.
 
     A held array is bound to the number of the iteration. Otherwise XLA would gather the array before the loop, and keep it
@@ -103,5 +103,5 @@ def jax_loop(loop: LoopText) -> Iterator[str]:
     yield f"{', '.join(targets)} = lax.scan({arguments})"
 
 
-def _slices_first(part: Slice) -> str:
+def _slices_first(part: LoopSlice) -> str:
     return part.whole if part.axis == 0 else f"jnp.moveaxis({part.whole}, {part.axis}, 0)"

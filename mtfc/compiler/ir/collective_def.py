@@ -1,4 +1,4 @@
-"""`Collective`: everything the compiler knows about one collective, in one frozen record.
+"""`CollectiveDef`: everything the compiler knows about one collective, in one frozen record.
 
 The reshard planner, the cost model, the reports, `hardware` declarations, the reader of HLO and both backends read columns of the
 record. The records themselves are in `ops/collectives.py`; each is also an op, `opdef`.
@@ -114,7 +114,7 @@ def same_arrays(shard: Shard, *arrays: Any) -> Any:
 
 
 @attrs.frozen(kw_only=True)
-class Collective:
+class CollectiveDef:
     """One collective.
 
     name, doc: the op's name, and one sentence for the language reference.
@@ -172,7 +172,7 @@ class Collective:
 class ReshardStep:
     """One collective of a chain, and the types before and after it."""
 
-    collective: Collective
+    collective: CollectiveDef
     attrs: tuple[tuple[str, Attr], ...]
     before: TensorType
     after: TensorType
