@@ -74,12 +74,12 @@ def results(function: Function) -> list[Output]:
 def summary(function: Function) -> str:
     """A function's docstring."""
     if function.name == "clip_gradients":
-        return "Scales the gradients so that their joint norm is at most what the file asks for."
+        return "Scale the gradients so that their joint norm is at most the limit that the file gives."
     also = {"parameter": "params", "state": "state"}
     groups = FORMS[function.name].gives
-    more = ", and what replaces params and state" if also.keys() == groups.keys() else ""
+    more = ", and the new params and state" if also.keys() == groups.keys() else ""
     more = ", and the gradients of params" if "gradients" in groups.values() else more
-    return f"Computes {', '.join(output.name for output in results(function))}{more}."
+    return f"Compute {', '.join(output.name for output in results(function))}{more}."
 
 
 def value_and_grad(program: Program) -> list[str]:
@@ -96,14 +96,14 @@ def value_and_grad(program: Program) -> list[str]:
     gradients = "clip_gradients(gradients) if clip else gradients" if clips else "gradients"
     lines = [
         f"def value_and_grad({signature}):",
-        f'    """Computes {program.training.minimize}, and the gradients of params, which are placed as params are.',
+        f'    """Compute {program.training.minimize}, and the gradients of params, placed like the params.',
         "",
         *(
-            ["    accumulate: inputs are BATCHES, as in `train_step`; the gradients are the mean."]
+            ["    accumulate: the inputs are BATCHES, as in `train_step`; the gradients are their mean."]
             * accumulates
         ),
         *(["    clip: scale the gradients as `train_step` does."] * clips),
-        "    step: the number that random draws and schedules depend on.",
+        "    step: the number of the step, for random draws and schedules.",
         '    """',
         f"    outputs, gradients = {chosen}(params, inputs, step)",
         f'    return outputs["{program.training.minimize}"], {gradients}',
@@ -131,7 +131,7 @@ def _types(program: Program) -> str:
     kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
     if batches := stacked_inputs(program):
         kinds["batches"] = batches
-    lines = ["# Dtype and sizes of whole arrays: every function checks its arguments.\n", "TYPES = {\n"]
+    lines = ["# Dtype and sizes of whole arrays; every function checks its arguments.\n", "TYPES = {\n"]
     for kind, types in kinds.items():
         entries = ((name, _type_text(type)) for name, type in types.items())
         lines.append(f'    "{kind}": {dict_text(entries, indent=4)},\n')
