@@ -15,7 +15,7 @@ LAYOUTS: dict[str, dict[str, object]] = {}
 
 
 def check(kind, given):
-    """Raise `ValueError` unless `given`, name -> dtype and whole shape, has the arrays of a kind."""
+    """Raise `ValueError` unless `given`, name -> dtype and whole shape, has exactly the arrays of a kind."""
     what, wanted = argument(kind), TYPES[kind]
     names = f"it takes {', '.join(wanted) or 'none'}"
     problems = [f'{what} lacks "{name}": {names}' for name in wanted if name not in given]
