@@ -1,9 +1,8 @@
 """From a lowered program to one JAX module that a person could have written, and that runs without mtfc.
 
-What the IR calls one processor's program is the body of a `jax.shard_map`: arrays are shards, every
-collective is written out, and JAX's own check of what is replicated stays on. The mesh is the one that the
-caller sets with `jax.set_mesh`, so that importing a module needs no devices. Its public names are those that
-`emitter.py` lists, and `make_mesh`.
+The program of one processor is the body of a `jax.shard_map`: arrays are shards, every collective is written out, and JAX checks
+which values are replicated. The caller sets the mesh with `jax.set_mesh`, so that importing a module needs no devices. The public
+names are those that `common/emitter.py` lists, and `make_mesh`.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ IMPORTS = (
     (r"\bAxisType\.", "from jax.sharding import AxisType"),
     (r"\bP\(", "from jax.sharding import PartitionSpec as P"),
 )
-"""What each import is needed for, in the order in which they stand."""
+"""(pattern of the code that needs it, import), in the order in which the imports stand."""
 
 PLACING = '''\
 def shard(arrays, specs):
@@ -104,11 +103,11 @@ PRELUDE, RANDOM = ("common/checks.py", "jax/prelude.py"), ("common/random_number
 DRAWING = "# From here on: random numbers, with the same bits on all devices and in NumPy.\n"
 
 RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", *definitions(PRELUDE), *definitions(RANDOM)})
-"""What a generated function uses of its module."""
+"""The names that a generated function uses of its module."""
 
 
 def generate(program: Program) -> str:
-    """The module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
+    """Return the module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
     mesh = program.placed_on
     sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
@@ -124,10 +123,10 @@ def generate(program: Program) -> str:
 
 
 def spec(type: TensorType) -> str:
-    """The type's `PartitionSpec`: `P(None, "rows", ("cols", "planes"))`.
+    """Return the type's `PartitionSpec`: `P(None, "rows", ("cols", "planes"))`.
 
-    Unsplit dimensions at the end are left out, as JAX does in its results: a step whose arguments are spelled
-    otherwise would be compiled again for the results of the first.
+    Unsplit dimensions at the end are left out, as JAX does in its results. JAX would compile a step again if its arguments were
+    spelled otherwise than its results.
     """
     last = max((i + 1 for i, axes in enumerate(type.splits) if axes), default=0)
     return f"P({', '.join(_axes_text(axes) for axes in type.splits[:last])})"
@@ -152,12 +151,14 @@ def make_mesh(devices=None):
 
 
 def _initial(program: Program) -> list[str]:
-    """Functions that make what a step updates, each device only its part of it."""
+    """Return the functions that make the parameters and state of the first step, on each device only its own part."""
     entries = [(p.name, initial_value(p, "jnp.full", _dtype(p.type.dtype))) for p in program.parameters]
     made = [_maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
     states = initial_states(program, "jnp", _dtype)
     if states:
-        made.append(_maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states))
+        made.append(
+            _maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
+        )
     return made
 
 
@@ -171,10 +172,10 @@ def {signature}:
 
 
 class ReplicationTracker:
-    """Makes JAX's account of the axes along which each value varies agree with the types.
+    """Keeps JAX's record of the axes along which each value varies equal to the types.
 
-    JAX derives it from operands and from `lax.axis_index`. That a tensor is held in parts although nothing that
-    it is made of is (ones, say, or something broadcast) it cannot know, and is told.
+    JAX derives the axes from operands and from `lax.axis_index`. It cannot know that a tensor is held in parts if none of its
+    operands is, such as ones or a broadcast. The generated code then calls `lax.pcast`.
     """
 
     def __init__(self, mesh: Mesh, function: Function) -> None:
@@ -183,14 +184,16 @@ class ReplicationTracker:
         self.indexed: set[str] = set()
 
     def index(self, axes: Axes, rank: int) -> str:
-        """This device's number along the axes; the value that it is used for varies along them."""
+        """Return the text of this device's number along the axes. The value that is defined with it varies along them."""
         self.indexed.update(axes)
         return f"lax.axis_index({_axes_text(axes)})"
 
     def after(self, value: Value, name: str) -> str:
-        """What tells JAX of the axes that it does not know of, if there are any."""
+        """Return a statement that tells JAX of the axes it does not know of; an empty text if it knows all."""
         eqn = self.equations.get(value)
-        if eqn is None or "axes" in eqn.attrs:  # of arguments and what collectives give JAX knows
+        if (
+            eqn is None or "axes" in eqn.attrs
+        ):  # JAX knows the axes of arguments and of results of collectives
             return ""
         known = {axis for operand in eqn.operands for axis in operand.type.varying(self.mesh)} | self.indexed
         self.indexed.clear()
@@ -199,7 +202,7 @@ class ReplicationTracker:
 
 
 def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dialect:
-    """`texts`: those of equations, by result, that are not written as their op is."""
+    """Return the dialect of JAX. texts: result of an equation -> text that differs from the text of its op."""
     tracker = ReplicationTracker(mesh, function)
     return Dialect(
         mesh=mesh,
@@ -216,7 +219,10 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
 
 
 def _product(eqn: Equation, mesh: Mesh) -> Text | None:
-    """How a product is written that is made in another order than its result's: see `analysis/dot_operand_layout.py`."""
+    """Return the text of a dot whose result is computed in another order of dimensions; None for other equations.
+
+    `analysis/dot_operand_layout.py` chooses the order.
+    """
     if is_turned(eqn, mesh):
         return lambda code: f"turned({_ordered(code, eqn.result.type.names[::-1])})"
     order = made(eqn, mesh)
@@ -227,14 +233,14 @@ def _product(eqn: Equation, mesh: Mesh) -> Text | None:
 
 
 def _ordered(code: Code, order: tuple[str, ...]) -> str:
-    """A product with its dimensions in another order."""
+    """Return the text of a dot with the dimensions of its result in another order."""
     factors, result = subscripts(code.eqn).split("->")
     letters = dict(zip(code.eqn.result.type.names, result, strict=True))
     return f'jnp.einsum("{factors}->{"".join(letters[name] for name in order)}", {", ".join(code.args)})'
 
 
 def _function(program: Program, function: Function) -> str:
-    """The definition; it runs as one program on every device of the mesh."""
+    """Return the definition of a function, which runs as one program on every device of the mesh."""
     head = _decorators(program, function)
     function, texts = _texts(function, program.placed_on)
     emitter = Emitter(dialect(program.placed_on, function, texts))

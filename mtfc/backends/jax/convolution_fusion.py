@@ -1,11 +1,11 @@
-"""Windows that need not be made: where the JAX backend writes one convolution or pooling for several equations.
+"""Convolution fusion: one convolution or pooling for several equations with sliding windows.
 
-An einsum of windows and a filter is one `lax.conv_general_dilated`, and so are both its gradients; a maximum over windows is one
-`lax.reduce_window`. What an equation becomes is decided here, by what its operands are made of (`PATTERNS`); `convolution.py` has
+An einsum of windows and a filter is one `lax.conv_general_dilated`, and so are both its gradients. A maximum over windows is one
+`lax.reduce_window`. `PATTERNS` chooses the text of an equation by the equations that define its operands; `convolution.py` has
 the text. An equation that fits no pattern keeps the text of its op.
 
-A window or its transpose may stand behind a reshape that, on one processor, changes no size but leaves out or adds dimensions of
-one element: so dimensions are cut into blocks, and merged again, where they are split.
+There may be a reshape between a window, or its transpose, and the einsum, if on one processor the reshape only adds or removes
+dimensions of one element. Such reshapes cut split dimensions into blocks, and merge the blocks again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from mtfc.compiler.ir.types import Mesh
 Text = Callable[[Code], str]
 Names = Mapping[str, str]
 Fused = tuple[tuple[Value, ...], Text]
-"""The operands that an equation is left with, and its text."""
+"""The remaining operands of an equation, and its text."""
 
 
 @attrs.frozen
 class SlidingDim:
-    """A dimension under sliding windows: `source` in the tensor that is windowed, `out` and `kernel` in the tensor of windows.
+    """A dimension under sliding windows.
 
-    None is a dimension of one element that is left out.
+    source: the dimension in the tensor that windows slide over. out, kernel: the number of a window and the place in it, in the
+    tensor of windows; None for a dimension of one element that is left out.
     """
 
     source: str
@@ -47,10 +48,10 @@ class SlidingDim:
 
 @attrs.frozen
 class WindowTensor:
-    """A tensor of windows and the tensor that is windowed, one of which is `value`, the other the one that was asked about.
+    """A tensor of windows, and the tensor that the windows slide over. `value` is one of them; the caller knows the other.
 
-    names: the other dimensions, from those of the tensor of windows to those of the windowed one. A dimension without any
-    part in it has one element.
+    names: the other dimensions, from the tensor of windows to the tensor under them. A dimension that is in neither `names` nor
+    `windows` has one element.
     """
 
     value: Value
@@ -58,7 +59,7 @@ class WindowTensor:
     windows: tuple[SlidingDim, ...] = ()
 
     def covers(self, names: Sequence[str]) -> bool:
-        """Whether each of the names, of the tensor of windows, plays a part."""
+        """Return True if each of these dimensions of the tensor of windows is in `names` or `windows`."""
         return {*self.names, *chain(*((w.out, w.kernel) for w in self.windows))}.issuperset(names)
 
 
@@ -81,9 +82,9 @@ class FusionContext:
         return self.defined[value].op if value in self.defined else ""
 
     def renaming(self, eqn: Equation) -> Names | None:
-        """Operand dimension -> result dimension of an equation that, on one processor, at most renames and reorders dimensions,
+        """Return operand dimension -> result dimension, if on one processor the equation only renames and reorders dimensions.
 
-        or leaves out and adds some of one element: those have no entry. None for any other equation.
+        The equation may also add and remove dimensions of one element, which have no entry. Return None for any other equation.
         """
         x, y = eqn.operands[0], eqn.result
         here, there = self.sizes(x), self.sizes(y)
@@ -99,7 +100,7 @@ class FusionContext:
         return found
 
     def base(self, value: Value) -> WindowTensor:
-        """What the value holds windows of: itself, where of nothing else."""
+        """Return the tensor that the value holds windows of; the value itself if it holds no windows."""
         if self.op(value) not in ("window", "reshape", "transpose"):
             return _alone(value)
         eqn = self.defined[value]
@@ -114,7 +115,7 @@ class FusionContext:
         )
 
     def folded(self, value: Value) -> WindowTensor | None:
-        """The windows that are added up in the value; None where it is not made so."""
+        """Return the windows that the value adds up; None if the value is no such sum."""
         found = _alone(value)
         while self.op(found.value) in ("fold", "reshape", "transpose"):
             eqn = self.defined[found.value]
@@ -125,7 +126,7 @@ class FusionContext:
         return found if found.windows else None
 
     def _before(self, found: WindowTensor, eqn: Equation) -> WindowTensor | None:
-        """The same windows before a renaming."""
+        """Return the same windows before a renaming."""
         new = self.renaming(eqn)
         if new is None:
             return None
@@ -135,14 +136,14 @@ class FusionContext:
 
 
 def _called(found: WindowTensor, new: Names) -> tuple[SlidingDim, ...]:
-    """The windows under new names; what has none has one element."""
+    """Return the windows under new names. A dimension without a new name has one element."""
     return tuple(
         attrs.evolve(w, out=new.get(w.out or ""), kernel=new.get(w.kernel or "")) for w in found.windows
     )
 
 
 def _slid(inner: WindowTensor, eqn: Equation) -> WindowTensor | None:
-    """The windows of one dimension more, if that has none yet."""
+    """Return the windows with those of one more dimension; None if that dimension has windows already."""
     g = geometry(eqn.attrs)
     if g.source.name not in inner.names:
         return None
@@ -152,7 +153,7 @@ def _slid(inner: WindowTensor, eqn: Equation) -> WindowTensor | None:
 
 
 def _unfolded(found: WindowTensor, eqn: Equation) -> WindowTensor | None:
-    """The windows before a fold, if what it adds up is not yet part of another."""
+    """Return the windows before a fold; None if another fold already adds up that dimension."""
     g = geometry(eqn.attrs)
     if g.source.name not in found.names:
         return None
@@ -169,10 +170,10 @@ LETTERS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (False, True, True): ("", "O", "C"),
     (True, True, True): ("C", "O", "C"),  # groups of features: the major part of the three
 }
-"""Which of lhs, rhs and result have a dimension -> the part that it plays in them."""
+"""(lhs has the dimension, rhs has it, result has it) -> its letter in each of them."""
 
 Spatial = tuple[tuple[str | None, str | None, str | None], ConvAxis]
-"""A spatial dimension: what lhs, rhs and result call it, and how the convolution goes along it."""
+"""A spatial dimension: its names in lhs, rhs and result, and its geometry."""
 
 
 def _planned(
@@ -182,9 +183,9 @@ def _planned(
     spatial: Sequence[Spatial],
     flipped: bool = False,
 ) -> Convolution | None:
-    """The convolution of lhs and rhs to the result, if every dimension plays a part that there is.
+    """Return the convolution of lhs and rhs to the result; None if a dimension fits none of the parts.
 
-    names: for each of the three, the dimensions of the einsum that are not spatial, and what they are called there.
+    names: for each of the three, the einsum's dimensions that are not spatial -> their names there.
     """
     parts: list[dict[str, list[str]]] = [{"N": [], "C": []}, {"I": [], "O": []}, {"N": [], "C": []}]
     shared = set.intersection(*map(set, names))
@@ -205,12 +206,12 @@ def _planned(
 
 
 def _own(value: Value, spatial: set[str | None]) -> Names:
-    """The dimensions that are not spatial, under their own names."""
+    """Return the dimensions that are not spatial, under their own names."""
     return {name: name for name in value.type.names if name not in spatial}
 
 
 def _convolved(c: FusionContext, eqn: Equation) -> Fused | None:
-    """einsum(windows of x, filter) is a convolution of x, and so is the gradient of the filter."""
+    """Match einsum(windows of x, filter), a convolution of x. The gradient of the filter has the same form."""
     if len(eqn.operands) != 2:
         return None
     for windows, filter in (eqn.operands, eqn.operands[::-1]):
@@ -227,7 +228,10 @@ def _convolved(c: FusionContext, eqn: Equation) -> Fused | None:
 
 
 def _correlated(w: SlidingDim, filter: Value, result: Value) -> Spatial | None:
-    """One of a window's two dimensions stays, and the other, which the filter has, is summed over: either way round."""
+    """Return the geometry of a window, if the filter has one of its two dimensions and the einsum sums over it.
+
+    The other of the two dimensions stays. They can be either way round.
+    """
     g = w.geometry
     if (g.before or g.after) and w.value != 0:
         return None
@@ -243,12 +247,15 @@ def _correlated(w: SlidingDim, filter: Value, result: Value) -> Spatial | None:
 
 
 def _is_in(name: str | None, one: Value, other: Value) -> bool:
-    """Whether one value has the dimension and the other lacks it, as far as it matters."""
+    """Return True if `one` has the dimension and `other` lacks it. A dimension of one element, None, is always right."""
     return name is None or (name in one.type.names and name not in other.type.names)
 
 
 def _transposed(c: FusionContext, eqn: Equation) -> Fused | None:
-    """fold(einsum(y, filter)) is the transpose of a convolution: one of y, spread out, with the filter turned around."""
+    """Match fold(einsum(y, filter)), the transpose of a convolution.
+
+    It is a convolution of y, with zeros between its elements, and the reversed filter.
+    """
     found = c.folded(eqn.result)
     if found is None or c.op(found.value) != "einsum" or len(c.defined[found.value].operands) != 2:
         return None
@@ -266,7 +273,7 @@ def _transposed(c: FusionContext, eqn: Equation) -> Fused | None:
 
 
 def _spread(w: SlidingDim) -> Spatial:
-    """Windows lie `stride` apart, and so do the elements that are added up."""
+    """Return the geometry of a transpose: the elements of y are as far apart as the windows."""
     g = w.geometry
     before = g.extent - 1 - g.before
     reach = g.stride * (g.out.size - 1) + 1
@@ -280,7 +287,7 @@ def _spread(w: SlidingDim) -> Spatial:
 
 
 def _pooled(c: FusionContext, eqn: Equation) -> Fused | None:
-    """A reduction over the elements of every window, and nothing else, is one of the array that is windowed."""
+    """Match a reduction over all elements of each window, and over nothing else: a pooling of the array under the windows."""
     found = c.base(eqn.operands[0])
     if eqn.op != "sum" and eqn.result in c.differentiated and _is_dilated(found):
         return None
@@ -289,12 +296,12 @@ def _pooled(c: FusionContext, eqn: Equation) -> Fused | None:
 
 
 def _is_dilated(found: WindowTensor) -> bool:
-    """True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
+    """Return True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
     return any(w.geometry.dilation > 1 for w in found.windows)
 
 
 def _pooling(c: FusionContext, eqn: Equation, found: WindowTensor) -> Pooling | None:
-    """A reduction of windows, or `is_argmax` of them, as a pooling of what they were found to be windows of."""
+    """Return a reduction of windows, or `is_argmax` of them, as a pooling of the array under the windows."""
     gone, kernels = {dim.name for dim in over(eqn)}, {w.kernel for w in found.windows}
     if not found.windows or kernels != gone or not found.covers(eqn.operands[0].type.names):
         return None
@@ -314,7 +321,7 @@ def _pooling(c: FusionContext, eqn: Equation, found: WindowTensor) -> Pooling | 
 
 
 def _pooled_back(c: FusionContext, eqn: Equation) -> Fused | None:
-    """fold(mask(is_argmax(windows of x), g)) is the gradient of a maximum over the windows: JAX's own."""
+    """Match fold(mask(is_argmax(windows of x), g)), the gradient of a maximum over windows, which JAX has itself."""
     folded = c.folded(eqn.result)
     if folded is None or c.op(folded.value) != "mask":
         return None
@@ -339,7 +346,7 @@ def _pooled_back(c: FusionContext, eqn: Equation) -> Fused | None:
 
 
 def _same_windows(one: WindowTensor, other: WindowTensor) -> bool:
-    """Whether the dimensions, and windows of them, are the same, whatever a window holds beyond the ends."""
+    """Return True if dimensions and windows are equal, apart from the padding's value."""
     known = {(w.source, w.out, w.kernel, w.geometry) for w in one.windows}
     return one.names == other.names and known == {
         (w.source, w.out, w.kernel, w.geometry) for w in other.windows
@@ -361,15 +368,16 @@ PATTERNS: Mapping[str, Callable[[FusionContext, Equation], Fused | None]] = {
 }
 
 MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose", "mask", "is_argmax"})
-"""What patterns see through, and what therefore may have lost its use."""
+"""The ops that patterns look through. They are removed if nothing uses their results any more."""
 
 
 def fused(
     function: Function, mesh: Mesh, differentiated: Set[Value] = frozenset()
 ) -> tuple[Function, Mapping[Value, Text]]:
-    """Remove windows that need not exist; return the function, and by result the texts of equations without windows.
+    """Fuse windows into convolutions and poolings.
 
-    `differentiated` are the values whose derivative `jax.grad` may need.
+    Return the function without the windows that lost their use, and result -> text of each fused equation. differentiated: the
+    values whose derivative `jax.grad` may need.
     """
     texts: dict[Value, Text] = {}
 

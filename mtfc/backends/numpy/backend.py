@@ -1,8 +1,8 @@
 """From a lowered program to one NumPy module that simulates every processor of its mesh, and runs without mtfc.
 
-What such a module is made of besides the program's own functions stands in `prelude.py` and
-`random_numbers.py`, as source that is checked and tested like any other: those functions that are used are copied.
-The module's public names are those that `emitter.py` lists, and `SENT`, which counts what is communicated.
+The other functions of such a module stand in `prelude.py`, `checks.py` and `random_numbers.py`, as source that is checked and
+tested. A module gets a copy of the functions that it uses. Its public names are those that `common/emitter.py` lists, and `SENT`,
+which counts the collectives.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ IMPORTS = (
     (r"\bnp\.", "import numpy as np"),
     (r"\bbfloat16\b", "from ml_dtypes import bfloat16"),
 )
-"""What each import is needed for, in the order in which they stand."""
+"""(pattern of the code that needs it, import), in the order in which the imports stand."""
 
 PRELUDE = ("common/checks.py", "numpy/prelude.py", "common/random_numbers.py")
 
 PUBLIC = ("shard", "unshard")
-"""What every module has of the prelude, used or not."""
+"""Functions of the prelude that every module has, used or not."""
 
 SIMULATION = "# From here on: functions that act on the arrays of all processors at once.\n"
 
 
 def generate(program: Program, checked: bool = False) -> str:
-    """The module's text. The program is lowered: it has a mesh, and its collectives are explicit.
+    """Return the module's text. The program is lowered: it has a mesh, and its collectives are explicit.
 
-    A checked module computes everything on every processor, replicated or not, and raises `AssertionError`
-    where processors that should hold the same do not.
+    A checked module computes everything on every processor, replicated or not. It raises `AssertionError` if processors that
+    should hold the same data do not.
     """
     layouts = f"{tables(program, layout_text)}\n{_narrowed(program)}\n{definitions(PRELUDE)['SENT']}"
     speech = dialect(program.placed_on, checked)
@@ -90,20 +90,20 @@ def generate(program: Program, checked: bool = False) -> str:
 
 
 def _checks(program: Program, function: Function) -> list[str]:
-    """Statements that check the arguments."""
+    """Return the statements that check the arguments."""
     taken = zip(kinds_of(program, function), FORMS[function.name].takes.values(), strict=True)
     return [f'check("{kind}", whole("{kind}", {name}))' for kind, name in taken]
 
 
 def load(source: str) -> ModuleType:
-    """The module that `source` defines."""
+    """Return the module that `source` defines."""
     module = ModuleType("program")
     exec(compile(source, "<generated>", "exec"), module.__dict__)
     return module
 
 
 def dialect(mesh: Mesh, checked: bool) -> Dialect:
-    """`checked`: every array has the full length along every axis of the mesh, and is looked at once defined."""
+    """Return the dialect of NumPy. checked: every array has the full length along every mesh axis, and is checked."""
     sizes = tuple(size for _, size in mesh.axes)
 
     def lead(type: TensorType) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ def dialect(mesh: Mesh, checked: bool) -> Dialect:
 
 
 def literal_text(value: object, dtype: str) -> str:
-    """A number that keeps the dtype of arrays: with a Python float NumPy would compute bf16 in f32."""
+    """Return a number as text that keeps the dtype of arrays. With a Python float, NumPy would compute bf16 in f32."""
     if dtype == "bf16" and isinstance(value, float):
         return literal(int(value)) if value.is_integer() else f"bfloat16({literal(value)})"
     return literal(value)
@@ -141,7 +141,7 @@ def _axes_text(axes: Axes) -> str:
 
 
 def _narrowed(program: Program) -> str:
-    """What becomes of 64-bit numbers that come in; f64 stays where the program computes in it."""
+    """Return the table of dtypes that 64-bit arguments become; f64 stays if the program computes in it."""
     floats = "" if is_wide(program) else '"float64": np.float32, '
     return f'NARROWED = {{{floats}"int64": np.int32, "uint64": np.uint32}}\n'
 
@@ -151,7 +151,9 @@ def _initial(program: Program) -> list[str]:
     made = [_maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
     states = initial_states(program, "np", DTYPES.__getitem__)
     if states:
-        made.append(_maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states))
+        made.append(
+            _maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
+        )
     return made
 
 
