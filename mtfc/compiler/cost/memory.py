@@ -39,7 +39,7 @@ from mtfc.compiler.ir.types import Mesh
 
 
 @attrs.frozen
-class Memory:
+class MemoryUse:
     """Bytes on one processor.
 
     peak: the line during which the activations peak. stored: (line, bytes) of everything that is kept: parameters and state as
@@ -73,12 +73,12 @@ ARGUMENTS: Mapping[str, tuple[Role, ...]] = {
 """Which arguments are part of what."""
 
 
-def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
-    """What a placed function needs; where its activations peak is decided by numbers also when amounts are formulas."""
+def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
+    """Return the memory of a placed function. Numbers decide where activations peak, also if amounts are formulas."""
     of_gradients, alive, at = held(function, mesh)
     arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
     everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
-    return Memory(
+    return MemoryUse(
         parameters=_bytes(arguments["parameters"], scale),
         gradients=_bytes(of_gradients, scale),
         optimizer=_bytes(arguments["optimizer"], scale),
@@ -89,7 +89,7 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
     )
 
 
-def memory_on(function: Function, mesh: Mesh, device: Device) -> Memory:
+def memory_on(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
     """Return the memory of a placed function on a device. On TPUs arrays take whole tiles (`tpu/tiling.py`)."""
     return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body), mesh)))
 
@@ -103,7 +103,7 @@ def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]
 
 
 def gradients(function: Function) -> list[Value]:
-    """What the backward pass made and the update reads, constants aside.
+    """Return the values that the backward pass makes and the update reads, without constants.
 
     A combined all-reduce has results of several stages: each belongs to the stage of its operand.
     """
@@ -149,7 +149,7 @@ def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator
 
 
 def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
-    """(line, bytes) of each value that is kept: see `Memory`."""
+    """(line, bytes) of each value that is kept: see `MemoryUse`."""
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
     for value, read in reversed(unstored(function).items()):
         if value in needed:

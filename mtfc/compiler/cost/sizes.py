@@ -1,4 +1,4 @@
-"""The two ways to say how large things are on one processor: in numbers, and in formulas.
+"""Sizes on one processor, as numbers or as formulas.
 
 Every analysis adds up amounts that a `Scale` gives it and never asks which kind they are, so a formula cannot disagree with
 the number that it stands for.
@@ -17,11 +17,11 @@ from mtfc.compiler.cost.symbolic import Formula, Symbol
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
 
 Amount = int | Fraction | Formula
-"""How much of something there is on one processor: elements, bytes, FLOPs."""
+"""Elements, bytes or FLOPs on one processor."""
 
 
 def whole(amount: Amount) -> int:
-    """A number; a broken byte on the wire is sent whole."""
+    """Return a number rounded up: a fraction of a byte is sent as a whole byte."""
     assert not isinstance(amount, Formula)
     return ceil(amount)
 
@@ -56,7 +56,7 @@ class Numbers:
         return Fraction(self.mesh.size(axes))
 
 
-class Formulas:
+class FormulaSizes:
     """Sizes as formulas in the names of dimensions and mesh axes.
 
     An axis that is called as a dimension is written with its mesh's name: `line.batch`.

@@ -59,7 +59,7 @@ class Formula:
         return self * Formula({tuple((s, -power) for s, power in monomial): 1 / coefficient})
 
     def __bool__(self) -> bool:
-        """Whether it is not 0."""
+        """True if the formula is not 0."""
         return bool(self.terms)
 
     __radd__ = __add__
@@ -127,7 +127,7 @@ def _dims(monomial: Monomial) -> dict[Symbol, int]:
 
 
 def _divides(part: dict[Symbol, int], whole: dict[Symbol, int]) -> bool:
-    """Whether `whole` has all of `part`, and more."""
+    """True if `whole` has all factors of `part`, and more."""
     return part != whole and all(power <= whole.get(symbol, 0) for symbol, power in part.items())
 
 

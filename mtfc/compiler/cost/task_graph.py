@@ -1,9 +1,9 @@
-"""Task graphs: what has to be done, where, how long it takes, and after what (FlexFlow, section 5.1).
+"""Task graphs: tasks on devices, their durations, and their order (FlexFlow, section 5.1).
 
-A connection between devices is a device too, and a transfer is a task on it: computation and communication overlap where nothing
-forbids it. Edges are orders in time only. A task's id is a tuple of numbers, and every edge goes from a smaller id to a larger
-one, so that a graph has no cycle and ids can break ties: equations in program order have this by themselves, and the parts of
-one equation are told apart by further numbers.
+A connection between devices is a device too, and a transfer is a task on it. So computation and communication overlap unless an edge
+forbids it. Edges only order tasks in time. The id of a task is a tuple of numbers, and every edge goes from a smaller id to a larger
+one. So a graph has no cycle, and ids can break ties. Ids of equations follow the order of the program; further numbers tell the tasks of
+one equation apart.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Links nest, and each is a *lane* or, as a torus, one lane for each side. The processors of a mesh are numbered row by row, and
 devices from the innermost lane outwards; so the last axis of a mesh lies innermost, unless another order is asked for. An axis
-may cover a lane in part, or several (`Stretch`). Of a torus that it does not fill, a mesh has the most compact part, as TPUs are
+may cover a lane in part, or several (`AxisPart`). Of a torus that it does not fill, a mesh has the most compact part, as TPUs are
 rented: 8 of 16 x 16 are 2 x 4. Where the axes do not go into that, they have the whole torus.
 
 A collective over some axes works on all lanes that these cover at once (pipelined, as rings of rings do). On each its seconds are
@@ -53,7 +53,7 @@ class Lane:
 
 
 @attrs.frozen
-class Stretch:
+class AxisPart:
     """The part of a mesh axis on a lane: `size` members, `stride` places apart."""
 
     lane: Lane
@@ -95,10 +95,10 @@ def lanes(hardware: Hardware) -> list[Lane]:
 
 @attrs.frozen
 class Topology:
-    """A mesh on a machine: the stretches of each axis, and how many members each lane has in use."""
+    """A mesh on a machine: the axis_parts of each axis, and how many members each lane has in use."""
 
     mesh: Mesh
-    stretches: Mapping[str, tuple[Stretch, ...]]
+    axis_parts: Mapping[str, tuple[AxisPart, ...]]
     used: Mapping[str, int]
 
     @classmethod
@@ -106,7 +106,7 @@ class Topology:
         """The mesh with its axes laid out in the given order, by default the last axis first.
 
         An axis that no longer fits on a side of a torus goes to the next side, if all that is left finds room there. Of the
-        most compact parts of a torus the mesh has the one in which its axes are cut into the fewest stretches.
+        most compact parts of a torus the mesh has the one in which its axes are cut into the fewest axis_parts.
         """
         order = tuple(innermost_first) or mesh.names[::-1]
         parts = (
@@ -114,7 +114,7 @@ class Topology:
         )
         found = [topology for topology, fits in parts if fits]
         if found:
-            return min(found, key=lambda each: sum(map(len, each.stretches.values())))
+            return min(found, key=lambda each: sum(map(len, each.axis_parts.values())))
         return cls._within({}, mesh, order, hardware)[0]
 
     @classmethod
@@ -123,27 +123,27 @@ class Topology:
     ) -> tuple[Topology, bool]:
         """The axes laid out in that order on lanes of which some have less room than their size; and whether they fit."""
         free = _Free(lanes(hardware), rooms)
-        stretches = {
+        axis_parts = {
             axis: tuple(free.take(mesh.sizes[axis], mesh.size(order[i:]))) for i, axis in enumerate(order)
         }
-        return cls(mesh, stretches, free.used), all(free.used.get(name, 1) <= rooms[name] for name in rooms)
+        return cls(mesh, axis_parts, free.used), all(free.used.get(name, 1) <= rooms[name] for name in rooms)
 
     def overfull(self) -> Lane | None:
         """A lane on which more members lie than there are, if there is one."""
-        parts = (part for parts in self.stretches.values() for part in parts)
+        parts = (part for parts in self.axis_parts.values() for part in parts)
         return next((p.lane for p in parts if p.lane.size and self.used[p.lane.name] > p.lane.size), None)
 
     @property
     def at_once(self) -> int:
         """How many lanes can work beside the processor; none where devices copy what they send themselves."""
-        lanes = {part.lane.name: part.lane for parts in self.stretches.values() for part in parts}
+        lanes = {part.lane.name: part.lane for parts in self.axis_parts.values() for part in parts}
         return sum(lane.link.kind != "memory" for lane in lanes.values())
 
     def crossings(self, axes: Axes) -> list[Crossing]:
         """The lanes that a group over these axes works on, the innermost first."""
-        by_lane: dict[str, list[Stretch]] = {}
+        by_lane: dict[str, list[AxisPart]] = {}
         for axis in axes:
-            for stretch in self.stretches[axis]:
+            for stretch in self.axis_parts[axis]:
                 by_lane.setdefault(stretch.lane.name, []).append(stretch)
         names = [name for name in self.used if name in by_lane]
         inner, found = 1, []
@@ -153,7 +153,7 @@ class Topology:
             inner *= size
         return found
 
-    def _crossing(self, parts: Sequence[Stretch], size: int, inner: int) -> Crossing:
+    def _crossing(self, parts: Sequence[AxisPart], size: int, inner: int) -> Crossing:
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
         is_ring = reach == self.used[lane.name] > 2 and self._wraps(lane)
@@ -166,7 +166,7 @@ class Topology:
             return False
         if link.wraps is None:
             return size == lane.size
-        parts = (part for parts in self.stretches.values() for part in parts if part.lane.link is link)
+        parts = (part for parts in self.axis_parts.values() for part in parts if part.lane.link is link)
         used = prod(part.size for part in parts)
         return size % link.wraps == 0 and used >= link.wraps ** len(link.sizes)
 
@@ -302,14 +302,14 @@ class _Free:
         self.at = 0
         self.used: dict[str, int] = {}
 
-    def take(self, size: int, rest: int) -> list[Stretch]:
+    def take(self, size: int, rest: int) -> list[AxisPart]:
         """Room for an axis of this size; `rest` processors, with those of the axis, are still to come."""
-        found: list[Stretch] = []
+        found: list[AxisPart] = []
         while size > 1 and self.lanes:
             self._advance(size, rest)
             lane, taken = self.lanes[self.at], self._taken()
             part = self._part(size, rest)
-            found.append(Stretch(lane, part, taken))
+            found.append(AxisPart(lane, part, taken))
             self.used[lane.name] = taken * part
             size, rest = -(-size // part), -(-rest // part)
             self.at += size > 1

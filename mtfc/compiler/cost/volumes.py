@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
@@ -25,7 +25,7 @@ Key = TypeVar("Key")
 
 
 @attrs.frozen
-class Sent:
+class SentVolume:
     """Collectives of one kind: how many, the elements and bytes of their operands, and the bytes that leave a processor."""
 
     count: int = 0
@@ -33,8 +33,8 @@ class Sent:
     bytes: Amount = 0
     wire_bytes: Amount = 0
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(
+    def __add__(self, other: SentVolume) -> SentVolume:
+        return SentVolume(
             self.count + other.count,
             self.elements + other.elements,
             self.bytes + other.bytes,
@@ -51,24 +51,24 @@ class Charge:
     flops: Amount = 0
     kind: str | None = None
     axes: Axes = ()
-    sent: Sent = Sent()
+    sent: SentVolume = SentVolume()
 
 
 @attrs.frozen
-class Totals:
+class CostTotals:
     """A sum of charges; `collectives` holds the kinds that occur."""
 
     flops: Amount
-    collectives: Mapping[str, Sent]
+    collectives: Mapping[str, SentVolume]
 
     @property
-    def sent(self) -> Sent:
+    def sent(self) -> SentVolume:
         """All kinds together."""
-        return sum(self.collectives.values(), start=Sent())
+        return sum(self.collectives.values(), start=SentVolume())
 
 
 @attrs.frozen
-class LayoutCost:
+class PlacedCost:
     """The cost of one model under one layout; unless it trains, `step` is `forward`. `memory` is that of `step`.
 
     `file` is the user's own, where lines of other files cost something too.
@@ -81,16 +81,16 @@ class LayoutCost:
     mesh: Mesh
     forward: tuple[Charge, ...]
     step: tuple[Charge, ...]
-    memory: Memory
+    memory: MemoryUse
 
 
-def layout_cost(program: Program, scale: Scale | None = None) -> LayoutCost:
+def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
     """The cost of a program in which every value is placed and every collective explicit."""
     assert program.mesh is not None and program.layout is not None, "only a placed program has a cost"
     scale = scale or Numbers(program.mesh)
     trains = program.has_function("step")
     forward, step = program.function("forward"), program.function("step" if trains else "forward")
-    return LayoutCost(
+    return PlacedCost(
         model=program.name,
         file=source_file(program.functions),
         trains=trains,
@@ -114,7 +114,9 @@ def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
     return attrs.evolve(
         charge,
         flops=charge.flops * times,
-        sent=Sent(sent.count * dim.size, sent.elements * times, sent.bytes * times, sent.wire_bytes * times),
+        sent=SentVolume(
+            sent.count * dim.size, sent.elements * times, sent.bytes * times, sent.wire_bytes * times
+        ),
     )
 
 
@@ -139,18 +141,18 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
             charged_equation(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
         )
         elements, size = scale.elements(value.type), bytes_of(value.type, scale)
-        sent = Sent(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
+        sent = SentVolume(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
         yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)
 
 
-def total(charges: Iterable[Charge]) -> Totals:
+def total(charges: Iterable[Charge]) -> CostTotals:
     flops: Amount = 0
-    collectives: dict[str, Sent] = {}
+    collectives: dict[str, SentVolume] = {}
     for charge in charges:
         flops = flops + charge.flops
         if charge.kind is not None:
-            collectives[charge.kind] = collectives.get(charge.kind, Sent()) + charge.sent
-    return Totals(flops, collectives)
+            collectives[charge.kind] = collectives.get(charge.kind, SentVolume()) + charge.sent
+    return CostTotals(flops, collectives)
 
 
 def grouped(charges: Iterable[Charge], key: Callable[[Charge], Key]) -> dict[Key, list[Charge]]:
