@@ -1,7 +1,6 @@
 """Seconds of a compiled program on a machine without overlap, which searches compare.
 
-The sum of what its equations take by their rooflines and its collectives by their links: the parts that `step_time` simulates and
-lets overlap.
+This is the sum of the kernels by their rooflines and of the collectives by their links. `step_time` simulates the same parts with overlap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Sizes on one processor, as numbers or as formulas.
 
-Every analysis adds up amounts that a `Scale` gives it and never asks which kind they are, so a formula cannot disagree with
-the number that it stands for.
+Analyses add up the amounts of a `Scale` without asking for their kind. So a formula cannot disagree with the number that it stands for.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def whole(amount: Amount) -> int:
 
 
 class Scale(Protocol):
-    """The sizes that ops' FLOP rules ask for (`opdef.Sizes`), and of a group of processors."""
+    """The sizes that FLOP rules of ops use (`opdef.Sizes`), and the sizes of groups of processors."""
 
     def dim(self, dim: Dim, axes: Axes) -> Amount:
         """Size of a shard of `dim` split over `axes`."""
@@ -52,7 +51,7 @@ class Numbers:
         return type.local_size(self.mesh)
 
     def group(self, axes: Axes) -> Fraction:
-        """A fraction, so that what is divided by it stays exact."""
+        """Return a fraction, so that quotients are exact."""
         return Fraction(self.mesh.size(axes))
 
 

@@ -17,7 +17,7 @@ Id = tuple[int, ...]
 
 @attrs.frozen
 class Task:
-    """`seconds` on `device`, once all tasks of `after` are done."""
+    """A task that takes `seconds` on `device` after all tasks of `after` have ended."""
 
     id: Id
     device: str
@@ -27,7 +27,7 @@ class Task:
 
 @attrs.frozen
 class Slot:
-    """When a task could start, starts and ends, in seconds."""
+    """The seconds at which a task could start, starts and ends."""
 
     ready: float
     start: float
@@ -38,7 +38,7 @@ Timeline = Mapping[Id, Slot]
 
 
 class TaskGraph:
-    """Tasks by id, and which tasks wait for each. Raises `ValueError` where an edge leads nowhere or not upward."""
+    """Tasks by id, and for each task those that wait for it. Raises `ValueError` if an edge leads nowhere or to a smaller id."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.tasks: dict[Id, Task] = {}
@@ -46,7 +46,7 @@ class TaskGraph:
         self.change(tasks)
 
     def change(self, tasks: Iterable[Task], removed: Iterable[Id] = ()) -> None:
-        """Put tasks in, in place of those with their ids, and take others out."""
+        """Add tasks, which replace those with the same ids, and remove others."""
         tasks = tuple(tasks)
         for id in (*removed, *(task.id for task in tasks)):
             for before in self.tasks[id].after if id in self.tasks else ():

@@ -1,8 +1,8 @@
-"""What a placed program costs one processor: work, communication and memory.
+"""Costs of a placed program for one processor: FLOPs, communication and memory.
 
-Each equation is charged once (`Charge`), with its source line and stage, one in a loop for all iterations; every figure that
-is shown (of a function, a stage, a line, a set of mesh axes) is a sum over a selection of these. Charges are numbers or formulas,
-as the `Scale` says. FLOPs are those of the op's own rule. What a collective sends is the size of one processor's operand.
+Each equation is charged once (`Charge`), with its source line and stage; an equation in a loop is charged for all iterations. All figures
+(of a function, a stage, a line, a set of mesh axes) are sums of charges. The `Scale` makes them numbers or formulas. FLOPs follow
+the rule of the op. A collective sends one processor's operand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 
 @attrs.frozen
 class SentVolume:
-    """Collectives of one kind: how many, the elements and bytes of their operands, and the bytes that leave a processor."""
+    """Collectives of one kind: their number, the elements and bytes of their operands, and the bytes that leave a processor."""
 
     count: int = 0
     elements: Amount = 0
@@ -44,7 +44,7 @@ class SentVolume:
 
 @attrs.frozen
 class Charge:
-    """What one equation costs one processor in one execution of its function. `kind` is None unless it communicates."""
+    """The cost of one equation for one processor in one execution of its function. `kind` is None unless it communicates."""
 
     span: Span | None
     stage: Stage
@@ -56,22 +56,22 @@ class Charge:
 
 @attrs.frozen
 class CostTotals:
-    """A sum of charges; `collectives` holds the kinds that occur."""
+    """A sum of charges; `collectives` has the kinds that occur."""
 
     flops: Amount
     collectives: Mapping[str, SentVolume]
 
     @property
     def sent(self) -> SentVolume:
-        """All kinds together."""
+        """The sum over all kinds."""
         return sum(self.collectives.values(), start=SentVolume())
 
 
 @attrs.frozen
 class PlacedCost:
-    """The cost of one model under one layout; unless it trains, `step` is `forward`. `memory` is that of `step`.
+    """The cost of one model under one layout. `memory` is that of `step`; if the model does not train, `step` is `forward`.
 
-    `file` is the user's own, where lines of other files cost something too.
+    `file` is the user's file, as lines of library files have charges too.
     """
 
     model: str
@@ -85,7 +85,7 @@ class PlacedCost:
 
 
 def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
-    """The cost of a program in which every value is placed and every collective explicit."""
+    """Return the cost of a program in which every value is placed and every collective is explicit."""
     assert program.mesh is not None and program.layout is not None, "only a placed program has a cost"
     scale = scale or Numbers(program.mesh)
     trains = program.has_function("step")
@@ -103,13 +103,13 @@ def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
 
 
 def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:
-    """What each equation of a function costs; those that cost nothing are left out."""
+    """Return the charges of the equations of a function; equations without cost have none."""
     producers = {value: eqn for eqn in function.body for value in eqn.results}
     return tuple(charge for eqn in function.body for charge in _charges(eqn, producers, scale))
 
 
 def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
-    """A charge of one iteration of a loop, for all of them."""
+    """Return the charge of one iteration of a loop for all iterations."""
     times, sent = scale.dim(dim, ()), charge.sent
     return attrs.evolve(
         charge,
@@ -130,7 +130,7 @@ def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -
 
 
 def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
-    """One charge per operand, so that each source line answers for what it sends; only the first counts as a collective.
+    """Yield one charge per operand, so that each source line answers for its bytes. Only the first counts as a collective.
 
     An operand of a combined collective belongs to the equation that made it.
     """
@@ -156,7 +156,7 @@ def total(charges: Iterable[Charge]) -> CostTotals:
 
 
 def grouped(charges: Iterable[Charge], key: Callable[[Charge], Key]) -> dict[Key, list[Charge]]:
-    """The charges by stage, line, axes ...: whatever `key` says, in order of first occurrence."""
+    """Return the charges by a key, such as stage, line or axes, in order of first occurrence."""
     groups: dict[Key, list[Charge]] = {}
     for charge in charges:
         groups.setdefault(key(charge), []).append(charge)
