@@ -160,6 +160,7 @@ class Collective:
             numpy=self.numpy,
             jax=self.jax,
             jax_differentiated=None,
+            number=None,
             doc=self.doc,
         )
 
