@@ -119,7 +119,7 @@ def test_a_slice_is_faster_than_a_line() -> None:
 
 def test_axes_that_do_not_go_into_a_slice_have_the_whole_torus() -> None:
     pair = machine(switch(2, name="chip"), torus(4, 4))
-    found = stretches(Topology.of(grid(a=2, b=3), pair))
+    found = axis_parts(Topology.of(grid(a=2, b=3), pair))
     assert found == {"a": [("ici.0", 2, 1)], "b": [("chip", 2, 1), ("ici.1", 2, 1)]}
 
 
