@@ -164,6 +164,7 @@ class CollectiveDef:
             numpy=self.numpy,
             jax=self.jax,
             jax_differentiated=None,
+            number=None,
             doc=self.doc,
         )
 
