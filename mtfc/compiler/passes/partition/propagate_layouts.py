@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
@@ -38,15 +38,15 @@ class PropagateLayouts(Pass):
         mesh = program.placed_on
         named = set(program.layout.value_rules) if program.layout else set()
         return program.map_functions(
-            lambda function: Following(mesh, fixed(function, named)).function(function)
+            lambda function: LayoutPropagator(mesh, fixed(function, named)).function(function)
         )
 
 
-def fixed(function: Function, named: set[str]) -> set[Placeable]:
+def fixed(function: Function, named: set[str]) -> set[LayoutTarget]:
     """What stays where a `value` rule puts it."""
     if not named:
         return set()
-    names = placeable_names(function)
+    names = layout_target_names(function)
     paths = {eqn for eqn in walk(function.body) if eqn.path in named}
     return paths.union(each for each, name in names.items() if name in named)
 
@@ -62,10 +62,10 @@ def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
     return uses
 
 
-class Following:
+class LayoutPropagator:
     """Moves the layouts of one function's equations towards their uses."""
 
-    def __init__(self, mesh: Mesh, fixed: set[Placeable]) -> None:
+    def __init__(self, mesh: Mesh, fixed: set[LayoutTarget]) -> None:
         self.mesh, self.fixed = mesh, fixed
         self.placed: dict[Value, TensorType] = {}
         self.pending: dict[Value, set[str]] = {}  # axes over which a sum may be pending
@@ -92,7 +92,7 @@ class Following:
             else self._yielded(output, dim_of(eqn), uses.get(result, []))
             for result, output in zip(eqn.results, region.outputs, strict=True)
         )
-        inside = Following(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
+        inside = LayoutPropagator(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
         changed = attrs.evolve(eqn, regions=(inside,))
         for result, output in zip(eqn.results, outputs, strict=True):
             self.placed[result] = result.type.split_by(output.layout or {})
