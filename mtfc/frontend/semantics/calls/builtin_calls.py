@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops import elementwise
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls import builtin_equations
@@ -151,10 +152,7 @@ def _check_nested(expressions: Expressions, node: ast.Call) -> None:
             expressions.value(argument)
 
 
-UNARY = (
-    "relu", "exp", "log", "tanh", "sigmoid", "sqrt", "rsqrt", "square", "abs", "sign", "erf", "sin", "cos", "floor",
-    "stop_gradient",
-)  # fmt: skip
+UNARY = tuple(op.name for op in elementwise.UNARY if op.number is not None)
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
 
 BUILTINS: dict[str, Builtin] = {
