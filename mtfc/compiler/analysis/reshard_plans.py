@@ -1,6 +1,6 @@
 """How to get a tensor from one placement to another: the cheapest chain of collectives, as a shortest path.
 
-Nodes of the graph are placements. The records of the collectives give the edges (`Collective.edges`). An edge's length is the
+Nodes of the graph are placements. The records of the collectives give the edges (`CollectiveDef.edges`). An edge's length is the
 bytes that a processor sends, by ring algorithms; of chains with equal bytes the planner takes one with the fewest steps.
 The paper's cases (section 6.1) follow: from split to unsplit leads an all-gather, from unsplit to split a slice, from one
 dimension to another on the same axis an all-to-all, from a pending sum to a split one a reduce-scatter. The size of the graph
@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count, permutations
 
-from mtfc.compiler.ir.collective import ReshardGoal, ReshardStep
+from mtfc.compiler.ir.collective_def import ReshardGoal, ReshardStep
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import COLLECTIVES
+from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 STEPS = sorted((each for each in COLLECTIVES if each.edges), key=lambda each: each.priority)
@@ -24,6 +27,14 @@ STEPS = sorted((each for each in COLLECTIVES if each.edges), key=lambda each: ea
 
 def goal_of(target: TensorType) -> ReshardGoal:
     return ReshardGoal([list(_runs(axes)) for axes in target.splits], target.pending, target.reduction)
+
+
+def needed_type(eqn: Equation, operand: int, pending: Axes = ()) -> TensorType:
+    """Return the type that an operand must have under the equation's layout, or for a loop under its region's."""
+    if eqn.regions:
+        (region,) = eqn.regions
+        return eqn.operands[operand].type.split_by(region.arguments[operand].layout or {}, pending)
+    return operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand, pending)
 
 
 def _runs(axes: Axes) -> Iterator[Axes]:
