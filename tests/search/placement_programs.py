@@ -9,7 +9,7 @@ import numpy as np
 from mtfc.backends.numpy.placement_runner import of_slice
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.operators.unroll import Unrolled
+from mtfc.compiler.passes.unroll_loops import Unrolled
 from tests.harness import load
 
 DENSE = """

@@ -70,9 +70,9 @@ def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
-        own = part_cost(forms.flow, forms.device, step, parts)
-        assert forms.tables.seconds[form].tolist() == [own.forward, own.backward]
-        assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
+        forward, backward, kept = part_cost(forms.flow, forms.device, step, parts)
+        assert forms.tables.seconds[form].tolist() == [forward, backward]
+        assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, kept]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,4 +139,4 @@ def test_no_formulas_where_rates_depend_on_sizes() -> None:
     assert all(each.template(()) is None for each in forms.formulas.values())
     step = space.graph.steps[0]
     form, own = forms.number(step, ()), part_cost(forms.flow, forms.device, step, _parts(space, step, ()))
-    assert forms.tables.seconds[form].tolist() == [own.forward, own.backward]
+    assert forms.tables.seconds[form].tolist() == list(own[:2])

@@ -23,7 +23,6 @@ from mtfc.compiler.search.placement.simulator.evaluation import (
 from mtfc.compiler.search.placement.simulator.full_simulator import (
     IndexedGraph,
     TaskTimes,
-    connect,
     indexed_graph,
     simulate,
 )
@@ -124,11 +123,10 @@ def _together(blocks: Sequence[Block], devices: int) -> TaskBlocks:
 def _full(blocks: Sequence[Block], devices: int) -> tuple[IndexedGraph, TaskTimes, float]:
     whole = _together(blocks, devices)
     ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
-    edges = connect(whole.edges, whole.offsets)
-    order = np.zeros(whole.size, np.uint32)
-    seconds = simulate(*edges, whole.device, whole.seconds, ready, end, order, inf, devices)
-    assert order.tolist() == np.argsort(ready, kind="stable").tolist()
-    return indexed_graph(whole), TaskTimes(ready, end, order), seconds
+    times = TaskTimes(ready, end, np.zeros(whole.size, np.uint32))
+    seconds = simulate(whole, times, inf, devices)
+    assert times.order.tolist() == np.argsort(ready, kind="stable").tolist()
+    return indexed_graph(whole), times, seconds
 
 
 def _loaded(graph: IndexedGraph, times: TaskTimes, devices: int, slack: int) -> StateArrays:
