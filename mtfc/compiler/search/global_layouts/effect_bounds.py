@@ -8,7 +8,7 @@ decided yet, the axes are known that may split it, and those that surely do (`Ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import combinations
 from typing import TypeAlias
 
@@ -144,13 +144,12 @@ class EffectBounds:
                 shard: Seconds = (amount / self.setting.degrees)[split]
                 return shard
             case Least(terms):
-                least: Seconds = np.min([self._term(each) for each in terms], axis=0)
-                return least
+                return reduce(np.minimum, map(self._term, terms))
             case Most(terms):
-                most: Seconds = np.max([self._term(each) for each in terms], axis=0)
-                return most
+                return reduce(np.maximum, map(self._term, terms))
             case Total(terms, times):
-                return times * sum(map(self._term, terms), start=np.zeros(self.number))
+                total = reduce(np.add, map(self._term, terms)) if terms else np.zeros(self.number)
+                return total if times == 1 else times * total
             case Unless(inner, pairs):
                 counts = np.logical_and.reduce([self._both(*pair) == 0 for pair in pairs])
                 return np.where(counts, self._term(inner), 0.0)
