@@ -1,4 +1,4 @@
-"""Hardware: what a declaration means, and that the library's machines are what their data sheets say."""
+"""Test hardware: the meaning of declarations, and the library's machines against their data sheets."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_a_declaration() -> None:
         Rate.constant(1e11),
         2e-6,
         {"gather": 1e9, "pool": 5e8},
-        matrix=128,
-        scratchpad=Scratchpad(2.0**20, wait=1e-6, results=1e12),
+        mxu_size=128,
+        scratchpad=Scratchpad(2.0**20, latency=1e-6, results=1e12),
     )
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)
@@ -132,7 +132,7 @@ def test_a_mesh_that_is_too_large() -> None:
 
 @pytest.mark.parametrize("name", library_machines())
 def test_every_machine_of_the_library(name: str) -> None:
-    """It is in a file of its name, in canonical form, and says where its figures are from."""
+    """Each machine is in a file of its name, in canonical form, with the sources of its figures."""
     text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
     assert format_source(text) == text
     assert hardware_in_file(text, f"{name}.mtf").name == name
@@ -151,7 +151,7 @@ def test_every_machine_of_the_library(name: str) -> None:
     ],
 )
 def test_peaks_of_whole_pods(name: str, petaflops: float) -> None:
-    """The Mesh-TensorFlow paper (section 9) of TPU v2, the JAX scaling book of v5p, Google Cloud's pages of the others."""
+    """Sources: the Mesh-TensorFlow paper (section 9) for TPU v2, the JAX scaling book for v5p, else Google Cloud's pages."""
     pod = find_hardware(name, {})
     assert pod.devices is not None
     assert pod.devices * pod.device.rate("bf16").peak == pytest.approx(petaflops * 1e15, rel=0.03)

@@ -1,4 +1,4 @@
-"""The verifier: programs that hold every invariant pass, and a violation of each is named with its place."""
+"""The verifier: programs that hold every invariant pass, and an error names each violation and its place."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_loop_that_does_not_fit_its_region_is_named(old: str, new: str, why: s
 
 
 def test_a_verifier_that_has_seen_a_sound_program_still_finds_a_bug() -> None:
-    """What it remembers are equations, not programs: scopes are checked every time, and so is a new equation."""
+    """The verifier remembers equations, not programs: it checks scopes every time, and every new equation."""
     verifier, program = Verifier(), read_program(GLOBAL)
     verifier.check(program, "global")
     y, loss = program.functions[0].body

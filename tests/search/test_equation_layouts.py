@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.analysis.equation_names import placeable_names
+from mtfc.compiler.analysis.equation_names import layout_target_names
 from mtfc.compiler.cost.equation_layouts import EquationTimes
 from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.ir.core import Equation, Program
@@ -47,8 +47,8 @@ def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) ->
 
     placed = assigned(program, mesh, layout)
     name = "step" if program.training else "forward"
-    found = {name: thing for thing, name in placeable_names(placed.function(name)).items()}
-    names = placeable_names(network.function)
+    found = {name: thing for thing, name in layout_target_names(placed.function(name)).items()}
+    names = layout_target_names(network.function)
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         if isinstance(node.owner, Equation) and isinstance(option, Strategy):

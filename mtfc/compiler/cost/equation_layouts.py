@@ -6,18 +6,16 @@ kernels, and the time of loops besides their iterations. So a compiled program m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import storage
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.device_models import fusion_of_program
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.roofline import copy_seconds, kernel_seconds
 from mtfc.compiler.cost.sizes import Numbers
-from mtfc.compiler.cost.tpu.register_traffic import held
-from mtfc.compiler.cost.tpu.scratchpad import kernels_of
-from mtfc.compiler.cost.tpu.tiling import Windows, filled
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -46,13 +44,13 @@ class EquationTimes:
 
     def __init__(self, function: Function, mesh: Mesh, device: Device) -> None:
         self.mesh, self.device = mesh, device
-        self.memories: dict[Value, Memory] = {}
-        self.flops: dict[tuple[int, Windows | None], tuple[Placed, list[float]]] = {}
+        self.fusions: dict[Value, FusionModel] = {}
+        self.flops: dict[int, tuple[Placed, list[float]]] = {}
         self._add(function)
 
     def _add(self, function: Function) -> None:
-        memory = kernels_of(function, self.mesh, self.device, is_placed=False)
-        self.memories |= dict.fromkeys(memory.makers, memory)
+        fusion = fusion_of_program(function, self.mesh, self.device, is_placed=False)
+        self.fusions |= dict.fromkeys(fusion.makers, fusion)
         for eqn in function.body:
             for region in eqn.regions:
                 self._add(region)
@@ -61,12 +59,11 @@ class EquationTimes:
         """Return the seconds of one execution in each layout."""
         if storage(eqn) in ("view", "made"):
             return [0.0] * len(placed)
-        memory = self.memories[eqn.results[0]]
-        flops = self._flops(placed, memory.windows(eqn))
-        moved = (self._moved(memory, eqn, each) for each in placed)
+        fusion = self.fusions[eqn.results[0]]
+        moved = (self._moved(fusion, eqn, each) for each in placed)
         return [
-            kernel_seconds(eqn, each, computed, size, memory, self.device)
-            for each, computed, size in zip(placed, flops, moved, strict=True)
+            kernel_seconds(eqn, each, flops, size, fusion)
+            for each, flops, size in zip(placed, self._flops(placed, fusion), moved, strict=True)
         ]
 
     def copying(self, eqn: Equation, value: Value, types: Sequence[TensorType]) -> list[float]:
@@ -74,58 +71,30 @@ class EquationTimes:
 
         Only a loop's slice and a result count. A view may be sent in between, which is not known here.
         """
-        memory = self.memories[eqn.results[0]]
-        if value not in memory.copied(eqn, self.device) or value not in {*memory.slices, *eqn.results}:
+        fusion = self.fusions[eqn.results[0]]
+        if value not in fusion.copied(eqn) or value not in {*fusion.slices, *eqn.results}:
             return [0.0] * len(types)
-        return [copy_seconds(memory.bytes(type, self.device), self.device) for type in types]
+        return [copy_seconds(fusion.bytes(type), self.device) for type in types]
 
-    def _flops(self, placed: Placed, windows: Windows | None) -> list[float]:
+    def _flops(self, placed: Placed, fusion: FusionModel) -> list[float]:
         """Return the FLOPs in each layout, padding included; they are found once for equations that look alike."""
-        key, numbers = (id(placed), windows), Numbers(self.mesh)
+        key, numbers = id(placed), Numbers(self.mesh)
         if key not in self.flops:
-            found = [
-                OPS[each.op].flops(each, numbers) * filled(each, self.mesh, self.device, windows)
-                for each in placed
-            ]
+            found = [OPS[each.op].flops(each, numbers) * fusion.mxu_padding(each) for each in placed]
             self.flops[key] = placed, found
         return self.flops[key][1]
 
-    def _moved(self, memory: Memory, eqn: Equation, placed: Equation) -> int:
+    def _moved(self, fusion: FusionModel, eqn: Equation, placed: Equation) -> int:
         """Return the bytes that an equation reads and writes in one layout."""
-        made = [value.type for value in placed.results]
-        results = zip(eqn.results, made, strict=True)
-        moved = sum(
-            (1 + memory.is_kept(value)) * memory.bytes(type, self.device)
-            for value, type in results
-            if value in memory.stored
-        )
         operands = zip(eqn.operands, placed.operands, strict=True)
-        seen = {value: self._seen(memory, value, each.type) for value, each in operands}
-        read = [self._read(memory, eqn, value, types) for value, types in seen.items()]
-        if storage(eqn) == "lookup":
-            read[0] = min(read[0], memory.bytes(made[0], self.device))
-        moved += sum(read) + memory.rearranged(eqn, placed, self.device)
-        return moved + self._held(memory, eqn, made, seen)
+        seen = {value: self._seen(fusion, value, each.type) for value, each in operands}
+        return fusion.moved_as(eqn, [value.type for value in placed.results], seen)
 
-    def _held(
-        self,
-        memory: Memory,
-        eqn: Equation,
-        made: Sequence[TensorType],
-        seen: Mapping[Value, Sequence[TensorType]],
-    ) -> int:
-        return 0 if self.device.matrix is None else held(memory, eqn, made, seen, self.device)
-
-    def _read(self, memory: Memory, eqn: Equation, value: Value, types: Sequence[TensorType]) -> int:
-        if memory.is_joined(eqn, value, self.device) or not memory.views(value):
-            return 0
-        return min(memory.bytes(each, self.device) for each in types)
-
-    def _seen(self, memory: Memory, value: Value, type: TensorType) -> list[TensorType]:
+    def _seen(self, fusion: FusionModel, value: Value, type: TensorType) -> list[TensorType]:
         """Return the type of a value that is placed in this way, and those of the arrays that it is a view of."""
         found = [type]
-        for view in memory.seen(value)[1:]:
-            maker = memory.makers[value]
+        for view in fusion.seen(value)[1:]:
+            maker = fusion.makers[value]
             rule = OPS[maker.op].layout_rule(maker)
             type = operand_type(rule, attrs.evolve(maker, layout=shown_layout(type)), 0)
             found.append(type)

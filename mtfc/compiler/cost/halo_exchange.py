@@ -19,7 +19,7 @@ from mtfc.compiler.analysis.dimension_names import (
     bridge_of,
     rule_of,
 )
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, WholeArray
 from mtfc.compiler.cost.serial_time import communication_of
@@ -105,7 +105,7 @@ class _HaloFinder:
         met = self._met(eqn, bridge)
         last = self._last(eqn)
         body = (self._partitioned(last, eqn, bridge) or self._partitioned(eqn, eqn, bridge)) if met else []
-        memory = Memory(attrs.evolve(self.function, body=tuple(body), outputs=()), SINGLE)
+        kernels = FusionModel(attrs.evolve(self.function, body=tuple(body), outputs=()), SINGLE, UNTILED)
         names = self.names.names
         dims = frozenset[str]().union(
             *(names[v] for each in self._chain(last) for v in (*each.operands, each.result))
@@ -118,7 +118,7 @@ class _HaloFinder:
             elif OPS[each.op].storage in ("kernel", "lookup") and each.op != eqn.op:
                 yield (
                     key,
-                    Halo(WholeArray(memory.moved(each, UNTILED), dims - met, trips), None, frozenset((met,))),
+                    Halo(WholeArray(kernels.moved(each), dims - met, trips), None, frozenset((met,))),
                 )
 
     def _chain(self, eqn: Equation) -> Iterator[Equation]:

@@ -1,8 +1,8 @@
-"""What programs run on: devices, and the links between them.
+"""Machines that programs run on: devices, and the links between them.
 
-A machine is described as far as a prediction needs: how fast one device computes and reads its memory, and how fast it sends to
-its neighbours. Rates may depend on the size of what is computed or sent, as small things take longer than their size says
-(`Rate`). Links nest: the first connects devices, the next connects what the first one connects, and so on.
+A machine has the figures that a prediction needs: the rates at which one device computes, reads its memory and sends to its neighbours.
+Rates may depend on size, as small kernels and messages are slower (`Rate`). Links nest: the first link connects devices, the second
+connects groups of the first, and so on.
 
 Units are those of the SI: FLOP/s, bytes, bytes/s, seconds.
 """
@@ -19,17 +19,19 @@ Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
 KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", "round")
-"""Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such. And
-those that are a part of an op: what is transposed or reordered for a product (`analysis/dot_operand_layout.py`), and what is cleared, or rounded,
-for a loop on a TPU (`cost/loop_kernels.py`).
+"""Kernels with rates of their own.
+
+pool: a reduction of windows. unpool: its gradient. convolution: a dot of windows, or a dot whose windows `fold` sums. transposed and
+reordered: what is transposed or reordered for a dot (`analysis/dot_operand_layout.py`). clear and round: what a TPU clears or rounds for a
+loop (`cost/tpu/tpu_fusion.py`).
 """
 
 
 @attrs.frozen
 class Rate:
-    """Something per second, by size: (size, rate) in ascending order of sizes; a plain number is one pair.
+    """A rate per second that depends on size: pairs (size, rate) in ascending order of sizes; a plain number is one pair.
 
-    Between two sizes the rate is interpolated on logarithmic scales, beyond the first and last it stays.
+    Between two sizes the rate is interpolated on logarithmic scales. Outside of them it is constant.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -43,7 +45,7 @@ class Rate:
         return max(rate for _, rate in self.points)
 
     def at(self, size: float) -> float:
-        """The rate at which `size` FLOPs or bytes are worked off."""
+        """Return the rate for `size` FLOPs or bytes."""
         above = next((i for i, (each, _) in enumerate(self.points) if each >= size), len(self.points))
         if above in (0, len(self.points)):
             return self.points[min(above, len(self.points) - 1)][1]
@@ -54,13 +56,14 @@ class Rate:
 
 @attrs.frozen
 class Scratchpad:
-    """Memory of the processor's own, on a TPU: so many bytes, the seconds that a product waits where all that it reads or writes
-    is there, and bytes/s: what is component-wise reads and writes there, and products read as factors and write as results. None:
-    as elsewhere.
+    """The memory on the chip of a TPU (VMEM, on v4 also CMEM).
+
+    latency: seconds before a dot starts whose operands and result lie there. Rates are in bytes/s, None for those of the main memory:
+    `reads` and `writes` of elementwise kernels and reductions, `factors` and `results` of dots.
     """
 
     bytes: float
-    wait: float = 0.0
+    latency: float = 0.0
     reads: float | None = None
     writes: float | None = None
     factors: float | None = None
@@ -69,15 +72,14 @@ class Scratchpad:
 
 @attrs.frozen
 class Device:
-    """One processor: FLOP/s by dtype and by the FLOPs of one kernel, memory in bytes, its bandwidth in bytes/s by the bytes that
-    one kernel reads and writes, and the seconds that starting a kernel costs.
+    """One processor.
 
-    ops: of those that take longer than their bytes, elements/s of the largest array that they read or write (of a table: of what
-    indices point at), by the names of ops and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that
-    the longer one hides: 1 where a kernel loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its
-    kernels are those of XLA's compiler for TPUs. loop: what an iteration of a loop costs besides.
-    scratchpad: where small programs lie, and what all iterations of a loop multiply with. loading: rows that a matrix unit is
-    loaded with while one row goes through it, for the gradient of a convolution's images.
+    flops: FLOP/s by dtype, each by the FLOPs of one kernel. memory: bytes. bandwidth: bytes/s of memory, by the bytes that one kernel reads
+    and writes. overhead: seconds to start a kernel. ops: elements/s of ops and `KERNELS` that take longer than their bytes; elements are
+    those of the largest array read or written, of a table those that indices point at. overlap: how much of the shorter of computing and
+    moving the longer one hides: 1 if a kernel loads while it computes. loop: seconds of an iteration besides its kernels.
+
+    TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """
 
     flops: Mapping[str, Rate]
@@ -86,47 +88,48 @@ class Device:
     overhead: float = 0.0
     ops: Mapping[str, float] = attrs.field(factory=dict)
     overlap: float = 1.0
-    matrix: int | None = None
+    mxu_size: int | None = None
     loop: float = 0.0
     scratchpad: Scratchpad | None = None
-    loading: float = 1.0
 
     @property
-    def own(self) -> Scratchpad | None:
-        """The scratchpad of a TPU."""
-        return self.scratchpad if self.matrix is not None else None
+    def vmem(self) -> Scratchpad | None:
+        """The scratchpad of a TPU; None for other devices."""
+        return self.scratchpad if self.mxu_size is not None else None
 
     @property
     def weightless(self) -> Device:
-        """A device whose memory and kernels cost nothing."""
+        """The same device with infinite bandwidth and without overhead."""
         return attrs.evolve(self, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
 
     @property
-    def keeps_results(self) -> bool:
-        """Whether products leave there what they compute."""
-        return self.own is not None and self.own.results is not None
+    def has_linear_times(self) -> bool:
+        """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
+        rates = (*self.flops.values(), self.bandwidth)
+        return self.mxu_size is None and not self.ops and all(len(rate.points) == 1 for rate in rates)
 
     def rated(self, dtype: str) -> str:
-        """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""
+        """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype."""
         given = [each for each in (dtype, "f32") if each in self.flops]
         return given[0] if given else min(self.flops, key=lambda each: self.flops[each].peak)
 
     def rate(self, dtype: str) -> Rate:
-        """FLOP/s of a dtype."""
+        """Return the FLOP/s of a dtype."""
         return self.flops[self.rated(dtype)]
 
 
 @attrs.frozen
 class Link:
-    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost. As a `memory`, what
-    they share: each copies there what it needs of the others, and computes nothing meanwhile.
+    """A link between `sizes` neighbours. `sizes` is empty for an outermost switch that has room for any number.
 
-    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
-    torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring
-    devices have this bandwidth together. wraps: a part of a ring or side is a ring itself, with neighbours on both sides, where
-    its length is a multiple of this and no fewer devices are in use than a block with such sides has, and else a line; None:
-    only a whole side is. collectives: bandwidths of kinds of collectives that have their own, a permute's by the bytes of one
-    device. `sizes` is empty for an outermost switch that has room for any number.
+    A torus has one size for each side, the last side innermost. In a shared `memory`, each device copies its data from the others itself,
+    and computes nothing meanwhile.
+
+    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array; in a ring or torus to one neighbour along one
+    side. latency: seconds from one neighbour to the next. shared: the number of neighbouring devices that share this bandwidth. wraps: a
+    part of a ring or side is a ring itself if its length is a multiple of this number, and if at least a block with such sides is in use;
+    otherwise it is a line. None: only whole sides are rings. collectives: bandwidths of single kinds of collectives; that of a permute
+    depends on the bytes of one device.
     """
 
     name: str
@@ -139,17 +142,17 @@ class Link:
     collectives: Mapping[str, Rate] = attrs.field(factory=dict)
 
     def rate(self, kind: str) -> Rate:
-        """The bandwidth in a collective of this kind."""
+        """Return the bandwidth in a collective of this kind."""
         return self.collectives.get(kind, self.bandwidth)
 
     @property
     def peak(self) -> float:
-        """The bandwidth at its best, in any collective."""
+        """The highest bandwidth in any collective."""
         return max(rate.peak for rate in (self.bandwidth, *self.collectives.values()))
 
     @property
     def has_neighbours(self) -> bool:
-        """Whether what is sent to a far member passes through others."""
+        """True if data passes through other members on its way to a distant one."""
         return self.kind in NEIGHBOURING
 
 
@@ -163,7 +166,7 @@ class Hardware:
 
     @property
     def devices(self) -> int | None:
-        """How many there are; None for any number."""
+        """The number of devices; None for any number."""
         if any(not link.sizes for link in self.links):
             return None
         return prod(size for link in self.links for size in link.sizes)

@@ -63,14 +63,14 @@ class Regime:
 def regimes(function: Function, device: Device) -> tuple[Regime, ...]:
     """Return the regimes of a function on a device, in ascending order of memory; the last one has no limit."""
     every = Regime(inf, device)
-    if device.own is None or any(eqn.regions for eqn in function.body):
+    if device.vmem is None or any(eqn.regions for eqn in function.body):
         return (every,)
-    return Regime(device.own.bytes, device.weightless), every
+    return Regime(device.vmem.bytes, device.weightless), every
 
 
 def cheapest(device: Device) -> Device:
     """Return a device on which no kernel costs more than in any regime of the given device."""
-    return device.weightless if device.own else device
+    return device.weightless if device.vmem else device
 
 
 EFFECTS: Mapping[str, Effect[object]] = {

@@ -14,7 +14,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
 from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.memory import memory_of
@@ -103,7 +103,7 @@ def timed_network(
 
 def fix(network: ChoiceNetwork, name: str, rules: Rules) -> None:
     """Fix the layout of the equation or port of this name. Raises `NothingFits` if it cannot have the layout."""
-    names = placeable_names(network.function)
+    names = layout_target_names(network.function)
     nodes = [
         node for node in network.nodes if not isinstance(node.owner, Value) and names.get(node.owner) == name
     ]
@@ -159,7 +159,7 @@ def solve_with_memory(
 
 def layout_of_choices(network: ChoiceNetwork, choices: ChosenStrategies, name: str) -> Layout:
     """Return the layout of some choices; its rules name single equations, arguments or values of loops."""
-    names = placeable_names(network.function)
+    names = layout_target_names(network.function)
     rules = {
         names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
     }
@@ -168,7 +168,7 @@ def layout_of_choices(network: ChoiceNetwork, choices: ChosenStrategies, name: s
 
 def _placed(
     network: ChoiceNetwork, choices: ChosenStrategies
-) -> Iterator[tuple[Placeable, Iterable[tuple[str, Axes]]]]:
+) -> Iterator[tuple[LayoutTarget, Iterable[tuple[str, Axes]]]]:
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         if not isinstance(node.owner, Value):
@@ -196,7 +196,7 @@ ROUNDING = 1e-10
 """The same in seconds: the solver counts in picoseconds."""
 
 TIGHTENED = 3
-"""How often the solver is given less memory if its solution needs more than it says."""
+"""The most times that the solver is given less memory, if its solution needs more than it says."""
 
 
 @attrs.frozen

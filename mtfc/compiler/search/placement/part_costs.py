@@ -25,9 +25,10 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.buffer_kinds import storage
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.roofline import works
+from mtfc.compiler.cost.roofline import work_in
 from mtfc.compiler.ir.core import Equation, Function, Training, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
@@ -58,18 +59,18 @@ def part_cost(
     """Return the seconds of the two passes of a step's middle part, and the bytes that it keeps, by the roofline of its function."""
     local = flow.local(step, parts, middle(parts.degrees))
     function = local.function()
-    memory, seconds = Memory(function, ONE, device), {"forward": 0.0, "backward": 0.0}
-    for eqn, each in zip(function.body, works(function, memory, device), strict=True):
+    fusion, seconds = fusion_of(function, ONE, device), {"forward": 0.0, "backward": 0.0}
+    for eqn, each in zip(function.body, work_in(function, fusion), strict=True):
         seconds[eqn.stage] += each.seconds
     made = {value for eqn in local.forward for value in eqn.results}
-    kept = sum(value.type.local_bytes(ONE) for value in memory.stored if value in made)
+    kept = sum(value.type.local_bytes(ONE) for value in fusion.stored if value in made)
     return seconds["forward"], seconds["backward"], kept
 
 
 def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
     """Return the seconds of the FLOPs of both passes of the middle part, at the peak rates of the device."""
     function = flow.local(step, parts, middle(parts.degrees)).function()
-    done = works(function, Memory(function, ONE, device), device)
+    done = work_in(function, fusion_of(function, ONE, device))
     return sum(
         each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
         for eqn, each in zip(function.body, done, strict=True)
@@ -346,12 +347,6 @@ Cuts = frozenset[tuple[int, str]]
 NONE: Cuts = frozenset()
 
 
-def has_formulas(device: Device) -> bool:
-    """Return whether the times of kernels follow from products of lengths: all rates are constant, and no dimension is padded."""
-    rates = (*device.flops.values(), device.bandwidth)
-    return device.matrix is None and not device.ops and all(len(rate.points) == 1 for rate in rates)
-
-
 class StepFormulas:
     """The shape and the templates of a step, for all legal degrees."""
 
@@ -377,7 +372,7 @@ class StepFormulas:
         cuts = {each[0]: self._cuts[each] for each in degrees}
         key = tuple([cuts.get(dim.name, NONE) for dim in self.operator.dims])
         if key not in self._templates:
-            self._templates[key] = self._made(key) if has_formulas(self.device) else None
+            self._templates[key] = self._made(key) if self.device.has_linear_times else None
         return self._templates[key]
 
     def _made(self, key: Sequence[Cuts]) -> CostTemplate | None:
@@ -520,21 +515,21 @@ class TemplateWriter:
         return self.products.setdefault(LengthProduct(1) * found, len(self.products))
 
     def template(self, function: Function, device: Device) -> CostTemplate:
-        """Write the kernels as `roofline.works` prices them."""
-        memory = Memory(function, ONE, device)
+        """Write the kernels as `roofline.work_in` prices them."""
+        fusion = fusion_of(function, ONE, device)
         kernels, moved, rates, kept = [], list[list[int]](), [], []
         for eqn in function.body:
             is_forward = eqn.stage == "forward"
-            made = [self.bytes(value.type) for value in eqn.results if value in memory.stored]
+            made = [self.bytes(value.type) for value in eqn.results if value in fusion.stored]
             kept += made if is_forward else []
             if storage(eqn) in ("view", "made"):
                 continue
             first = len(moved)
-            moved += [*self._read(eqn, memory), *([each] for each in made)]
+            moved += [*self._read(eqn, fusion), *([each] for each in made)]
             flops = self.product(OPS[eqn.op].flops(eqn, self))
             kernels.append([not is_forward, flops, first, len(moved)])
             dtype = (eqn.operands or eqn.results)[0].type.dtype
-            rates.append([device.rate(dtype).peak, memory.waiting(eqn, device)])
+            rates.append([device.rate(dtype).peak, fusion.latency(eqn)])
         by, lengths = self._arrays()
         return CostTemplate(
             by,
@@ -549,10 +544,10 @@ class TemplateWriter:
             1 - device.overlap,
         )
 
-    def _read(self, eqn: Equation, memory: Memory) -> Iterator[list[int]]:
+    def _read(self, eqn: Equation, fusion: FusionModel) -> Iterator[list[int]]:
         """Yield the arrays that may be read for each operand in memory."""
         for i, value in enumerate(dict.fromkeys(eqn.operands)):
-            types = [each.type for each in memory.views(value)]
+            types = [each.type for each in fusion.views(value)]
             looked_up = [eqn.result.type] if i == 0 and storage(eqn) == "lookup" else []
             if types:
                 yield [self.bytes(each) for each in (*types, *looked_up)]

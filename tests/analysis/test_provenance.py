@@ -1,4 +1,4 @@
-"""Why a layout communicates: everything that is sent is there, with rules that the layout has."""
+"""Provenance of collectives: every array that is sent has causes, and each cause is a rule of the layout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.compiler.analysis.equation_names import names_by_place, placeable_names
-from mtfc.compiler.analysis.provenance import Sending, sendings
+from mtfc.compiler.analysis.equation_names import layout_target_names, names_by_place
+from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import charges, grouped, total
 from mtfc.compiler.ir.core import Equation, Program
@@ -43,7 +43,7 @@ def test_everything_that_is_sent_has_a_cause(program: HasSource) -> None:
 
 def _check(placed: Program, name: str) -> None:
     assert placed.mesh is not None and placed.layout is not None
-    found = sendings(placed.function(name), placed.mesh, placed.layout)
+    found = sent_arrays(placed.function(name), placed.mesh, placed.layout)
     costs = grouped(charges(placed.function(name), Numbers(placed.mesh)), lambda charge: charge.kind)
     for kind, group in costs.items():
         if kind is not None:
@@ -56,8 +56,10 @@ def _check(placed: Program, name: str) -> None:
 
 @settings(max_examples=10)
 @given(programs(), st.integers(0, 2**16))
-def test_all_that_a_tiling_sends_has_a_rule_of_the_tiling(generated: Generated, seed: int) -> None:
-    """But for a dimension that is split only on the way from one placement to another."""
+def test_every_array_sent_under_layouts_per_equation_has_a_rule_of_an_equation(
+    generated: Generated, seed: int
+) -> None:
+    """An exception is a dimension that is split only on the way from one placement to another: no rule splits it."""
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)
     layout = layout_of_choices(
@@ -68,24 +70,24 @@ def test_all_that_a_tiling_sends_has_a_rule_of_the_tiling(generated: Generated, 
     whole = prepared(program, mesh, layout)
     names = names_by_place(whole)
     spans = {
-        name: thing.span for thing, name in placeable_names(whole).items() if isinstance(thing, Equation)
+        name: thing.span for thing, name in layout_target_names(whole).items() if isinstance(thing, Equation)
     }
-    for each in sendings(function, mesh, layout, names):
+    for each in sent_arrays(function, mesh, layout, names):
         for cause in each.causes:
-            on_the_way = cause.what.startswith("has") and not cause.rule.is_written
+            on_the_way = cause.what.startswith(("has", "stores")) and not cause.rule.is_written
             name = cause.rule.section.removeprefix("value ")
             assert name in layout.value_rules or on_the_way, each
             elsewhere = cause.what.startswith(("wants", "stores"))  # the line of the use, or of the argument
             assert name not in spans or cause.span == spans[name] or elsewhere, each
 
 
-def causes(source: str, of: str = "step") -> list[Sending]:
+def causes(source: str, of: str = "step") -> list[SentArray]:
     placed = lowered(source, of)
     assert placed.mesh is not None and placed.layout is not None
-    return sendings(placed.function(of), placed.mesh, placed.layout)
+    return sent_arrays(placed.function(of), placed.mesh, placed.layout)
 
 
-def shown(found: list[Sending]) -> list[tuple[str, list[tuple[str, int | None, str]]]]:
+def shown(found: list[SentArray]) -> list[tuple[str, list[tuple[str, int | None, str]]]]:
     return [
         (each.kind, [(str(c.rule), c.span.line if c.span else None, c.what) for c in each.causes])
         for each in found
@@ -110,7 +112,7 @@ model m(x: [a, b], y: [a, b], w: [b, c]) {{
     ) == [("all_reduce", [("b: cols", 5, "sums over b"), ("b: cols", 6, "sums over b")])]
 
 
-def test_stored_otherwise_than_it_is_used() -> None:
+def test_a_parameter_is_stored_in_another_placement_than_it_is_used_in() -> None:
     source = f"""{HEAD}layout main = {{ a: rows, params: {{ b: rows }}, optimizer: {{ b: rows }} }}
 {TRAINED}"""
     found = shown(causes(source))
@@ -144,7 +146,7 @@ def test_rules_of_equations_and_of_arguments() -> None:
     (program,), (declared, *_) = load(source).programs, load(source).layouts
     names = names_by_place(prepared(program, declared.mesh, declared.layout))
     placed = lower(program, declared.mesh, declared.layout)
-    found = shown(sendings(placed.function("step"), declared.mesh, declared.layout, names))
+    found = shown(sent_arrays(placed.function("step"), declared.mesh, declared.layout, names))
     assert found == [
         (
             "all_to_all",
