@@ -43,7 +43,8 @@ from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax import tpu_compiler
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.memory import memory_on
 from mtfc.compiler.cost.roofline import work
@@ -222,19 +223,19 @@ def allocated(step: Any) -> int:
 
 def unpooling(function: Function, mesh: Mesh, device: Device) -> float:
     """Predicted seconds of the gradients of pools to a maximum: the compiler names no cycles of its select-and-scatter."""
-    memory, seconds = Memory(function, mesh, device), 0.0
+    fusion, seconds = fusion_of(function, mesh, device), 0.0
     for eqn, each in zip(function.body, work(function, mesh, device), strict=True):
         if eqn.regions:
             seconds += dim_of(eqn).size * unpooling(region_of(eqn), mesh, device)
-        elif memory.kernel(eqn) == "unpool" or _is_of_pool(eqn, memory):
+        elif fusion.kernel(eqn) == "unpool" or _is_of_pool(eqn, fusion):
             seconds += each.seconds
     return seconds
 
 
-def _is_of_pool(eqn: Equation, memory: Memory) -> bool:
+def _is_of_pool(eqn: Equation, fusion: FusionModel) -> bool:
     """Whether it says where the largest elements of windows are, or puts gradients there, for `fold`."""
     if eqn.op == "is_argmax":
-        seen = (each for value in eqn.operands for each in memory.seen(value)[:-1])
-        return any(memory.makers[each].op == "window" for each in seen)
-    users = [*memory.users(eqn.results[0])] if eqn.op == "mask" else []
+        seen = (each for value in eqn.operands for each in fusion.seen(value)[:-1])
+        return any(fusion.makers[each].op == "window" for each in seen)
+    users = [*fusion.users(eqn.results[0])] if eqn.op == "mask" else []
     return bool(users) and all(user.op == "fold" for user in users)

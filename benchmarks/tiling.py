@@ -20,8 +20,12 @@ from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found
-from mtfc.compiler.search.per_equation.best_layouts import Tiling, best_tiling, timed_network
-from mtfc.compiler.search.per_equation.per_equation_search import search
+from mtfc.compiler.search.per_equation.per_equation_search import (
+    EquationLayouts,
+    best_layouts,
+    search,
+    timed_network,
+)
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.elaborate import elaborate
@@ -49,10 +53,10 @@ def example(name: str, **dims: int) -> Program:
     return module.programs[0]
 
 
-def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None) -> Tiling:
+def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None) -> EquationLayouts:
     topology = Topology.of(mesh, hardware)
     network = timed_network(prepared(program), topology, hardware.device, set(program.dims))
-    return best_tiling(network, memory, monotonic() + BUDGET)
+    return best_layouts(network, memory, monotonic() + BUDGET)
 
 
 def overlapped(program: Program, mesh: Mesh, hardware: Hardware) -> Found:

@@ -1,7 +1,7 @@
-"""A second opinion: the meaning of a global program, told in JAX alone.
+"""The oracle: a second implementation of the meaning of a global program, in JAX alone.
 
-It shares nothing with the compiler but the IR's data structures: not the ops' own `evaluate`, not their gradient rules, not their
-text. `jax.grad` of what it computes is what the compiler's gradients have to match.
+It shares only the IR's data structures with the compiler: not the ops' `evaluate`, gradient rules or text. The compiler's
+gradients must match `jax.grad` of the oracle.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
 
 
 def _first(x: Array, axis: tuple[int, ...], argument: Callable[..., Array]) -> Array:
-    """The extremum over axes, whose gradient has the first element that attains it."""
+    """Return the extremum over axes; its gradient goes to the first element that attains it."""
     flat = jnp.moveaxis(x, axis, range(len(axis)))
     flat = flat.reshape(-1, *flat.shape[len(axis) :])
     return jnp.take_along_axis(flat, argument(flat, axis=0)[None], axis=0)[0]
@@ -84,7 +84,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
-    """The function's outputs by name, from its arguments in order."""
+    """Return the function's outputs by name, given its arguments in order."""
     known: dict[Value, Array] = {
         a.value: jnp.asarray(x) for a, x in zip(function.arguments, arrays, strict=True)
     }
@@ -113,7 +113,7 @@ def _results(eqn: Equation, operands: list[Array]) -> tuple[Array, ...]:
 
 
 def _loop(eqn: Equation, operands: list[Array]) -> tuple[Array, ...]:
-    """The region's outputs of every iteration: the last ones of what is carried, all of what is yielded."""
+    """Return the outputs of a loop's region: the last values of carries, and the other outputs of all iterations."""
     (region,) = eqn.regions
     dim: Dim = eqn.attrs["dim"]  # type: ignore[assignment]
     given = {a.value.name: x for a, x in zip(region.arguments, operands, strict=True)}
@@ -136,7 +136,7 @@ def _loop(eqn: Equation, operands: list[Array]) -> tuple[Array, ...]:
 
 
 def _several(eqn: Equation, x: Array) -> tuple[Array, ...]:
-    """The only op with several results, `top_k`: the values of a stable sort of what is to be found, negated."""
+    """Evaluate `top_k`, the only op with several results, by a stable sort of the negated operand."""
     assert eqn.op == "top_k"
     axis, k = _axis(eqn, eqn.attrs["dim"].name), eqn.attrs["k"].size
     order = x.astype(jnp.int64) if x.dtype == jnp.uint32 else x
@@ -145,7 +145,7 @@ def _several(eqn: Equation, x: Array) -> tuple[Array, ...]:
 
 
 def _result(eqn: Equation, operands: list[Array]) -> Array:
-    """One equation's result, checked against the shape and dtype that its type promises."""
+    """Return one equation's result; check that it has the shape and dtype of its type."""
     if eqn.op in ELEMENTWISE:
         aligned = [_aligned(x, v, eqn.result) for x, v in zip(operands, eqn.operands, strict=True)]
         result = ELEMENTWISE[eqn.op](*aligned)
@@ -161,7 +161,7 @@ def _result(eqn: Equation, operands: list[Array]) -> Array:
 
 
 def _aligned(x: Array, source: Value, target: Value) -> Array:
-    """`x` with axes in the target's order, of size 1 where it lacks a dim."""
+    """Return `x` with axes in the target's order, and axes of size 1 for dims that it lacks."""
     names = source.type.names
     order = [names.index(name) for name in target.type.names if name in names]
     missing = [i for i, name in enumerate(target.type.names) if name not in names]
@@ -222,7 +222,7 @@ def _window(eqn: Equation, x: Array) -> Array:
 
 
 def _fold(eqn: Equation, x: Array) -> Array:
-    """Every element of the windows added to where it came from."""
+    """Add every element of the windows to the place where it came from."""
     a, names = eqn.attrs, eqn.operands[0].type.names
     windows = jnp.moveaxis(x, (names.index(a["out"].name), names.index(a["kernel"].name)), (0, 1))
     total = jnp.zeros((a["source"].size, *windows.shape[2:]), x.dtype)
@@ -238,7 +238,7 @@ def _one_hot(eqn: Equation, ids: Array) -> Array:
 
 
 def _hits(eqn: Equation, ids: Array, names: Sequence[str], dtype: Any) -> Array:
-    """One-hot rows of indices, along the dimension that they point into, aligned with dims `names`."""
+    """Return one-hot rows of indices along the dimension that they point into, aligned with dims `names`."""
     rows = ids[..., None] == jnp.arange(eqn.attrs["dim"].size).astype(ids.dtype)
     dims = (*eqn.operands[1].type.dims, eqn.attrs["dim"])
     aligned = _aligned(rows, Value("rows", TensorType("bool", dims)), Value("", _named(eqn, names)))
@@ -251,7 +251,7 @@ def _named(eqn: Equation, names: Sequence[str]) -> TensorType:
 
 
 def _looked_up(eqn: Equation, x: Array, ids: Array) -> Array:
-    """`gather` and `scatter_add`: everything, where indices hit, summed over what the result lacks."""
+    """`gather` and `scatter_add`: multiply by the one-hot rows, and sum over the dims that the result lacks."""
     names = list(
         dict.fromkeys((*eqn.result.type.names, *eqn.operands[0].type.names, *eqn.operands[1].type.names))
     )
@@ -262,7 +262,7 @@ def _looked_up(eqn: Equation, x: Array, ids: Array) -> Array:
 
 
 def _cumsum(eqn: Equation, x: Array) -> Array:
-    """The product with a triangle of ones."""
+    """Multiply by a triangle of ones."""
     n, axis = eqn.attrs["dim"].size, _axis(eqn, eqn.attrs["dim"].name)
     ones = jnp.triu(jnp.ones((n, n), x.dtype), int(eqn.attrs["exclusive"]))
     triangle = ones.T if eqn.attrs["reverse"] else ones
@@ -270,7 +270,7 @@ def _cumsum(eqn: Equation, x: Array) -> Array:
 
 
 def _drawn(eqn: Equation, *numbers: Array) -> Array:
-    """The numbers of `jax.random`, drawn in f32."""
+    """Return the numbers of `jax.random`, drawn in f32."""
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), crc32(eqn.attrs["stream"].encode()))
     for number in numbers:
         key = jax.random.fold_in(key, number)

@@ -9,7 +9,7 @@ import pytest
 
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.compiler.analysis.provenance import sendings
+from mtfc.compiler.analysis.provenance import sent_arrays
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
@@ -285,6 +285,6 @@ def test_explain_names_each_array() -> None:
     text = small("{ batch: rows, params: { *: rows } }")
     program = lowered(text)
     assert program.layout is not None
-    sent = sendings(program.function("step"), program.placed_on, program.layout)
+    sent = sent_arrays(program.function("step"), program.placed_on, program.layout)
     stored = {cause.what for each in sent if each.kind == "all_gather" for cause in each.causes}
     assert stored == {"stores d in parts", "stores hidden in parts"}

@@ -21,7 +21,7 @@ from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_typ
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.compiler.ir.sharding_rules import type_with
+from mtfc.compiler.ir.sharding_rules import operand_types, type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 Array = Any
@@ -142,7 +142,10 @@ def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Sh
 def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
     """A loop's results: its region, executed once for each index."""
     region, dim = region_of(eqn), dim_of(eqn)
-    state = {argument.value: known[operand] for operand, argument in pairs(eqn)}
+    state = {
+        a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
+        for v, a in pairs(eqn)
+    }
     order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
     yielded: dict[str, list[Shards]] = {}
     for index in order:
@@ -151,7 +154,10 @@ def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple
             for a in region.arguments
         }
         _execute(region.body, inside, mesh)
-        new = {output.name: inside[output.value] for output in region.outputs}
+        new = {
+            o.name: _placed(inside[o.value], result.type if o.updates else sliced_type(result.type, dim))
+            for o, result in zip(region.outputs, eqn.results, strict=True)
+        }
         state |= {
             a.value: new[o.name] for o in region.outputs for a in carried(region) if a.value.name == o.updates
         }
@@ -162,6 +168,18 @@ def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple
         if output.updates is not None
         else _stack(yielded[output.name], order, result.type)
         for output, result in zip(region.outputs, eqn.results, strict=True)
+    )
+
+
+def _placed(shards: Shards, type: TensorType) -> Shards:
+    """Return the value placed as `type` says: at level `placed` no reshard does that yet.
+
+    A program that is not placed runs on one processor, where each value stays whole.
+    """
+    return (
+        shards
+        if shards.type == type or shards.mesh == ONE_PROCESSOR
+        else distribute(assemble(shards), type, shards.mesh)
     )
 
 
@@ -179,7 +197,8 @@ def _stack(parts: list[Shards], order: range, type: TensorType) -> Shards:
 
 
 def _evaluated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
-    operands = [known[value].arrays for value in eqn.operands]
+    types = operand_types(OPS[eqn.op], eqn)
+    operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]
     found = [
         _evaluate(eqn, place, [arrays[i] for arrays in operands], mesh)
         for i, place in enumerate(processors(mesh))

@@ -9,7 +9,7 @@ from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
-    from mtfc.compiler.analysis.provenance import Sending
+    from mtfc.compiler.analysis.provenance import SentArray
     from mtfc.compiler.cost.volumes import LayoutCost
 
 
@@ -32,10 +32,10 @@ def explain_text(file: str, choice: Choice, sources: Sources) -> str:
     return "\n".join([*heading(cost), "", causes_report(found, cost.file, texts)])
 
 
-def _explained(file: str, choice: Choice, sources: Sources) -> tuple[LayoutCost, list[Sending]]:
+def _explained(file: str, choice: Choice, sources: Sources) -> tuple[LayoutCost, list[SentArray]]:
     """Return the cost of a step, or of a forward pass, and all arrays that a device sends."""
     from mtfc.compiler.analysis.equation_names import names_by_place
-    from mtfc.compiler.analysis.provenance import sendings
+    from mtfc.compiler.analysis.provenance import sent_arrays
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.driver.loading.layout_targets import prepared
 
@@ -44,4 +44,4 @@ def _explained(file: str, choice: Choice, sources: Sources) -> tuple[LayoutCost,
     cost = layout_cost(program := case.lower(selection.program))
     names = names_by_place(prepared(selection.program, case.mesh, case.layout))
     function = program.function("step" if cost.trains else "forward")
-    return cost, list(sendings(function, case.mesh, case.layout, names))
+    return cost, list(sent_arrays(function, case.mesh, case.layout, names))

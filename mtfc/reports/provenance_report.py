@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mtfc.compiler.analysis.provenance import Cause, Rule, Sending
+from mtfc.compiler.analysis.provenance import AppliedRule, CollectiveCause, SentArray
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.source_lines import Line, line_of, place_text, source_text
 from mtfc.reports.table import aligned
 
 
-def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str, str]) -> str:
+def causes_report(found: Sequence[SentArray], own: str | None, texts: Mapping[str, str]) -> str:
     """Return the collectives with their causes by line of the user's file, then the bytes by rule.
 
     texts: each file's text by name.
     """
-    lines: dict[Line, list[Sending]] = {}
+    lines: dict[Line, list[SentArray]] = {}
     for each in found:
         lines.setdefault(line_of(each.span.inside(own) if each.span else None), []).append(each)
     split = {file: text.splitlines() for file, text in texts.items()}
@@ -40,7 +40,7 @@ def causes_report(found: Sequence[Sending], own: str | None, texts: Mapping[str,
     )
 
 
-def _rows(each: Sending, own: str | None) -> Iterator[list[str]]:
+def _rows(each: SentArray, own: str | None) -> Iterator[list[str]]:
     """Yield a row with the first cause, and a row for each further cause."""
     often = f"{each.times} x " if each.times > 1 else ""
     cells = [f"{often}{each.kind}{{{', '.join(each.axes)}}}", bytes_text(each.bytes), each.stage]
@@ -49,7 +49,7 @@ def _rows(each: Sending, own: str | None) -> Iterator[list[str]]:
         cells = ["", "", ""]
 
 
-def _because(cause: Cause | None, each: Sending, own: str | None) -> list[str]:
+def _because(cause: CollectiveCause | None, each: SentArray, own: str | None) -> list[str]:
     if cause is None:
         return ["", "neighbours along a dimension that is split"]
     text = f"{_place(cause.span, own)} {cause.what}"
@@ -66,8 +66,8 @@ def _place(span: Span | None, own: str | None) -> str:
     return f"line {text}" if text.isdigit() else text
 
 
-def _by_rule(found: Sequence[Sending]) -> list[str]:
-    totals: dict[Rule, int] = {}
+def _by_rule(found: Sequence[SentArray]) -> list[str]:
+    totals: dict[AppliedRule, int] = {}
     for each in found:
         for rule in dict.fromkeys(cause.rule for cause in each.causes if cause.rule.is_written):
             totals[rule] = totals.get(rule, 0) + each.bytes
@@ -75,7 +75,7 @@ def _by_rule(found: Sequence[Sending]) -> list[str]:
     return aligned(rows, right={1}, indent="    ") if rows else []
 
 
-def causes_json(found: Sequence[Sending]) -> list[dict[str, Any]]:
+def causes_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:
     """Return a record for each array that is sent; bytes are those of one device in a step."""
     return [
         {

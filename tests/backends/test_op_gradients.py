@@ -31,7 +31,7 @@ CHOSEN = [name for name in CASES if name.split()[0] in ("gather", "scatter_add",
 
 
 def in_f64(case: Case) -> Case:
-    """The case with floating-point operands in f64."""
+    """Return the case with floating-point operands in f64."""
     return attrs.evolve(case, inputs=[_in_f64(text) for text in case.inputs])
 
 
@@ -41,7 +41,7 @@ def _in_f64(text: str) -> str:
 
 
 def general_data(program: Program) -> dict[str, Any]:
-    """No two numbers are equal, none is near 0; indices point outside, too."""
+    """Draw operands in which no two numbers are equal and none is near 0; some indices point outside."""
     random, arrays = np.random.default_rng(3), {}
     for argument in program.function("forward").arguments:
         type = argument.value.type
@@ -82,13 +82,13 @@ def test_gradients_are_those_of_jax_and_of_finite_differences(name: str) -> None
 
 
 def total(program: Program, arrays: dict[str, Any]) -> Any:
-    """The sum of all floating-point outputs, which is what is differentiated."""
+    """Return the sum of all floating-point outputs, which the test differentiates."""
     outputs = oracle.evaluate(program.function("forward"), list(arrays.values()))
     return sum((x.sum() for x in outputs.values() if jnp.issubdtype(x.dtype, jnp.floating)), jnp.zeros(()))
 
 
 def difference(program: Program, arrays: dict[str, Any], direction: dict[str, Any]) -> float:
-    """The slope of that sum along a direction."""
+    """Return the slope of the sum along a direction."""
 
     def value(step: float) -> float:
         moved = {key: x + step * direction[key] if key in direction else x for key, x in arrays.items()}

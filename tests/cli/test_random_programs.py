@@ -1,4 +1,4 @@
-"""Searching, explaining and predicting end well on every program, and what a search writes is a layout like any other."""
+"""The commands end well on every program, and a layout that a search writes is accepted as any other."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ verify {0}/soap.mtf --backend numpy
 """
 
 EXAMPLES = 2
-"""Each takes some five seconds."""
+"""Each example takes about five seconds."""
 
 
 @holds_for(programs(Options(jumps=False)), EXAMPLES)
 def test_commands_end_well(generated: Generated) -> None:
-    """`verify` draws arrays whose sums are rounded."""
+    """`verify` draws inputs that are not exact, so their sums are rounded."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "model.mtf").write_text(generated.source, "utf-8")
         for command in COMMANDS.format(folder).splitlines():

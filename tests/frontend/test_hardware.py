@@ -46,8 +46,8 @@ def test_a_declaration() -> None:
         Rate.constant(1e11),
         2e-6,
         {"gather": 1e9, "pool": 5e8},
-        matrix=128,
-        scratchpad=Scratchpad(2.0**20, wait=1e-6, results=1e12),
+        mxu_size=128,
+        scratchpad=Scratchpad(2.0**20, latency=1e-6, results=1e12),
     )
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)

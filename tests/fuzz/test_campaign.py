@@ -1,4 +1,4 @@
-"""`make fuzz`: every property on new random cases until FUZZ_MINUTES are over, shared equally among them."""
+"""`make fuzz`: check every property on new random cases until FUZZ_MINUTES are over; properties share the time equally."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
 
 
 def properties() -> list[Any]:
-    """All properties of the folder next door."""
+    """Return all properties of `tests/properties`."""
     names = sorted(path.stem for path in (Path(__file__).parent.parent / "properties").glob("test_*.py"))
     modules = [importlib.import_module(f"tests.properties.{name}") for name in names]
     return [test for module in modules for test in vars(module).values() if hasattr(test, "strategy")]
@@ -28,7 +28,7 @@ PROPERTIES = properties() if MINUTES else []
 
 
 def seeds() -> Iterator[int]:
-    """New ones until the time of one property is over."""
+    """Check new cases until the time of one property is over."""
     end = time.monotonic() + 60 * MINUTES / len(PROPERTIES)
     while time.monotonic() < end:
         yield random.randrange(2**64)

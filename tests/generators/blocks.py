@@ -14,17 +14,17 @@ from tests.generators.statements import Loop, Slice, Yield
 from tests.generators.terms import Shape, Term, dims_text, settled, tame, volume
 
 LONGEST = 4
-"""Iterations of a loop, as those around multiply them."""
+"""The most iterations of a loop; a loop in a loop has one less."""
 DEEPEST = 2
 KINDS = ("repeat", "scan")
 COUNTED = Dim("trips", 3)
-"""What outer loops go along where their number is to be changed: no tensor outside of them is left with it."""
+"""The dim of outer loops whose number of iterations a test changes; no tensor outside of them has it."""
 UNTOUCHED = "anchor"
-"""The variable that keeps every loss dependent on a parameter."""
+"""The variable that makes every loss depend on a parameter."""
 
 
 def statements(draw: Any, scope: Scope, most: int) -> None:
-    """At least one and mostly `most`; programs without loops come first."""
+    """Draw at least one statement, and mostly `most`. Programs without loops come first."""
     number = 0
     while not number or (number < most and draw(st.integers(0, 31)) > 0):
         if len(scope.loops) < DEEPEST and draw(st.integers(0, 3 if scope.options.structured else 7)) == 3:
@@ -35,7 +35,7 @@ def statements(draw: Any, scope: Scope, most: int) -> None:
 
 
 def assignment(draw: Any, scope: Scope) -> None:
-    """To a new name, or to one that this block has bound."""
+    """Assign to a new name, or to a name that this block has bound."""
     from tests.generators.features import expression
 
     term = draw(expression(scope))
@@ -48,7 +48,7 @@ def assignment(draw: Any, scope: Scope) -> None:
 
 
 def loop(draw: Any, scope: Scope) -> None:
-    """`repeat` or `scan`, with slices, parameters, things carried and things yielded."""
+    """Draw `repeat` or `scan`, with slices, parameters, carries and yields."""
     dim = _loop_dim(draw, scope)
     stacked = draw(st.sampled_from(KINDS)) == "repeat"
     slices = _slices(draw, scope, dim, least=0 if stacked else 1)
@@ -71,7 +71,7 @@ def loop(draw: Any, scope: Scope) -> None:
 
 
 def _bind_all(scope: Scope, dim: Dim, yielded: Term) -> None:
-    """Make what a loop yields usable: all of it, or where iterations are counted, something of it."""
+    """Make the yields of a loop usable: as they are, or reduced over the dim of a counted loop."""
     if dim != COUNTED:
         scope.bind(yielded.text, yielded)
         return
@@ -88,7 +88,7 @@ def _without(dims: Shape, dim: Dim) -> Shape:
 
 
 def _loop_dim(draw: Any, scope: Scope) -> Dim:
-    """A short dim that no loop around has; mostly one that there is."""
+    """Draw a short dim that no loop around has, mostly a known one."""
     if scope.options.counted and not scope.loops and not scope.inside:
         return COUNTED
     longest = LONGEST if not scope.loops else LONGEST - 1
@@ -99,7 +99,7 @@ def _loop_dim(draw: Any, scope: Scope) -> Dim:
 
 
 def _slices(draw: Any, scope: Scope, dim: Dim, least: int) -> dict[str, Term]:
-    """What the loop goes along, by the name of a slice; the terms are those of the whole."""
+    """Draw the operands that a loop slices, by the name of a slice; the terms are of the whole operands."""
     found = {}
     for _ in range(draw(st.integers(least, 2))):
         known = draw(st.sampled_from(scope.long)) if dim == COUNTED and draw(st.booleans()) else None
@@ -109,7 +109,7 @@ def _slices(draw: Any, scope: Scope, dim: Dim, least: int) -> dict[str, Term]:
 
 
 def _spread(draw: Any, scope: Scope, dim: Dim) -> Term:
-    """A term with this dim."""
+    """Draw a term with this dim."""
     x = real_operand(draw, scope)
     if dim in x.dims or x.size * dim.size > MAX_ELEMENTS or draw(st.booleans()):
         return scope.seen(Term(f"range({dim.name})", (dim,), "i32", float(max(1, dim.size - 1))))
@@ -118,7 +118,7 @@ def _spread(draw: Any, scope: Scope, dim: Dim) -> Term:
 
 
 def _start(draw: Any, scope: Scope) -> Term:
-    """A variable to be carried, as it is before every iteration: small, and exact if it says so."""
+    """Draw a variable to carry, with its value before the first iteration: small, and exact if the kind says so."""
     x = operand(draw, scope, lambda t: t.dtype in (scope.real, "i32", "bool")) or number(draw, scope)
     exact = x.dtype != scope.real or (scope.is_sharp(x) and draw(st.booleans()))
     limit = 4.0 if exact else 2.0
@@ -138,7 +138,7 @@ def _parameters(draw: Any, scope: Scope) -> None:
 
 
 def _body(draw: Any, scope: Scope, carried: list[Term]) -> None:
-    """Statements, and updates of what is carried: some in the middle, all at the end."""
+    """Draw statements and updates of carries: some updates in the middle, and all at the end."""
     statements(draw, scope, 2)
     for term in carried:
         if draw(st.integers(0, 3)) == 3:
@@ -155,11 +155,11 @@ UPDATES = (
     ("{} * tanh({})", lambda a, b: a),
     ("tanh({} + {})", lambda a, b: 1.0),
 )
-"""Template, and bound of the result; the first two do not round."""
+"""A template, and the bound of its result. The first two do not round."""
 
 
 def _update(draw: Any, scope: Scope, carried: Term) -> Term:
-    """What `carried` is after the iteration, with the dims and the kind of values that it had before."""
+    """Return the value of `carried` after the iteration, with the dims and the kind of values of before."""
     now = scope.variables[carried.text]
     if carried.dtype == "bool":
         return attrs.evolve(now, text=f"not {now.text}")
@@ -175,14 +175,14 @@ def _update(draw: Any, scope: Scope, carried: Term) -> Term:
 
 
 def _spread_to(scope: Scope, x: Term, dims: Shape) -> Term:
-    """`x` with all of these dims."""
+    """Return `x` with all of these dims."""
     if set(x.dims) == set(dims):
         return x
     return attrs.evolve(x, text=f"broadcast({x.text} -> {dims_text(dims)})", dims=dims)
 
 
 def _yield(draw: Any, scope: Scope, dim: Dim) -> Term:
-    """A value of each iteration; the term is that of all of them."""
+    """Draw a value to yield in each iteration; the term is of all iterations together."""
     x = operand(draw, scope, lambda t: dim not in t.dims and t.size * dim.size <= MAX_ELEMENTS)
     x = x or reduced_to(draw, scope, number(draw, scope), ())
     name = scope.fresh("s")

@@ -31,7 +31,7 @@ def subset(draw: Any, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def einsum(draw: Any, scope: Scope) -> Term:
-    """One to four operands, shared and contracted dims as they come; outer products too."""
+    """Draw one to four operands, with shared and contracted dims by chance; outer products too."""
     terms = _einsum_operands(draw, scope)
     union = tuple(dict.fromkeys(dim for term in terms for dim in term.dims))
     kept = subset(draw, union) or union[:1]
@@ -57,12 +57,12 @@ def _einsum_operands(draw: Any, scope: Scope) -> list[Term]:
 
 
 def meet(x: Term, y: Term) -> bool:
-    """Whether two terms have a dim in common."""
+    """Return True if two terms have a dim in common."""
     return bool(set(x.dims) & set(y.dims))
 
 
 def _over(draw: Any, x: Term) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
-    """A choice of dims to keep and to reduce away; at least one goes where there is one."""
+    """Draw the dims to keep and to reduce away; reduce at least one if there are dims."""
     if draw(st.booleans()):
         kept = subset(draw, x.dims)
     else:
@@ -74,7 +74,7 @@ def _over(draw: Any, x: Term) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
 
 
 def _call(draw: Any, name: str, x: Term, kept: tuple[Dim, ...], gone: tuple[Dim, ...]) -> str:
-    """One of the ways to write the reduction."""
+    """Draw one of the ways to write the reduction."""
     forms = [f"{name}({x.text}, over = {dims_text(gone)})", f"{name}({x.text} -> {dims_text(kept)})"]
     if not kept:
         forms.append(f"{name}({x.text})")
@@ -82,7 +82,7 @@ def _call(draw: Any, name: str, x: Term, kept: tuple[Dim, ...], gone: tuple[Dim,
 
 
 def total(draw: Any, scope: Scope) -> Term:
-    """`sum` and `mean`."""
+    """Draw a `sum` or `mean`."""
     x = tame(number(draw, scope), 32.0)
     if not x.dims:
         return x
@@ -96,7 +96,7 @@ def total(draw: Any, scope: Scope) -> Term:
 
 
 def sums_combined(draw: Any, scope: Scope) -> Term:
-    """Two sums to the same dims, combined, and what comes of it perhaps summed further: pending sums meet each other here."""
+    """Combine two sums to the same dims, so that pending sums meet. The result may be summed further."""
     x, y = tame(real_operand(draw, scope), 8.0), tame(real_operand(draw, scope), 8.0)
     shared = tuple(dim for dim in x.dims if dim in y.dims)
     kept = subset(draw, shared[:-1] if len(shared) in (len(x.dims), len(y.dims)) else shared)
@@ -113,7 +113,7 @@ def sums_combined(draw: Any, scope: Scope) -> Term:
 
 
 def _summed_to(draw: Any, scope: Scope, x: Term, kept: tuple[Dim, ...]) -> Term:
-    """`x` summed to the dims `kept` by `sum` or `einsum`, and perhaps negated or scaled."""
+    """Sum `x` to the dims `kept` by `sum` or `einsum`, and perhaps negate or scale the result."""
     form = draw(
         st.sampled_from(("sum({} -> {})", "einsum({} -> {})", "-sum({} -> {})", "0.5 * sum({} -> {})"))
     )
@@ -136,7 +136,7 @@ def _divided(a: Term, b: Term) -> Term:
 
 
 def extreme(draw: Any, scope: Scope) -> Term:
-    """`max` and `min`: the first among equals has the gradient."""
+    """Draw a `max` or `min`; the first among equals has the gradient."""
     x = sharp_operand(draw, scope)
     if not x.dims:
         return x
@@ -163,7 +163,7 @@ def product(draw: Any, scope: Scope) -> Term:
 
 
 def quantifier(draw: Any, scope: Scope) -> Term:
-    """`any` and `all`."""
+    """Draw an `any` or `all`."""
     x = condition(draw, scope)
     if not x.dims:
         return x
@@ -182,7 +182,7 @@ def argmax(draw: Any, scope: Scope) -> Term:
 
 
 def outer_product_summed_away(draw: Any, scope: Scope) -> Term:
-    """Two dims in one equation's iteration space that no tensor has together."""
+    """Put two dims into one equation's iteration space that no tensor has together."""
     x, y = real_operand(draw, scope), real_operand(draw, scope)
     x, y = tame(x, 4.0), tame(y, 4.0)
     if not x.dims or not y.dims or volume({*x.dims, *y.dims}) > MAX_ITERATIONS:

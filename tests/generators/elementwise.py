@@ -47,7 +47,7 @@ def smooth(draw: Any, scope: Scope) -> Term:
 
 
 def linear(draw: Any, scope: Scope) -> Term:
-    """Ops through which a pending sum may pass: minus, scaling, stop_gradient."""
+    """Draw an op through which a pending sum may pass: minus, scaling, stop_gradient."""
     x = tame(number(draw, scope), 64.0)
     kind = draw(
         st.sampled_from(("neg", "scale", "divide", "neg" if scope.options.slopes else "stop_gradient"))
@@ -69,7 +69,7 @@ def square(draw: Any, scope: Scope) -> Term:
 
 
 def kinked(draw: Any, scope: Scope) -> Term:
-    """Ops whose value or slope jumps somewhere."""
+    """Draw an op whose value or slope jumps somewhere."""
     x = sharp_operand(draw, scope)
     names = ("relu", "abs", "sign") if x.dtype == "i32" else ("relu", "abs", "sign", "floor")
     name = draw(st.sampled_from(names))
@@ -79,7 +79,7 @@ def kinked(draw: Any, scope: Scope) -> Term:
 
 
 def arithmetic(draw: Any, scope: Scope) -> Term:
-    """`+ - *` of two terms, one perhaps broadcast."""
+    """Draw `+ - *` of two terms, of which one may be broadcast."""
     operator = draw(st.sampled_from("+-*"))
     limit = 8.0 if operator == "*" else 64.0
     x = tame(number(draw, scope), limit)
@@ -138,7 +138,7 @@ def _nested(x: Term, y: Term) -> bool:
 
 
 def choice(draw: Any, scope: Scope) -> Term:
-    """`where`, its condition perhaps broadcast; all three fit into the dims of one of them."""
+    """Draw a `where`, whose condition may be broadcast; one of the three has all dims."""
     x = number(draw, scope)
     y = partner(draw, scope, x, lambda t: True)
     dims = joint_dims(x, y)
@@ -171,7 +171,7 @@ def by_training(draw: Any, scope: Scope) -> Term:
 
 
 def conversion(draw: Any, scope: Scope) -> Term:
-    """`cast`: integers and truth values to floating point, exact numbers to integers, and there and back."""
+    """Draw a `cast`: integers and truth values to floating point, exact numbers to integers, or both ways."""
     x = operand(draw, scope, lambda t: True) or number(draw, scope)
     if x.dtype != scope.real:
         return attrs.evolve(x, text=f"cast({x.text}, {scope.real})", dtype=scope.real)

@@ -1,4 +1,4 @@
-"""Which kinds of expressions there are, and how often each is drawn."""
+"""The kinds of expressions, and the weight with which each is drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.generators.terms import Term, tame
 Feature = Callable[[Draw[Any], Scope], Term]
 Table = tuple[tuple[int, Feature], ...]
 
-# In each family ops that jump are apart: they come last, so that without them the rest stays.
+# Each family lists ops that jump last, so that the other features have the same numbers with and without them.
 SMOOTH: Table = (
     (3, elementwise.linear),
     (3, elementwise.smooth),
@@ -63,7 +63,7 @@ KINKED: Table = (
     (2, indexing.top_k),
 )
 
-# Little but sums and what they meet: programs in which many sums are pending at once.
+# Mostly sums, and ops on sums: programs in which many sums are pending at once.
 SUMS: Table = (
     (8, contractions.sums_combined),
     (5, elementwise.arithmetic),
@@ -97,7 +97,7 @@ SPATIAL: Table = (
     (1, structure.concat),
 )
 
-# What may be applied to tensors with dims that have no names, those of `...`.
+# Features for tensors with dims that have no names, those of `...`.
 REST: Table = (
     (3, elementwise.linear),
     (3, elementwise.smooth),
@@ -127,7 +127,7 @@ def _family(smooth: Table, kinked: Table) -> dict[bool, list[Feature]]:
 
 
 FAMILIES = (_family(SMOOTH, KINKED), _family(SUMS, SUMS_KINKED))
-"""Of a program; whether ops that jump may be used -> features."""
+"""Return the features for a kind of program, with or without ops that jump."""
 SPATIAL_FAMILY, REST_FAMILY = _family(SPATIAL, ()), _family(REST, REST_KINKED)
 
 
@@ -140,7 +140,7 @@ def _features(scope: Scope) -> list[Feature]:
 
 @st.composite
 def expression(draw: Any, scope: Scope) -> Term:
-    """One expression of any kind; where its result would be too large, that is summed away."""
+    """Draw one expression of any kind. Dims of a result that is too large are summed away."""
     feature = draw(st.sampled_from(_features(scope)))
     term = scope.seen(feature(draw, scope))
     if term.size <= MAX_ELEMENTS or term.dtype == "bool":

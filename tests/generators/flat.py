@@ -1,7 +1,8 @@
-"""A program written out by hand: every function inlined, every loop unrolled, each iteration's parameters sliced from the stack.
+"""The flat form of a program: every function inlined, every loop unrolled, the parameters of each iteration sliced from the
+stack.
 
-What the compiler makes of functions and loops must be what it makes of this text, which has none. On the way the names are found
-that parameters and values have by their scopes, with their dims: layouts speak of those.
+The compiler must give a program with functions and loops the same meaning as this text without any. Writing it also finds the
+full names of parameters and values, which layouts use, and their dims.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ WITH_REST = re.compile(r"\[([^\[\]]*\.\.\.[^\[\]]*)\]")
 
 @attrs.frozen
 class Place:
-    """Where statements stand.
+    """The context of the statements that are being written.
 
-    path: the scope, with a dot at its end. names: what variables and dims inside of a function are called in the flat text. call:
-    the call that a function's body is inlined for. picks: the loops around with the number of the iteration, as far as
-    parameters are stacked along them. iteration: that of the innermost loop.
+    path: the scope, with a dot at its end.
+    names: variables and dims inside of a function -> their names in the flat text.
+    call: the call that a function's body is inlined for.
+    picks: the loops around and the number of the iteration, for loops along which parameters are stacked.
+    iteration: the number of the innermost loop's iteration.
     """
 
     path: str = ""
@@ -55,7 +58,7 @@ class Place:
         return self.call.dims(dims) if self.call else dims
 
     def renamed(self, text: str) -> str:
-        """An expression of this place, in the names of the flat text."""
+        """Rewrite an expression of this place in the names of the flat text."""
         text = WITH_REST.sub(self._with_rest, text)
         return NAME.sub(lambda match: self.names.get(match[0], match[0]), text)
 
@@ -66,12 +69,12 @@ class Place:
 
 
 def flat_name(name: str) -> str:
-    """The name that a dim with this full name has in the flat text."""
+    """Return the name in the flat text of the dim with this full name."""
     return name.replace(".", "__")
 
 
 def flat_parameter(name: str) -> str:
-    """That of a parameter: none that a variable has."""
+    """Return the name of a parameter, which no variable has."""
     return f"p__{flat_name(name)}"
 
 
@@ -81,10 +84,10 @@ def flat_dims(dims: Iterable[Dim]) -> str:
 
 @attrs.define
 class Flat:
-    """The lines of the flat text as they are written, and what there is by full name.
+    """The lines of the flat text, and facts by full name.
 
-    params: the dims of parameters. declared: their lines. values: the dims of everything that a layout can give rules of its own,
-    which the results of an op with several are not. shapes, reduced: those of functions. locals: dims that functions declare.
+    params: the dims of parameters. declared: their lines. values: the dims of everything that a `value` rule may name, which
+    excludes the results of an op with several. shapes, reduced: facts of functions. locals: dims that functions declare.
     """
 
     calls: Mapping[str, Call]
@@ -111,7 +114,7 @@ class Flat:
                 self._loop(statement, place)
 
     def value(self, path: str, dims: Shape) -> None:
-        """Remember that something of these dims is called so."""
+        """Record that a value with these dims has this name."""
         found = self.values.setdefault(path, [])
         if dims not in found:
             found.append(dims)
@@ -148,11 +151,11 @@ class Flat:
     # Calls
 
     def _text(self, text: str, place: Place) -> str:
-        """An expression in which variables stand for calls."""
+        """Write out an expression in which variables stand for calls."""
         return CALL.sub(lambda match: self._inline(match[0], place)[0], place.renamed(text))
 
     def _inline(self, name: str, place: Place) -> list[str]:
-        """What holds the results of a call, once its body has been written."""
+        """Write the body of a call, and return the names that hold its results."""
         call = self.calls[name]
         given = {each.name: self._text(each.text, place) for each in call.given}
         call, function, scope = call.seen_from(place.call), call.function, self._scope(place, call)
@@ -212,7 +215,7 @@ class Flat:
             self._stack(each, dim, place)
 
     def _source(self, slice: Slice, place: Place) -> str:
-        """A name for what the slices are taken of, as the body may bind its variables again."""
+        """Return a name for the operand that is sliced, because the body may bind its variables again."""
         self._made += 1
         name, text = f"i{self._made}_whole_", self._text(slice.text, place)
         self.lines.append(f"  {name} = {text}")
@@ -233,7 +236,7 @@ class Flat:
 
 
 def _yielded(each: Yield, iteration: int, place: Place) -> str:
-    """The variable for what one iteration yields."""
+    """Return the variable for a yield of one iteration."""
     return f"{place.name(each.name)}_at{iteration}"
 
 
@@ -242,7 +245,7 @@ def _ordered(text: str, dims: Shape) -> str:
 
 
 def _picked(text: str, dim: Dim, i: int, rest: Shape) -> str:
-    """Slice `i` along `dim`; `rest` are the dims that are left."""
+    """Write slice `i` along `dim`; `rest` are the other dims."""
     return f"reshape(slice({text}, {flat_name(dim.name)} -> {ONE}, start = {i}) -> {flat_dims(rest)})"
 
 
@@ -251,7 +254,7 @@ def yields(block: Block) -> list[Yield]:
 
 
 def blocks(block: Block) -> Iterator[Block]:
-    """The block and those of the loops in it."""
+    """Yield the block and those of the loops in it."""
     yield block
     for statement in block.statements:
         if isinstance(statement, Loop):
@@ -259,7 +262,7 @@ def blocks(block: Block) -> Iterator[Block]:
 
 
 def texts(block: Block) -> Iterator[str]:
-    """The expressions of a block, those in loops too."""
+    """Yield the expressions of a block, and those in its loops."""
     for each in blocks(block):
         for statement in each.statements:
             if isinstance(statement, Loop):
@@ -269,7 +272,7 @@ def texts(block: Block) -> Iterator[str]:
 
 
 def called(function: Function, calls: Mapping[str, Call]) -> Iterator[Function]:
-    """The functions that the body of a function calls, with those in what these calls give."""
+    """Yield the functions that the body of a function calls, also in arguments of calls."""
     waiting = list(texts(function.block))
     while waiting:
         for match in CALL.finditer(waiting.pop()):
@@ -279,13 +282,13 @@ def called(function: Function, calls: Mapping[str, Call]) -> Iterator[Function]:
 
 
 def owns(function: Function, calls: Mapping[str, Call]) -> bool:
-    """Whether a function, or one that it calls, declares parameters."""
+    """Return True if a function, or one that it calls, declares parameters."""
     own = any(block.params for block in blocks(function.block))
     return own or any(owns(each, calls) for each in called(function, calls))
 
 
 def _names(call: Call, prefix: str) -> dict[str, str]:
-    """What the names in a function's body are in the flat text."""
+    """Map the names in a function's body to their names in the flat text."""
     function = call.function
     variables = {argument.name for argument in function.arguments}
     for block in blocks(function.block):

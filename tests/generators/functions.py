@@ -1,4 +1,4 @@
-"""Functions, with all that a signature and a body can have, and calls of them."""
+"""Functions with every form of signature and body, and calls of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.generators.terms import Shape, Term, dims_text, settled, volume
 MOST = 3
 DEEPEST = 2
 REST_DIM = Dim(REST, 12)
-"""What stands for `...` in a body. At most so many elements are given for it; a mean over it is never taken for exact."""
+"""The dim that stands for `...` in a body. A call gives at most 12 elements for it, and a mean over it is never exact."""
 
 
 @attrs.frozen(eq=False)
 class Known:
-    """A function that has been declared: its tensors' values must be like those of `arguments`, and `results` are like that then.
+    """A declared function. If a call's tensors have values like `arguments`, its results have values like `results`.
 
-    `fixed` are dims of the file that its body may name, `has_rest` says whether there is a `...` in its signature.
+    `fixed` are the dims of the file that its body may name; `has_rest` says that its signature has a `...`.
     """
 
     function: Function
@@ -35,7 +35,7 @@ class Known:
 
 
 def call(draw: Any, scope: Scope) -> Term:
-    """A call of a function, a new one or one that there is."""
+    """Draw a call of a new or a known function."""
     known = [each for each in scope.functions if _callable(each, scope)]
     may_declare = scope.inside < DEEPEST and len(scope.functions) < MOST
     if not known and not may_declare:
@@ -50,7 +50,7 @@ def call(draw: Any, scope: Scope) -> Term:
 
 
 def _callable(known: Known, scope: Scope) -> bool:
-    """Whether the dims that the body names can be named here, and do not meet those that parameters are stacked along."""
+    """Return True if the dims that the body names can be named here, and no parameter is stacked along one of them."""
     in_scope = set(known.fixed) <= {*scope.fixed} if scope.inside else True
     return in_scope and known.function.facts.owned.isdisjoint(scope.stacked)
 
@@ -59,7 +59,7 @@ def _callable(known: Known, scope: Scope) -> bool:
 
 
 def declared(draw: Any, scope: Scope) -> Known:
-    """A new function, with a body made for the sizes that its generic dims have at the first call."""
+    """Draw a new function; its body is made for the sizes of generic dims at the first call."""
     inner = _empty(draw, scope)
     generics = tuple(dim for dim in inner.dims if dim not in inner.fixed)
     has_rest = draw(st.integers(0, 2)) == 2
@@ -94,7 +94,7 @@ def declared(draw: Any, scope: Scope) -> Known:
 
 
 def _empty(draw: Any, scope: Scope) -> Scope:
-    """The scope of a new function: one to three generic dims, as large as some of the caller, and perhaps dims of the file."""
+    """Make the scope of a new function: one to three generic dims, with sizes of the caller's, and perhaps dims of the file."""
     from_file = scope.fixed if scope.inside else tuple(scope.dims)
     sizes = [dim.size for dim in draw(st.permutations(scope.dims))[: draw(st.integers(1, 3))]]
     generics = [Dim(f"g{i}", size) for i, size in enumerate(sizes)]
@@ -127,13 +127,13 @@ def _argument(draw: Any, scope: Scope, generics: Shape, has_rest: bool) -> Argum
 
 
 def _number(draw: Any, name: str, generics: Shape) -> Argument:
-    """A number of up to 2, with a default or without."""
+    """Draw a number argument of up to 2, with or without a default."""
     default = draw(st.sampled_from((None, "0.5", "1 / 4", f"rsqrt({generics[0].name})")))
     return Argument(name, "", None, default)
 
 
 def _local(draw: Any, dim: Dim, generics: Shape) -> tuple[Dim, str]:
-    """A dim of the function's own, and its size as it is written."""
+    """Draw a local dim of the function, and its size as it is written."""
     sizes = [str(dim.size)]
     for each in generics:
         if each.size % dim.size == 0 and each.size > dim.size:
@@ -144,7 +144,7 @@ def _local(draw: Any, dim: Dim, generics: Shape) -> tuple[Dim, str]:
 
 
 def _results(draw: Any, scope: Scope, dims: Shape) -> list[Term]:
-    """One or two different variables without dims that only the function knows, the newest first."""
+    """Draw one or two variables without dims that only the function has, the newest first."""
     fitting = [term for term in scope.terms if set(term.dims) <= {*dims, REST_DIM}]
     if not fitting:
         newest = scope.terms[0]
@@ -157,7 +157,7 @@ def _results(draw: Any, scope: Scope, dims: Shape) -> list[Term]:
 
 
 def _called(draw: Any, scope: Scope, known: Known) -> Term:
-    """The result of a call. One with several results, or with a name for its scope, is a statement of its own."""
+    """Draw the result of a call. A call with several results, or with an alias, is a statement of its own."""
     function = known.function
     bound, rest = _bound(draw, scope, known)
     made = Call(function, (), bound, rest, True, None)
@@ -179,9 +179,10 @@ def _called(draw: Any, scope: Scope, known: Known) -> Term:
 
 
 def _bound(draw: Any, scope: Scope, known: Known) -> tuple[dict[Dim, Dim], Shape]:
-    """Dims of the caller for the generic ones and for `...`: none of them twice, or one that the body names.
+    """Choose dims of the caller for the generic dims and for `...`.
 
-    Nor those that parameters are stacked along, as the function's own may have the generic ones.
+    No dim is chosen twice, or if the body names it, or if parameters are stacked along it: the function may have parameters with
+    the generic dims.
     """
     bound: dict[Dim, Dim] = {}
     taken = {*known.fixed, *scope.stacked}
@@ -196,7 +197,7 @@ def _bound(draw: Any, scope: Scope, known: Known) -> tuple[dict[Dim, Dim], Shape
 
 
 def _follows(call: Call, terms: list[Term]) -> bool:
-    """Whether the arguments alone say what the generic dims stand for: by the order of dims that are not known otherwise."""
+    """Return True if the arguments alone determine the generic dims."""
     function = call.function
     known = {dim: call.bound[dim] for dim in function.by_name}
     pairs = zip((a.dims or () for a in function.arguments), terms, strict=False)
@@ -214,7 +215,7 @@ def _follows(call: Call, terms: list[Term]) -> bool:
 
 
 def _given(draw: Any, scope: Scope, made: Call, wanted: Term) -> Term:
-    """A term with the dims and values that an argument wants."""
+    """Draw a term with the dims and values of an argument."""
     dims = made.dims(wanted.dims)
     x = operand(draw, scope, lambda t: t.dtype == scope.real and (t.exact or not wanted.exact))
     ones = Term(f"ones({dims_text(dims)}, dtype = {scope.real})", dims, scope.real)
@@ -234,7 +235,7 @@ def _numbers_given(draw: Any, function: Function, bound: dict[Dim, Dim]) -> list
 
 
 def _by_keyword(draw: Any, given: list[Given]) -> tuple[Given, ...]:
-    """The last arguments perhaps by keyword."""
+    """Give the last arguments by keyword, perhaps."""
     first = draw(st.integers(0, len(given))) if draw(st.integers(0, 3)) == 3 else len(given)
     return tuple(attrs.evolve(each, keyword=each.keyword or i >= first) for i, each in enumerate(given))
 

@@ -1,4 +1,4 @@
-"""Programs whose layout breaks one known rule, with the code of the error that must be reported."""
+"""Programs whose layout breaks one known rule, with the code of the expected error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.generators.scope import Options
 
 @attrs.frozen
 class Illegal:
-    """A program with an illegal layout: the code to expect, and a word that the message must have in it."""
+    """A program with an illegal layout; the expected code, and a word that the message must contain."""
 
     source: str
     code: str
     word: str
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """How Hypothesis shows a failing example."""
+        """Return the form in which Hypothesis shows a failing example."""
         printer.text(f'{self.code} with `{self.word}` in """\n{self.source}"""')
 
 
@@ -37,7 +37,7 @@ def illegal_programs(draw: Any) -> Illegal:
 
 
 def _with(program: Generated, section: str, splits: Splits, owner: str) -> str:
-    """The program's source with these splits as the only ones, in the given section of its layout."""
+    """Return the program's source with these splits as the only ones, in the given section of its layout."""
     layout = {
         "rules": LayoutText("main", rules=splits),
         "params": LayoutText("main", params=splits),
@@ -49,7 +49,7 @@ def _with(program: Generated, section: str, splits: Splits, owner: str) -> str:
 def _owner(
     draw: Any, program: Generated, section: str, fits: Callable[[tuple[Dim, ...]], bool]
 ) -> tuple[str, tuple[Dim, ...]]:
-    """A tensor that the section speaks of and that fits: of a rebound name the parameter is the first value."""
+    """Draw a tensor that the section applies to and that fits. For a rebound name the parameter is the first value."""
     stored = section == "params"
     names = program.parameters if stored else tuple(program.values)
     shapes = [(name, program.values[name][0 if stored else -1]) for name in names]
@@ -59,7 +59,7 @@ def _owner(
 
 
 def _not_injective(draw: Any, program: Generated, section: str) -> Illegal:
-    """Two dims of one tensor on one axis that could split either."""
+    """Put two dims of one tensor on one axis that could split either."""
     mesh = program.mesh
     axes = [axis for axis, size in mesh.axes if size > 1]
     assume(axes)
@@ -75,7 +75,7 @@ def _not_injective(draw: Any, program: Generated, section: str) -> Illegal:
 
 
 def _indivisible(draw: Any, program: Generated, section: str) -> Illegal:
-    """A dim of a tensor over axes that do not divide its size."""
+    """Split a dim of a tensor over axes that do not divide its size."""
     mesh = program.mesh
 
     def bad(shape: tuple[Dim, ...]) -> list[tuple[Dim, tuple[str, ...]]]:
@@ -88,14 +88,14 @@ def _indivisible(draw: Any, program: Generated, section: str) -> Illegal:
 
 
 def _unknown_dim(draw: Any, program: Generated, section: str) -> Illegal:
-    """A misspelt dim."""
+    """Misspell a dim."""
     owner, shape = _owner(draw, program, section, lambda shape: bool(shape))
     name = draw(misspelt(draw(st.sampled_from(shape)).name, {dim.name for dim in program.dims}))
     return Illegal(_with(program, section, {name: (program.mesh.names[0],)}, owner), "E303", name)
 
 
 def _unknown_axis(draw: Any, program: Generated, section: str) -> Illegal:
-    """A misspelt mesh axis."""
+    """Misspell a mesh axis."""
     owner, shape = _owner(draw, program, section, lambda shape: bool(shape))
     axis = draw(misspelt(draw(st.sampled_from(program.mesh.names)), set(program.mesh.names)))
     dim = draw(st.sampled_from(shape))
@@ -104,7 +104,7 @@ def _unknown_axis(draw: Any, program: Generated, section: str) -> Illegal:
 
 @st.composite
 def misspelt(draw: Any, name: str, known: set[str]) -> str:
-    """`name` with a letter lost, doubled or added."""
+    """Return `name` with a letter lost, doubled or added."""
     i = draw(st.integers(0, len(name) - 1))
     wrong = draw(st.sampled_from((name + "x", name[:i] + name[i] + name[i:], name[1:] or "q")))
     assume(wrong not in known and wrong.isidentifier())

@@ -1,6 +1,6 @@
-"""Looking things up, sums along a dim, the best along a dim, and random numbers.
+"""Lookups, cumulative sums, the best elements along a dim, and random numbers.
 
-The dims that these ops work along are remembered as if something were summed over them: layouts then like to split them.
+These ops record their dim as if something were summed over it, so that layouts are likely to split it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.generators.terms import Shape, Term, dims_text, tame
 
 
 def gather(draw: Any, scope: Scope) -> Term:
-    """From a tensor of any dtype, at indices of which some may point outside."""
+    """Look up in a tensor of any dtype; some indices may point outside."""
     table = operand(draw, scope, lambda t: bool(t.dims)) or count(draw, scope)
     dim = draw(st.sampled_from(table.dims))
     ids = operand(draw, scope, lambda t: t.dtype == "i32" and dim not in t.dims) or _places(draw, scope, dim)
@@ -28,7 +28,7 @@ def gather(draw: Any, scope: Scope) -> Term:
 
 
 def _places(draw: Any, scope: Scope, dim: Dim) -> Term:
-    """Indices along another dim, from before the first element of `dim` on."""
+    """Draw indices along another dim; some lie before the first element of `dim`."""
     other = draw(st.sampled_from([other for other in scope.dims if other != dim] or [scope.new_dim(2)]))
     text = f"{draw(st.integers(1, 3))} * range({other.name}) - {draw(st.integers(0, 2))}"
     return scope.seen(Term(text, (other,), "i32", 3.0 * other.size))
@@ -46,7 +46,7 @@ def cumsum(draw: Any, scope: Scope) -> Term:
 
 
 def top_k(draw: Any, scope: Scope) -> Term:
-    """A statement of its own for the two results, of which one is used here; the other may be used later."""
+    """Draw a statement for the two results of `top_k`, of which one is used here. The other may be used later."""
     x = sharp_operand(draw, scope)
     if not x.dims:
         return x
@@ -64,7 +64,7 @@ def top_k(draw: Any, scope: Scope) -> Term:
 
 
 def drawn(draw: Any, scope: Scope) -> Term:
-    """Random numbers. What they are depends on where they are drawn: there are none where a program is written in two ways."""
+    """Draw random numbers. They depend on the place of the call, so programs in two forms have none."""
     if scope.options.structured or not scope.options.constants:
         return cumsum(draw, scope)
     dims = tuple(dim for dim in scope.dims[:3] if draw(st.booleans()))

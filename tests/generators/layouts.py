@@ -1,4 +1,4 @@
-"""Layouts that are legal for a given program, by construction, and ones that break a given rule."""
+"""Layouts that are legal for a given program, by construction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[Dim, ...]
 
 @attrs.frozen
 class LayoutText:
-    """A layout as it will be written: rules, and what is stored or defined otherwise."""
+    """A layout as it will be written: its rules, and the rules of storage and of values."""
 
     name: str
     rules: Splits = attrs.field(factory=dict)
@@ -44,7 +44,7 @@ def _braces(section: Splits) -> str:
 
 
 def injective(shape: Shape, splits: Splits) -> bool:
-    """Whether no axis splits two dims of a tensor of this shape."""
+    """Return True if no axis splits two dims of a tensor of this shape."""
     used = [axis for dim in shape for axis in splits.get(dim.name, ())]
     return len(set(used)) == len(used)
 
@@ -53,7 +53,7 @@ def injective(shape: Shape, splits: Splits) -> bool:
 def rules(
     draw: Any, mesh: Mesh, dims: Sequence[Dim], shapes: Iterable[Shape], base: Splits, keen: bool = False
 ) -> Splits:
-    """Splits for some of the dims that, together with `base`, are injective on every shape.
+    """Draw splits for some of the dims that, together with `base`, use an axis at most once for every shape.
 
     One axis is popular: dims that meet in no tensor often share it, and always if they are `keen` on it.
     """
@@ -77,10 +77,10 @@ def rules(
 def legal_layouts(
     draw: Any, name: str, scope: Scope, parameters: Sequence[Shape], values: dict[str, list[Shape]]
 ) -> LayoutText:
-    """A layout that is legal for every tensor of a program.
+    """Draw a layout that is legal for every tensor of a program.
 
-    `values` holds the shapes that each name has, `parameters` those of the parameters. Dims that are summed away come first
-    more often than not: splitting those is what leaves sums pending.
+    `values` holds the shapes that each name has, `parameters` the shapes of parameters. Dims that are summed away mostly come
+    first: a split of such a dim leaves a sum pending.
     """
     mesh, shapes = scope.mesh, tuple(scope.facts.shapes)
     used = dict.fromkeys(dim for shape in shapes for dim in shape)
@@ -104,7 +104,7 @@ def legal_layouts(
 
 @st.composite
 def value_rules(draw: Any, scope: Scope, values: dict[str, list[Shape]]) -> dict[str, Splits]:
-    """Rules of their own for up to two values, for the dims that the file declares."""
+    """Draw rules of their own for up to two values, for dims that the file declares."""
     chosen: dict[str, Splits] = {}
     for _ in range(draw(st.sampled_from((0, 0, 1, 2))) if values else 0):
         name = draw(st.sampled_from(sorted(values)))

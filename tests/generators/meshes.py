@@ -26,7 +26,7 @@ def meshes(draw: Any) -> Mesh:
 
 @st.composite
 def dimensions(draw: Any, mesh: Mesh) -> list[Dim]:
-    """Two to five dims; most can be split over an axis of the mesh, or several, some are odd, some have size 1."""
+    """Draw two to five dims. Most can be split over one or several axes of the mesh; some are odd, and some have size 1."""
     names = DIM_NAMES[: draw(st.integers(2, 5))]
     return [Dim(name, draw(sizes(mesh))) for name in names]
 
@@ -40,6 +40,6 @@ def sizes(draw: Any, mesh: Mesh) -> int:
 
 
 def splits_of(size: int, mesh: Mesh) -> list[Axes]:
-    """All ways to split a dim of this size over axes of the mesh, no split first."""
+    """Return all ways to split a dim of this size over axes of the mesh; no split comes first."""
     ways = [axes for n in range(len(mesh.axes) + 1) for axes in permutations(mesh.names, n)]
     return [axes for axes in ways if size % mesh.size(axes) == 0]

@@ -1,4 +1,4 @@
-"""Choosing the operands of an expression: a variable in scope, a nested expression, or something made to fit."""
+"""Operands of an expression: a variable in scope, a nested expression, or a new one that fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Wanted = Callable[[Term], bool]
 
 
 def operand(draw: Any, scope: Scope, wanted: Wanted) -> Term | None:
-    """A term that fits, or None when there is none: mostly a variable, often a new one, sometimes a nested expression."""
+    """Draw a term that fits, or None if there is none: mostly a variable, often a new one, sometimes a nested expression."""
     from tests.generators.features import expression
 
     if scope.depth < MAX_DEPTH and draw(st.integers(0, 4)) == 4:
@@ -35,45 +35,45 @@ def operand(draw: Any, scope: Scope, wanted: Wanted) -> Term | None:
 
 
 def real_operand(draw: Any, scope: Scope) -> Term:
-    """Any floating-point term; a constant tensor where the program has none left."""
+    """Draw any floating-point term, or a constant tensor if the program has none."""
     return operand(draw, scope, scope.is_real) or constant_tensor(draw, scope)
 
 
 def sharp_operand(draw: Any, scope: Scope) -> Term:
-    """A term that ops that jump may be applied to."""
+    """Draw a term that ops that jump may be applied to."""
     return operand(draw, scope, scope.is_sharp) or count(draw, scope)
 
 
 def number(draw: Any, scope: Scope) -> Term:
-    """A floating-point or integer term."""
+    """Draw a floating-point or integer term."""
     return operand(draw, scope, lambda t: t.dtype in (scope.real, "i32")) or constant_tensor(draw, scope)
 
 
 def count(draw: Any, scope: Scope) -> Term:
-    """0, 1, 2, ... along a dimension, as integers."""
+    """Make 0, 1, 2, ... along a dimension, as integers."""
     dim = draw(st.sampled_from(scope.dims))
     return scope.seen(Term(f"range({dim.name})", (dim,), "i32", float(max(1, dim.size - 1))))
 
 
 def constant_tensor(draw: Any, scope: Scope) -> Term:
-    """A floating-point tensor of ones, in the program's floating-point dtype."""
+    """Make a tensor of ones in the program's floating-point dtype."""
     dim = draw(st.sampled_from(scope.dims))
     return scope.seen(Term(in_real(f"ones([{dim.name}])", scope), (dim,), scope.real))
 
 
 def in_real(call: str, scope: Scope) -> str:
-    """A call that makes an f32 tensor, made to give the program's floating-point dtype."""
+    """Cast a call that makes an f32 tensor to the program's floating-point dtype."""
     return call if scope.real == "f32" else f"{call[:-1]}, dtype = {scope.real})"
 
 
 def argument(term: Term) -> str:
-    """The text as a function's argument: there a literal, which meets no tensor, is told its dtype."""
+    """Return the text of a function's argument. A literal there meets no tensor, so it gets a dtype."""
     is_literal = not term.dims and term.text.replace(".", "").isdigit()
     return f"cast({term.text}, {term.dtype})" if is_literal else term.text
 
 
 def scalar(draw: Any, scope: Scope, like: Term) -> Term:
-    """A number for arithmetic with `like`: a literal, an argument that is a number, or computed from the size of a dim."""
+    """Draw a number for arithmetic with `like`: a literal, a number argument, or a function of the size of a dim."""
     if like.dtype == "i32" or draw(st.integers(0, 3)) < 3:
         return literal(draw, like)
     dim = draw(st.sampled_from(scope.dims))
@@ -85,7 +85,7 @@ def scalar(draw: Any, scope: Scope, like: Term) -> Term:
 
 
 def literal(draw: Any, like: Term) -> Term:
-    """A scalar literal for arithmetic with `like`."""
+    """Draw a scalar literal for arithmetic with `like`."""
     if like.dtype == "i32":
         value = draw(st.integers(0, 3))
         return Term(str(value), (), "i32", float(max(1, value)))
@@ -94,7 +94,7 @@ def literal(draw: Any, like: Term) -> Term:
 
 
 def partner(draw: Any, scope: Scope, x: Term, wanted: Wanted) -> Term:
-    """A second operand for a elementwise op: its dims include those of `x` or are among them."""
+    """Draw the second operand of an elementwise op: its dims include those of `x`, or are among them."""
     kind = draw(st.sampled_from(("fitting", "fitting", "reduced", "literal")))
     if kind == "literal":
         found = scalar(draw, scope, x)
@@ -111,7 +111,7 @@ def nested_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
 
 
 def reduced_to(draw: Any, scope: Scope, y: Term, dims: tuple[Dim, ...]) -> Term:
-    """`y` summed over what `dims` lacks."""
+    """Sum `y` over the dims that `dims` lacks."""
     kept = tuple(dim for dim in y.dims if dim in dims)
     if len(kept) == len(y.dims):
         return y
@@ -126,7 +126,7 @@ def reduced_to(draw: Any, scope: Scope, y: Term, dims: tuple[Dim, ...]) -> Term:
 
 
 def joint_dims(*terms: Term) -> tuple[Dim, ...]:
-    """The dims of a elementwise result."""
+    """Return the dims of an elementwise result."""
     return max((term.dims for term in terms), key=len)
 
 

@@ -24,10 +24,10 @@ LAYOUT_NAMES = ("main", "second", "third")
 
 @attrs.frozen
 class Generated:
-    """A program, and what a property needs to know about it.
+    """A program, and the facts about it that properties need.
 
-    flat: the same program with every function inlined, every loop unrolled, and no layouts. main: the same with functions
-    that it imports from the file `library`. values: the dims of everything that a name is ever bound to, by full name.
+    flat: the same program without layouts, with every function inlined and every loop unrolled. main: the same program with
+    functions that it imports from the file `library`. values: the dims of all values that a name is ever bound to, by full name.
     """
 
     source: str
@@ -44,13 +44,13 @@ class Generated:
         return self.source
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """How Hypothesis shows a failing example."""
+        """Return the form in which Hypothesis shows a failing example."""
         printer.text(f'"""\n{self.source}"""')
 
 
 @st.composite
 def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B008
-    """A well-typed program with legal layouts."""
+    """Draw a well-typed program with legal layouts."""
     mesh = draw(meshes())
     real = draw(st.sampled_from(options.reals))
     trained = options.accumulated or draw(st.booleans())
@@ -70,7 +70,7 @@ def programs(draw: Any, options: Options = Options()) -> Generated:  # noqa: B00
 def _written(
     draw: Any, scope: Scope, inputs: list[Term], returned: str, training: str, anchor: str
 ) -> Generated:
-    """Draw the program in both forms, with layouts for all its tensors. `anchor` is a parameter that is trained in any case."""
+    """Draw the program in both forms, with layouts for all its tensors. `anchor` is a parameter that is always trained."""
     flat = Flat(scope.calls)
     for each in inputs:
         flat.value(each.text, each.dims)
@@ -109,7 +109,7 @@ def _written(
 
 
 def _movable(scope: Scope) -> frozenset[Function]:
-    """Functions that can stand in another file: they know no dims of this one, and call none that does."""
+    """Return the functions that can stand in another file: they name no dims of this file, and call only such functions."""
     found: set[Function] = set()
     for known in scope.functions:
         if not known.fixed and found.issuperset(called(known.function, scope.calls)):
@@ -118,7 +118,7 @@ def _movable(scope: Scope) -> frozenset[Function]:
 
 
 def _used(dims: Iterable[Dim], text: str) -> list[Dim]:
-    """The dims that the text names."""
+    """Return the dims that the text names."""
     words = set(re.findall(r"[A-Za-z_]\w*", text))
     return [dim for dim in dims if dim.name in words]
 
@@ -126,7 +126,7 @@ def _used(dims: Iterable[Dim], text: str) -> list[Dim]:
 def _model(
     inputs: list[Term], returned: str, writing: Writing, scope: Scope, functions: Iterable[Function]
 ) -> str:
-    """The model, and the functions of its file."""
+    """Write the model and the functions of its file."""
     lines = [f"model m({_typed(inputs)}) {{", *writing.block(scope.block, "  "), f"  return {returned}", "}"]
     for function in functions:
         lines += ["", *writing.function(function)]
@@ -146,7 +146,7 @@ def _typed(terms: list[Term]) -> str:
 
 
 def _shape(draw: Any, scope: Scope) -> Shape:
-    """One to three of the declared dims, in any order."""
+    """Draw one to three of the declared dims, in any order."""
     dims = draw(st.permutations(scope.dims))[: draw(st.sampled_from((2, 3, 2, 1, 2, 3, 0)))]
     while volume(dims) > MAX_ELEMENTS:
         dims = dims[1:]
@@ -154,7 +154,7 @@ def _shape(draw: Any, scope: Scope) -> Shape:
 
 
 def _inputs(draw: Any, scope: Scope) -> list[Term]:
-    """Multiples of 1/4 up to 2, small integers, truth values."""
+    """Declare inputs: multiples of 1/4 up to 2, small integers, and truth values."""
     extra = ["i32"] * draw(st.sampled_from((0, 1))) + ["bool"] * draw(st.sampled_from((0, 0, 0, 1)))
     dtypes = [scope.real] * draw(st.integers(1, 3)) + extra
     found = []
@@ -175,14 +175,14 @@ def _parameters(draw: Any, scope: Scope, at_least: int) -> None:
 
 
 def _anchor(draw: Any, scope: Scope) -> str:
-    """Add a term of the loss that depends on a parameter, whatever the rest does; return that parameter."""
+    """Add a term of the loss that always depends on a parameter; return that parameter."""
     name = draw(st.sampled_from([param.name for param in scope.block.params]))
     scope.assign(UNTOUCHED, scope.seen(Term(f"{0.5**6} * sum({name})", (), scope.real, 64.0, None)))
     return str(name)
 
 
 def _returned(draw: Any, scope: Scope, trained: bool) -> str:
-    """The names of outputs, and before them the loss of a trained model."""
+    """Return the names of outputs, after the loss of a trained model."""
     newest = next(reversed(scope.variables))
     others = draw(st.lists(st.sampled_from(list(scope.variables)), unique=True, max_size=3))
     names = list(dict.fromkeys((*others, newest)))
@@ -194,7 +194,7 @@ def _returned(draw: Any, scope: Scope, trained: bool) -> str:
 
 
 def _loss_terms(draw: Any, scope: Scope) -> list[str]:
-    """Up to three floating-point variables, the newest ones likely."""
+    """Draw up to three floating-point variables, mostly new ones."""
     known = {name: term for name, term in scope.variables.items() if name != UNTOUCHED}
     real = [name for name in reversed(known) if scope.is_real(known[name])]
     if not real:
@@ -230,7 +230,7 @@ optimizer own(rate, decay = 0.5) (p, g) {
   p = decay * p - rate * g
 }
 """
-"""An optimizer that a file declares: with state of two shapes, and without where a parameter is a scalar."""
+"""Draw an optimizer that a file declares: with states of two shapes, and without states where a parameter is a scalar."""
 
 
 def _reported(draw: Any, scope: Scope, returned: str, optimizer: str) -> list[str]:
@@ -256,7 +256,7 @@ def _training(draw: Any, scope: Scope, returned: str, rough: bool) -> str:
 
 
 Group = tuple[str, tuple[str, ...]]
-"""The beginning and the end of a group, around its patterns, and the parameters in the group."""
+"""A group: its text, with `{}` for the patterns, and the parameters in it."""
 
 
 def _groups(draw: Any, parameters: list[str]) -> tuple[Group, ...]:

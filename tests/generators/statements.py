@@ -1,7 +1,7 @@
-"""What a program is made of while it is being generated: statements in blocks, and functions, whose blocks calls share.
+"""The parts of a program that is being generated: statements in blocks, and functions.
 
-An expression is text. A call of a declared function stands in it as a name of its own, `call7_`, until the program is written:
-as the language writes it by `Writing`, or with all functions inlined and all loops unrolled by `flat.py`.
+An expression is text. A call of a declared function stands in it as a name, `call7_`, until the program is written: by `Writing`
+in the language, or by `flat.py` with all functions inlined and all loops unrolled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.generators.terms import Shape, dims_text
 CALL = re.compile(r"\bcall\d+_\b")
 REST = "..."
 MODULE = "library"
-"""What the file of imported functions is called."""
+"""The name of the file of imported functions."""
 
 
 @attrs.frozen
 class Variable:
-    """A name that a statement binds, and the dims of what it stands for."""
+    """A name that a statement binds, and the dims of its value."""
 
     name: str
     dims: Shape
@@ -36,7 +36,7 @@ class Assign:
 
 @attrs.frozen
 class Param:
-    """A parameter; its dims are those of one slice where it stands in a loop."""
+    """A parameter; in a loop, its dims are those of one slice."""
 
     name: str
     dtype: str
@@ -53,7 +53,7 @@ class Yield:
 
 @attrs.frozen
 class Slice:
-    """`name = text` in the head of a loop: `dims` are those of the whole."""
+    """`name = text` in the head of a loop; `dims` are those of the whole operand."""
 
     name: str
     text: str
@@ -62,7 +62,7 @@ class Slice:
 
 @attrs.frozen
 class Loop:
-    """`repeat` and `scan`: `stacked` says whether parameters inside have a slice for each iteration."""
+    """A `repeat` or `scan`; `stacked` says that parameters inside have a slice for each iteration."""
 
     dim: Dim
     stacked: bool
@@ -86,8 +86,8 @@ class Block:
 class Seen:
     """Facts about the tensors of a body, a function's or the model's.
 
-    shapes: the dims of every tensor. reduced: dims that something was summed over. slid: dims that windows slide along, and those
-    that count them. owned: dims of parameters.
+    shapes: the dims of every tensor. reduced: dims that an op sums over. slid: dims that windows slide along, and those that
+    count windows. owned: dims of parameters.
     """
 
     shapes: dict[Shape, None] = attrs.field(factory=dict)
@@ -98,7 +98,7 @@ class Seen:
 
 @attrs.frozen
 class Argument:
-    """An argument of a function: `dims` is None for a number, whose text may be left to the default."""
+    """An argument of a function. `dims` is None for a number, whose text may be left to the default."""
 
     name: str
     dtype: str
@@ -108,10 +108,11 @@ class Argument:
 
 @attrs.frozen(eq=False)
 class Function:
-    """`generics` are dims by the names that they have inside, `locals` those that it declares, with their sizes as written.
+    """A function of the file.
 
-    `by_name` are the generic dims that are given as arguments. `any_dtype` says whether the signature leaves the floating-point
-    dtype open, `facts` what tensors the body has.
+    `generics` are dims by the names that they have inside; `locals` are the dims that it declares, with their sizes as written.
+    `by_name` are the generic dims that are given as arguments. `any_dtype` says that the signature leaves the floating-point
+    dtype open. `facts` are those of its body.
     """
 
     name: str
@@ -127,7 +128,7 @@ class Function:
 
 @attrs.frozen
 class Given:
-    """What a call gives for an argument, by position or by keyword."""
+    """An argument of a call, by position or by keyword."""
 
     name: str
     text: str
@@ -136,9 +137,9 @@ class Given:
 
 @attrs.frozen
 class Call:
-    """`function[generic = dim](given) as alias`, the generic dims only if `explicit`.
+    """`function[generic = dim](given) as alias`; the generic dims are written only if `explicit`.
 
-    bound: what each of the function's generic dims stands for. rest: what `...` does.
+    bound: the dims that the function's generic dims stand for. rest: the dims that `...` stands for.
     """
 
     function: Function
@@ -149,14 +150,14 @@ class Call:
     alias: str | None
 
     def seen_from(self, outer: Call | None) -> Call:
-        """The call in a function's body, told in the dims of that function's caller."""
+        """Return the call in the function's body with the dims of the function's caller."""
         if outer is None:
             return self
         bound = {dim: outer.dim(value) for dim, value in self.bound.items()}
         return attrs.evolve(self, bound=bound, rest=outer.dims(self.rest))
 
     def dims(self, dims: Shape) -> Shape:
-        """Dims of the function's body as the caller knows them."""
+        """Return dims of the function's body as the caller knows them."""
         return tuple(dim for each in dims for dim in (self.rest if each.name == REST else (self.dim(each),)))
 
     def dim(self, dim: Dim) -> Dim:
@@ -166,7 +167,7 @@ class Call:
 
 @attrs.frozen
 class Writing:
-    """Writes a program as it is in the language; `calls` by their names, `imported` functions as those of a module."""
+    """Writes a program in the language; `calls` by their names, `imported` functions as those of a module."""
 
     calls: Mapping[str, Call]
     imported: frozenset[Function] = frozenset()

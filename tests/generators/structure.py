@@ -1,4 +1,4 @@
-"""Expressions that move data or make it: what can change a layout in the middle of a program."""
+"""Expressions that move data or make it, and so can change a layout in the middle of a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.generators.terms import Term, dims_text
 
 
 def _some_tensor(draw: Any, scope: Scope) -> Term:
-    """A term with at least one dim, of any dtype."""
+    """Draw a term with at least one dim, of any dtype."""
     return operand(draw, scope, lambda t: bool(t.dims)) or count(draw, scope)
 
 
@@ -42,7 +42,7 @@ def transpose(draw: Any, scope: Scope) -> Term:
 
 
 def rename(draw: Any, scope: Scope) -> Term:
-    """One dim to another, two swapped, or every dim to another."""
+    """Rename one dim to another, swap two, or rename every dim."""
     return renamed(draw, scope, _some_tensor(draw, scope))
 
 
@@ -61,13 +61,13 @@ def renamed(draw: Any, scope: Scope, x: Term) -> Term:
 
 
 def reduced_and_renamed(draw: Any, scope: Scope) -> Term:
-    """What a sum leaves, under other names: where those are split, the sum can be scattered."""
+    """Rename the dims of a sum: where the new dims are split, the sum can be scattered."""
     x = contractions.total(draw, scope) if draw(st.booleans()) else contractions.einsum(draw, scope)
     return renamed(draw, scope, x) if x.dims else x
 
 
 def reshape(draw: Any, scope: Scope) -> Term:
-    """Dims split, merged or both."""
+    """Split dims, merge dims, or both."""
     x = _some_tensor(draw, scope)
     kind = draw(st.sampled_from(("split", "merge", "any")))
     dims = {"split": _split, "merge": _merged, "any": _any_shape}[kind](draw, scope, x)
@@ -92,7 +92,7 @@ def _merged(draw: Any, scope: Scope, x: Term) -> tuple[Dim, ...]:
 
 
 def _any_shape(draw: Any, scope: Scope, x: Term) -> tuple[Dim, ...]:
-    """Any declared dims that hold as many elements."""
+    """Choose declared dims that together have this number of elements."""
     shapes = [
         dims
         for n in (1, 2, 3)
@@ -103,7 +103,7 @@ def _any_shape(draw: Any, scope: Scope, x: Term) -> tuple[Dim, ...]:
 
 
 def cut(draw: Any, scope: Scope) -> Term:
-    """`slice`, with a start and a stride."""
+    """Draw a `slice`, with a start and a stride."""
     x = _some_tensor(draw, scope)
     source = draw(st.sampled_from(x.dims))
     start = draw(st.integers(0, source.size - 1))
@@ -138,7 +138,7 @@ def pad(draw: Any, scope: Scope) -> Term:
 
 
 def concat(draw: Any, scope: Scope) -> Term:
-    """Two or three tensors along dims of one name or of several."""
+    """Concatenate two or three tensors along dims of one name or of several."""
     x = _some_tensor(draw, scope)
     source = draw(st.sampled_from(x.dims))
     parts = [(x, source)]
@@ -161,7 +161,7 @@ def concat(draw: Any, scope: Scope) -> Term:
 
 
 def _alike(draw: Any, scope: Scope, x: Term, source: Dim) -> tuple[Term, Dim]:
-    """Another operand for a concat of `x` along `source`, and the dim that it is joined along."""
+    """Draw another operand for a concat of `x` along `source`, and the dim along which it is joined."""
     others = set(x.dims) - {source}
     known = [
         t for t in scope.terms if t.dtype == x.dtype and others < set(t.dims) and len(t.dims) == len(x.dims)
@@ -195,7 +195,7 @@ def shift(draw: Any, scope: Scope) -> Term:
 
 
 def creation(draw: Any, scope: Scope) -> Term:
-    """`zeros ones full range one_hot`."""
+    """Draw `zeros`, `ones`, `full`, `range` or `one_hot`."""
     kind = draw(st.sampled_from(("one_hot", "full", "zeros", "ones", "range")))
     if kind == "one_hot" or not scope.options.constants:
         return one_hot(draw, scope)
@@ -208,7 +208,7 @@ def creation(draw: Any, scope: Scope) -> Term:
 
 
 def one_hot(draw: Any, scope: Scope) -> Term:
-    """Of some integers; where there are none, those of a new range."""
+    """Draw the one-hot rows of some integers, or of a new range if there are none."""
     ids = operand(draw, scope, lambda t: t.dtype == "i32")
     if ids is None:
         return count(draw, scope) if scope.options.constants else real_operand(draw, scope)
@@ -221,7 +221,7 @@ def one_hot(draw: Any, scope: Scope) -> Term:
 
 
 def rename_there_and_back(draw: Any, scope: Scope) -> Term:
-    """A rename in the middle of a computation, and sometimes the way back."""
+    """Rename in the middle of a computation, and sometimes rename back."""
     x = real_operand(draw, scope)
     if not x.dims:
         return x

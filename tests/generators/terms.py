@@ -1,9 +1,9 @@
-"""Terms: expressions with what is known about their values.
+"""Terms: expressions, and facts about their values.
 
-Every expression comes with its dims, its dtype and a bound on its values, so that a generator can stay inside the type rules and
-inside numbers that floating point handles well. It also knows whether the values are *exact*: inputs are small multiples of 1/4,
-and sums and products of such numbers carry no rounding as long as they fit in the significand. Ops that jump (a comparison, the
-gradient of relu) are applied to exact values alone: there no order of summation can tip them.
+Every expression comes with its dims, its dtype and a bound of its values, so that a generator keeps to the type rules and to
+numbers that floating point handles well. A term also says if its values are *exact*: inputs are small multiples of 1/4, and sums
+and products of such numbers have no rounding as long as they fit in the significand. Ops that jump (a comparison, the gradient of
+relu) are applied to exact values alone, so no order of summation can change on which side of a jump a value is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SIGNIFICAND_BITS = 23
 
 @attrs.frozen
 class Term:
-    """An expression: its text, type, a bound on its absolute values, and their grain.
+    """An expression: its text, type, a bound of its absolute values, and their grain.
 
-    grain: the values are multiples of 2**-grain, exactly; None once they are rounded.
+    grain: the values are exact multiples of 2**-grain; None if they are rounded.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Term:
 
 
 def _is_call(text: str) -> bool:
-    """Whether the text is one call or parenthesis: `f(a) + g(b)` is not."""
+    """Return True if the text is one call or one parenthesis: `f(a) + g(b)` is not."""
     if not text.endswith(")"):
         return False
     depth = 0
@@ -72,7 +72,7 @@ def _is_call(text: str) -> bool:
 
 
 def volume(dims: Sequence[Dim]) -> int:
-    """The number of elements of a tensor."""
+    """Return the number of elements of a tensor."""
     return prod(dim.size for dim in dims)
 
 
@@ -81,7 +81,7 @@ def dims_text(dims: Sequence[Dim]) -> str:
 
 
 def tame(term: Term, limit: float) -> Term:
-    """The term, scaled by a power of two (integers: clamped) where its bound exceeds `limit`."""
+    """Scale the term by a power of two if its bound exceeds `limit`; clamp integers."""
     if term.bound <= limit:
         return term
     if term.dtype == "i32":
@@ -94,7 +94,7 @@ def tame(term: Term, limit: float) -> Term:
 
 
 def clamped(term: Term, limit: float) -> Term:
-    """The term, cut off at a whole number: exact values stay exact."""
+    """Clamp the term to a whole number; exact values stay exact."""
     k = int(limit)
     if term.bound <= k:
         return term
@@ -104,9 +104,9 @@ def clamped(term: Term, limit: float) -> Term:
 
 
 def settled(term: Term, other: Term, like: Term) -> Term:
-    """The term, with values as `like` has them: no larger and, where that is exact, as coarse.
+    """Return the term with values as those of `like`: no larger, and as coarse if `like` is exact.
 
-    What is rounded cannot be made exact: `other` stands in for it.
+    A rounded term cannot be made exact: `other` stands in for it.
     """
     if like.grain is None or term.dtype == "i32":
         return tame(term, like.bound)

@@ -114,13 +114,13 @@ def tokens() -> st.SearchStrategy[str]:
 
 
 def arbitrary_text() -> st.SearchStrategy[str]:
-    """Any text at all, or a string of the language's own tokens."""
+    """Draw any text, or a sequence of the language's own tokens."""
     return st.text(max_size=200) | st.lists(tokens(), max_size=40).map(" ".join)
 
 
 @st.composite
 def mutated_programs(draw: Any) -> str:
-    """A program with a few of its tokens deleted, doubled, exchanged or replaced."""
+    """Draw a program with a few of its tokens deleted, doubled, exchanged or replaced."""
     parts = TOKEN.findall(draw(programs()).source)
     for _ in range(draw(st.integers(1, 4))):
         parts = draw(edited(parts))
@@ -149,7 +149,7 @@ def edited(draw: Any, parts: list[str]) -> list[str]:
 
 
 def respaced(source: str, random: Any) -> str:
-    """The source with blanks, line breaks and comments where they mean nothing."""
+    """Draw the source with blanks, line breaks and comments where they change nothing."""
     parts, depth = [], 0
     for token in TOKEN.findall(source):
         depth += (token in "([") - (token in ")]")

@@ -1,7 +1,7 @@
-"""Sliding windows: alone, convolved with a filter, and pooled; and slices that take every so-manieth element.
+"""Sliding windows: alone, convolved with a filter, and pooled; and slices with a stride.
 
-Often there is one window for each stride of the source, so that blocks of windows lie on blocks of the source, and often the
-windows are counted by the very dimension that they slide along: where that is split, so are they, and halos are exchanged.
+Often there is one window for each stride of the source, so that blocks of windows lie on blocks of the source. Often windows are
+counted by the same dimension that they slide along: where that is split, so are the windows, and halos are exchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_WINDOWED = 3 * MAX_ELEMENTS
 
 @attrs.frozen
 class Windows:
-    """A term of windows, and the dimension of their elements; None where none would fit."""
+    """Draw a term of windows, and the dimension of their elements; None if none fits."""
 
     term: Term
     kernel: Dim | None
@@ -33,7 +33,7 @@ def window(draw: Any, scope: Scope) -> Term:
 
 
 def windows(draw: Any, scope: Scope, x: Term, padded: bool) -> Windows:
-    """The windows of a dimension of `x`, perhaps padded with a number other than 0."""
+    """Draw the windows of a dimension of `x`, which may be padded with a number other than 0."""
     if not x.dims:
         return Windows(x, None)
     source = draw(st.sampled_from(x.dims))
@@ -64,7 +64,7 @@ def windows(draw: Any, scope: Scope, x: Term, padded: bool) -> Windows:
 
 
 def _aligned(draw: Any, size: int, extent: int, stride: int) -> tuple[int, int]:
-    """Padding with which there are as many windows as the source has strides, where that is possible."""
+    """Return padding with which there is one window for each stride of the source, if that is possible."""
     total = max(0, (size // stride - 1) * stride + extent - size)
     before = draw(st.integers(0, total))
     return before, total - before
@@ -75,7 +75,7 @@ def _any_padding(draw: Any, size: int, extent: int, stride: int) -> tuple[int, i
 
 
 def _nested(draw: Any, scope: Scope, x: Term, padded: bool) -> tuple[Term, tuple[Dim, ...]]:
-    """Windows of one or two dimensions of `x`, and the dimensions of their elements."""
+    """Draw windows of one or two dimensions of `x`, and the dimensions of their elements."""
     kernels: list[Dim] = []
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
         found = windows(draw, scope, x, padded)
@@ -84,7 +84,7 @@ def _nested(draw: Any, scope: Scope, x: Term, padded: bool) -> tuple[Term, tuple
 
 
 def convolution(draw: Any, scope: Scope) -> Term:
-    """An einsum of windows and a new parameter, with features summed over, made, or kept apart as they come."""
+    """Draw an einsum of windows and a new parameter; features are summed over, made, or kept apart by chance."""
     x, kernels = _nested(
         draw, scope, tame(real_operand(draw, scope), 4.0), padded=draw(st.integers(0, 3)) == 0
     )
@@ -104,13 +104,13 @@ def convolution(draw: Any, scope: Scope) -> Term:
 
 
 def average_pooling(draw: Any, scope: Scope) -> Term:
-    """`sum` or `mean` over windows."""
+    """Draw a `sum` or `mean` over windows."""
     x, kernels = _nested(draw, scope, tame(real_operand(draw, scope), 8.0), padded=True)
     return _pooled(draw, scope, x, kernels, draw(st.sampled_from(("sum", "mean"))))
 
 
 def extreme_pooling(draw: Any, scope: Scope) -> Term:
-    """`max` or `min` over windows."""
+    """Draw a `max` or `min` over windows."""
     x, kernels = _nested(draw, scope, sharp_operand(draw, scope), padded=True)
     return _pooled(draw, scope, x, kernels, draw(st.sampled_from(("max", "min"))))
 
@@ -124,7 +124,7 @@ def _pooled(draw: Any, scope: Scope, x: Term, kernels: tuple[Dim, ...], name: st
 
 
 def strided(draw: Any, scope: Scope) -> Term:
-    """Every second or third element of a dimension that has so many times as many as the result."""
+    """Take every second or third element of a dimension that is two or three times as long as the result."""
     x = number(draw, scope)
     fitting = [(dim, step) for dim in x.dims for step in (2, 3) if dim.size % step == 0]
     if not fitting:

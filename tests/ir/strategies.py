@@ -1,4 +1,4 @@
-"""Random IR: anything that the text can say, well-typed or not."""
+"""Random IR: everything that the text can say, well-typed or not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def types(draw: Any) -> TensorType:
 
 
 class _Scope:
-    """Values that a later equation may use, and a counter for their names."""
+    """The values that a later equation may use, and a counter for their names."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -120,7 +120,7 @@ def functions(draw: Any) -> Function:
 
 
 def _function(draw: Any, depth: int) -> Function:
-    """A function, or `depth` deep in one, a region."""
+    """Draw a function, or a region that is nested `depth` deep in one."""
     scope = _Scope()
     roles = draw(st.lists(st.sampled_from(get_args(Role)), max_size=2))
     arguments = tuple(Argument(scope.define(draw), role, draw(spans), draw(layouts)) for role in roles)
@@ -131,7 +131,7 @@ def _function(draw: Any, depth: int) -> Function:
 
 @st.composite
 def updates(draw: Any) -> Update:
-    """An optimizer's function, whose states may start anywhere."""
+    """Draw an optimizer's function, whose states start at any number."""
     found = _function(draw, 0)
     arguments = tuple(attrs.evolve(argument, initial=draw(st.floats(-2, 2))) for argument in found.arguments)
     return Update(

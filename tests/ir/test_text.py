@@ -1,4 +1,4 @@
-"""IR text: what it looks like, that reading gives back what was printed, and what is said of text that is not IR."""
+"""IR text: its form, the round trip through the parser, and the errors for text that is not IR."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_comments_and_spacing_do_not_matter() -> None:
 
 
 def differing() -> dict[str, tuple[str, str]]:
-    """Edits of LOWERED, each of which makes another program."""
+    """Edits of LOWERED, each of which makes a different program."""
     return {
         "name": ("program two_layer", "program other"),
         "mesh": ("cols: 4", "cols: 2"),
@@ -173,7 +173,7 @@ def test_bytes_as_people_read_them(count: int, text: str) -> None:
 
 
 def chain(length: int) -> Program:
-    """A program of about `length` equations."""
+    """Make a program of about `length` equations."""
     batch = Dim("batch", 64)
     x = Value("x", TensorType("f32", (batch,)))
     builder = Builder(Names(["x"]))

@@ -1,4 +1,4 @@
-"""The verifier: programs that hold every invariant pass, and a violation of each is named with its place."""
+"""The verifier: programs that hold every invariant pass, and an error names each violation and its place."""
 
 from __future__ import annotations
 
@@ -77,7 +77,29 @@ function step placed {
 }
 """
 
-SOUND: dict[Level, str] = {"global": GLOBAL, "assigned": ASSIGNED, "resharded": RESHARDED, "lowered": LOWERED}
+PLACED = """
+program m
+mesh grid = [rows: 2, cols: 2]
+dim batch = 8
+dim io = 4
+
+function step placed {
+  input %x: f32[batch{rows}, io]
+  %y: f32[batch{rows}] +{cols} = sum %x over=[io] layout {batch: rows, io: cols}
+  %z: f32[batch{rows}] +{cols} = add %y, %y
+  %s: f32[batch{rows}] = square %z
+  output s = %s
+  output z = %z
+}
+"""
+
+SOUND: dict[Level, str] = {
+    "global": GLOBAL,
+    "assigned": ASSIGNED,
+    "placed": PLACED,
+    "resharded": RESHARDED,
+    "lowered": LOWERED,
+}
 
 
 @pytest.mark.parametrize("level", SOUND)
@@ -127,6 +149,8 @@ BROKEN: list[tuple[Level, str, str, str]] = [
      "its layout names io, which is no dimension of its iteration space"),
     ("assigned", "%y: f32[batch] = sum %x over=[io] layout {batch: rows, io: cols}\n  output y = %y layout {batch: rows}",
      "%y: f32[batch, io] = shift %x dim=io by=1 wrap=false layout {io: cols}", "its layout splits io, which the op needs whole"),
+    ("placed", "%y: f32[batch{rows}] +{cols}", "%y: f32[batch{rows}]", "the place rule of sum gives f32[batch{rows}] +{cols}"),
+    ("placed", "%s: f32[batch{rows}] =", "%s: f32[batch{rows}] +{cols} =", "the place rule of square gives f32[batch{rows}]"),
     ("resharded", "%x: f32[batch{rows}, io]", "%x: f32[batch{rows}, io] layout {}", "and its layout makes it f32[batch, io]"),
     ("resharded", "sum %x_2 ", "sum %x ", "the place rule of sum refuses: operand %x is f32[batch{rows}, io], and the layout"
      " needs f32[batch{rows}, io{cols}]"),
@@ -255,7 +279,7 @@ def test_a_loop_that_does_not_fit_its_region_is_named(old: str, new: str, why: s
 
 
 def test_a_verifier_that_has_seen_a_sound_program_still_finds_a_bug() -> None:
-    """What it remembers are equations, not programs: scopes are checked every time, and so is a new equation."""
+    """The verifier remembers equations, not programs: it checks scopes every time, and every new equation."""
     verifier, program = Verifier(), read_program(GLOBAL)
     verifier.check(program, "global")
     y, loss = program.functions[0].body

@@ -1,7 +1,7 @@
-"""Properties: checks that must pass for every case of a strategy; `make test` tries a fixed number, `make fuzz` goes on.
+"""Properties: checks that must pass for every case of a strategy. `make test` tries a fixed number, `make fuzz` goes on.
 
-Each case is drawn by a Hypothesis run of its own, from a seed of its own. Within one run Hypothesis follows up every random case
-with variations on it, which finds less: what makes a case hard here is how its parts play together, and that takes new ones.
+Each case is drawn by a Hypothesis run of its own, with a seed of its own. Within one run Hypothesis varies every random case,
+which finds fewer mistakes: a case is hard because of a combination of parts, and new combinations need new cases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 EXAMPLES = 22
 FEW_EXAMPLES = 9
-"""Where each example takes a second or so."""
+"""The number of examples where each takes about a second."""
 
 PHASES = (Phase.generate, Phase.shrink)
 Check = Callable[[Any], None]
@@ -28,14 +28,14 @@ QUIET = (
 
 
 def holds_for(strategy: st.SearchStrategy[Any], examples: int = EXAMPLES) -> Callable[[Check], Any]:
-    """Make a test of a check: it runs on that many cases, the same ones every time.
+    """Make a test of a check: the test runs on a fixed number of cases, the same every time.
 
-    The parts stay accessible, to the campaign and to the regression tests.
+    The campaign and the regression tests use the parts of the property.
     """
 
     def decorate(check: Check) -> Any:
         def test() -> None:
-            first = crc32(check.__name__.encode()) << 32  # so that no two properties try the same programs
+            first = crc32(check.__name__.encode()) << 32  # no two properties try the same programs
             search(strategy, check, range(first, first + examples), shrink=False)
 
         test.__name__, test.__doc__ = check.__name__, check.__doc__
@@ -46,10 +46,10 @@ def holds_for(strategy: st.SearchStrategy[Any], examples: int = EXAMPLES) -> Cal
 
 
 def search(strategy: st.SearchStrategy[Any], check: Check, seeds: Iterable[int], shrink: bool = True) -> int:
-    """Check one random case for each seed, and give their number. A failing one is raised, made as small as minutes allow
-    where `shrink` says so.
+    """Check one random case for each seed, and return the number of cases. A failing case is raised; if `shrink`, it is first
+    made as small as some minutes allow.
 
-    Every run begins with the simplest case of all, which is checked once.
+    Every run begins with the simplest case, which is checked once.
     """
     configured = settings(_configured, phases=PHASES if shrink else PHASES[:-1])
     passed: set[str] = set()

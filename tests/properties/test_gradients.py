@@ -1,4 +1,4 @@
-"""Gradients against two witnesses that know nothing of the compiler's own rules: JAX, and finite differences."""
+"""Gradients agree with two witnesses that do not use the compiler's rules: JAX, and finite differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_results_and_gradients_are_those_of_jax(program: HasSource) -> None:
 
 
 def jax_results(program: Program, arrays: Arrays) -> Arrays:
-    """Outputs, and gradients as `d_<name>`, of the undistributed program by the oracle and `jax.grad`."""
+    """Return the outputs, and the gradients as `d_<name>`, of the undistributed program, by the oracle and `jax.grad`."""
     import jax
     import jax.numpy as jnp
 
@@ -59,7 +59,7 @@ def differentiable(forward: Function) -> list[str]:
 
 @holds_for(programs(attrs.evolve(DOUBLE_PRECISION, slopes=True)))
 def test_gradients_are_those_of_finite_differences(program: HasSource) -> None:
-    """Along a random direction. Where that crosses a kink, other data does not."""
+    """Compare along a random direction. If the direction crosses a kink, try other data."""
     (original,) = load(program.source).programs
     whole = differentiated(original, "gradients")
     errors = [_directional_error(original, whole, seed) for seed in range(3)]
@@ -70,7 +70,7 @@ STEP = 1e-6
 
 
 def _directional_error(original: Program, whole: Program, seed: int) -> float:
-    """How far the slope along a random direction is from what the gradients say, relative to the terms that make it up."""
+    """Return the difference between the slope along a random direction and the gradients' slope, relative to their terms."""
     from tests.oracle import in_training
 
     gradients, forward = whole.function("gradients"), in_training(original.function("forward"))

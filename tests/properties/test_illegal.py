@@ -1,4 +1,4 @@
-"""Layouts that break one rule are refused with the code of that rule, and those that break none are not."""
+"""A layout that breaks one rule is refused with the code of that rule, and a layout that breaks none is accepted."""
 
 from __future__ import annotations
 

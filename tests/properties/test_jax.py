@@ -1,4 +1,4 @@
-"""The generated JAX module on eight virtual devices: its results, and the collectives that XLA compiles it to."""
+"""The generated JAX module on eight virtual devices: its results, and the collectives of the program that XLA compiles."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_jax_gives_the_results(program: HasSource) -> None:
 
 @holds_for(programs(attrs.evolve(SINGLE_PRECISION, rough=False, constants=False)), FEW_EXAMPLES)
 def test_xla_compiles_the_collectives_that_cost_predicts(program: HasSource) -> None:
-    """XLA may join several collectives of a kind into one, so their number is not compared; what they carry is.
+    """XLA may join several collectives of a kind, so the test compares the bytes that they send and not their number.
 
-    It also computes what it knows beforehand (u * 0 of integers, say), and then has no need to send it, and once what every
-    iteration of a loop would send alike: its simplifications are turned off, and no tensors are made of constants here.
+    XLA also sends nothing that it can compute beforehand (such as u * 0 of integers), and moves out of a loop what every
+    iteration would send alike. So the test turns its simplifications off, and programs make no tensors of constants.
     """
     module = load(program.source)
     (original,), layout = module.programs, module.layouts[0]

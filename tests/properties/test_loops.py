@@ -1,4 +1,4 @@
-"""Functions and loops mean what they stand for: their bodies, written out once for each call and each iteration."""
+"""Functions and loops mean the same as their bodies, written out once for each call and each iteration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 
 class Structured(Protocol):
-    """A program with functions and loops, the same one without, and in two files; `parameters` by their names in the first."""
+    """Draw a program with functions and loops, the same program without, and the same program in two files. `parameters` maps the
+    names of the first.
+    """
 
     source: str
     flat: str
@@ -44,7 +46,7 @@ class Structured(Protocol):
 
 @holds_for(programs(Options(structured=True, layouts=1)))
 def test_functions_and_loops_are_what_they_stand_for(program: Structured) -> None:
-    """Outputs, and the gradients of inputs and parameters: those of a loop come from a loop that runs the other way."""
+    """Compare outputs, and the gradients of inputs and parameters. The gradient of a loop is a loop that runs the other way."""
     (original,), (flat,) = load(program.source).programs, load(program.flat).programs
     arrays = exact_data(original.function("forward"), seed=8)
     renamed = {name: flat_parameter(name) for name in program.parameters}
@@ -77,7 +79,9 @@ NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 
 @holds_for(programs(COUNTED), FEW_EXAMPLES)
 def test_more_iterations_change_nothing_but_numbers(program: HasSource) -> None:
-    """In the generated modules. Where a sum is completed can depend on how often that would be: not on one time of thousands."""
+    """Between 3 and 7 iterations, and between 6000 and 6001, the generated modules differ only in numbers. (The place where a sum
+    is completed may depend on the number.)
+    """
     layout = load(program.source).layouts[0]
     assert _generated(program.source, 3, None, None) == _generated(program.source, 7, None, None)
     few, many = (_generated(program.source, n, layout.mesh, layout.layout) for n in (6000, 6001))
@@ -85,7 +89,7 @@ def test_more_iterations_change_nothing_but_numbers(program: HasSource) -> None:
 
 
 def _generated(source: str, iterations: int, mesh: Mesh | None, layout: Layout | None) -> list[str]:
-    """The modules of both backends, with nothing in place of numbers."""
+    """Return the modules of both backends, with all numbers removed."""
     (program,) = load(source.replace("dim trips = 3", f"dim trips = {iterations}")).programs
     of = "step" if program.training else "gradients"
     placed = lower(program, mesh, layout, of)

@@ -1,4 +1,4 @@
-"""What a search over global layouts says that a layout holds at least is never more than it does hold."""
+"""A search's lower bound of the memory of layouts never exceeds the memory of a layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.search.layout_bounds import layouts
 
 LAYOUTS = 12
-"""That are compiled for each program."""
+"""The number of layouts that are compiled for each program."""
 
 PROGRAMS: st.SearchStrategy[HasSource] = st.one_of(
     programs(), programs(Options(spatial=True, statements=5, layouts=1))
@@ -30,8 +30,8 @@ def test_no_layout_holds_less_than_its_bound(program: HasSource) -> None:
 
 
 def check_memory(source: str, most: int | None = None) -> None:
-    """Under all layouts, or so many, where each is known and where only some of its rules are. The machine only matters as it
-    pads nothing.
+    """Compare under all layouts, or a fixed number of them, with all of a layout's rules decided and with only some. The machine
+    does not pad arrays.
     """
     module, hardware = load(source), find_hardware("k80_cluster", {})
     program, mesh = module.programs[0], module.layouts[0].mesh

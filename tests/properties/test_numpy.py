@@ -1,4 +1,4 @@
-"""The generated NumPy module gives what the undistributed program gives, and moves the bytes that `cost` predicts."""
+"""The generated NumPy module computes what the undistributed program computes, and sends the bytes that `cost` predicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.properties.campaign import holds_for
 
 @holds_for(programs())
 def test_simulation_of_all_processors_gives_the_results(program: HasSource) -> None:
-    """Every processor computes everything, and those that should agree are compared bit by bit."""
+    """Every processor computes all outputs; processors that should agree are compared bit by bit."""
     _check_results(program, checked=True)
 
 
@@ -59,14 +59,14 @@ def test_simulation_sends_what_cost_predicts(program: HasSource) -> None:
 
 
 def _sent(program: Program, function: str) -> dict[str, dict[str, Any]]:
-    """What a processor sends when the function runs once: kind -> figures."""
+    """Return the figures of one processor's communication when the function runs once: kind -> figures."""
     backend = numpy_module(program, checked=False)
     call(backend, program.function(function), exact_data(program.function(function), seed=4))
     return {kind: figures for kind, figures in backend.SENT.items() if figures["count"]}
 
 
 def predicted(program: Program, function: str) -> dict[str, dict[str, Any]]:
-    """What `cost` says that a processor sends: kind -> figures."""
+    """Return the figures that `cost` predicts for one processor's communication: kind -> figures."""
     assert program.mesh is not None
     totals = total(charges(program.function(function), Numbers(program.mesh)))
     return {

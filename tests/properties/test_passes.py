@@ -1,4 +1,4 @@
-"""Every pass leaves a program's results as they were: outputs, gradients and one training step."""
+"""Every pass keeps a program's results: outputs, gradients and one training step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_pass_keeps_the_results(program: HasSource) -> None:
 
 @holds_for(programs())
 def test_differentiation_keeps_the_outputs(program: HasSource) -> None:
-    """Those of the model as it was elaborated, but for the precision that is asked for."""
+    """Return the results of the model before any pass, except that it computes in the precision that is asked for."""
     module = load(program.source)
     (original,) = module.programs
     arrays = exact_data(original.function("forward"), seed=2)

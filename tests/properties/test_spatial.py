@@ -1,4 +1,4 @@
-"""The properties again, of programs in which most ops work along a dimension that is likely to be split: windows and shifts."""
+"""The properties again, for programs with many windows and shifts along dimensions that layouts are likely to split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts: what is printed is read back, formatting keeps the meaning, and no text makes the compiler fail."""
+"""Texts: printing and parsing agree, formatting keeps the meaning, and no text makes the compiler fail."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ from tests.generators.text import arbitrary_text, mutated_programs, respaced
 from tests.harness import FILE, HasSource, exact_data, load, stages, with_unused_values
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
-READ_BACK = {"elaboration", "differentiate", "assign-layouts", "place-reductions", "combine-collectives"}
-"""One stage of each level and form that the IR takes; the passes between them change nothing that the text says."""
+READ_BACK = {
+    "elaboration",
+    "differentiate",
+    "assign-layouts",
+    "place-reductions",
+    "insert-reshards",
+    "combine-collectives",
+}
+"""Programs of each level and form that the IR has; the passes between them change nothing that the text shows."""
 
 
 @holds_for(programs(Options(layouts=1)), FEW_EXAMPLES)
@@ -73,7 +80,7 @@ def test_any_mutated_program_gives_diagnostics_and_nothing_else(text: str) -> No
 
 
 def _check_text(text: str) -> None:
-    """Diagnostics point into the text, all can be shown, and without an error there is a program."""
+    """Diagnostics point into the text, and all can be shown. Without an error there is a program."""
     found = check(text, FILE)
     lines = text.splitlines(keepends=True)
     for diagnostic in found:

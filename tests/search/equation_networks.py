@@ -11,10 +11,10 @@ from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF, SENDINGS, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.compiler.search.per_equation.best_layouts import timed_network
-from mtfc.compiler.search.per_equation.choice_network import Network
+from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork
 from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.compiler.search.per_equation.per_equation_search import timed_network
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.selection import choose
@@ -33,7 +33,7 @@ def machine(name: str) -> Hardware:
     return find_hardware(name, {})
 
 
-def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> Network:
+def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> ChoiceNetwork:
     """Priced in seconds, or without hardware in bytes that all devices send."""
     function, dims = prepared(program), set(program.dims)
     if hardware is not None:

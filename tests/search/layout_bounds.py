@@ -62,8 +62,8 @@ SLOW_TPU = attrs.evolve(
         SLOW_CORES.device,
         overhead=1e-3,
         ops={"bernoulli": 1e4, "uniform": 1e4},
-        matrix=16,
-        scratchpad=Scratchpad(1e5, wait=1e-3, reads=1e7, factors=1e8, results=1e7),
+        mxu_size=16,
+        scratchpad=Scratchpad(1e5, latency=1e-3, reads=1e7, factors=1e8, results=1e7),
     ),
 )
 """Where what a TPU fills up, holds and draws again is."""

@@ -27,11 +27,11 @@ from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
-from mtfc.compiler.search.per_equation.best_layouts import tiling
-from mtfc.compiler.search.per_equation.choice_network import Network, Node
+from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork, ChoiceNode
 from mtfc.compiler.search.per_equation.conversions import Conversions, Indices, Numbers, bytes_sent
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy, divides, iteration_space
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.compiler.search.per_equation.per_equation_search import layout_of_choices
 
 Projection = tuple[object, ...]
 
@@ -55,7 +55,7 @@ def factors(number: int) -> list[int]:
     return found[::-1]
 
 
-def sent_network(function: Function, mesh: Mesh, splittable: Collection[str]) -> Network:
+def sent_network(function: Function, mesh: Mesh, splittable: Collection[str]) -> ChoiceNetwork:
     """Return the choices of a global function, priced in bytes that all devices send together.
 
     splittable: dimensions that a layout can name.
@@ -109,10 +109,10 @@ def k_cuts(function: Function, sizes: Sequence[int], splittable: Collection[str]
         sent.append(_cost(network, choices))
         pairs = zip(network.nodes, choices, strict=True)
         chosen = {node.owner: projection(node, choice, mesh.names) for node, choice in pairs}
-    return Cuts(mesh, tiling(network, choices, "cuts"), tuple(sent))
+    return Cuts(mesh, layout_of_choices(network, choices, "cuts"), tuple(sent))
 
 
-def projection(node: Node, option: int, axes: Axes) -> Projection:
+def projection(node: ChoiceNode, option: int, axes: Axes) -> Projection:
     """What an option says about some of the axes."""
     found = node.options[option]
     if isinstance(found, Strategy):
@@ -127,14 +127,14 @@ def _only(layout: Collection[tuple[str, Axes]] | Iterator[tuple[str, Axes]], axe
     return tuple(sorted((dim, split) for dim, split in kept.items() if split))
 
 
-def _allowed(node: Node, axes: Axes, chosen: dict[object, Projection]) -> list[int]:
+def _allowed(node: ChoiceNode, axes: Axes, chosen: dict[object, Projection]) -> list[int]:
     """The options that leave earlier cuts as they are."""
     wanted = chosen.get(node.owner)
     options = range(len(node.options))
     return [i for i in options if wanted is None or projection(node, i, axes) == wanted]
 
 
-def _best(network: Network, allowed: Sequence[Sequence[int]]) -> list[int]:
+def _best(network: ChoiceNetwork, allowed: Sequence[Sequence[int]]) -> list[int]:
     tables = [Table((i,), node.costs[allowed[i]]) for i, node in enumerate(network.nodes)]
     for edge in network.edges:
         costs = edge.costs[np.ix_(allowed[edge.first], allowed[edge.second])]
@@ -143,7 +143,7 @@ def _best(network: Network, allowed: Sequence[Sequence[int]]) -> list[int]:
     return [options[choice] for options, choice in zip(allowed, best, strict=True)]
 
 
-def _cost(network: Network, choices: Sequence[int]) -> float:
+def _cost(network: ChoiceNetwork, choices: Sequence[int]) -> float:
     nodes: Numbers = np.array(
         [node.costs[choice] for node, choice in zip(network.nodes, choices, strict=True)]
     )

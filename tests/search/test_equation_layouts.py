@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.analysis.equation_names import placeable_names
+from mtfc.compiler.analysis.equation_names import layout_target_names
+from mtfc.compiler.cost.equation_layouts import EquationTimes
 from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
-from mtfc.compiler.search.per_equation.best_layouts import tiling
-from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
-from mtfc.compiler.search.per_equation.equation_time import Roofline
+from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
+from mtfc.compiler.search.per_equation.per_equation_search import layout_of_choices
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
@@ -30,7 +30,7 @@ from tests.search.equation_networks import network_of
 def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
     """The program when every equation has its layout."""
     passes = default_pipeline()
-    stop = next(i for i, each in enumerate(passes) if each.name == "insert-reshards")
+    stop = next(i for i, each in enumerate(passes) if each.name == "place-reductions")
     return run(attrs.evolve(program, mesh=mesh, layout=layout), passes[:stop])
 
 
@@ -41,14 +41,14 @@ def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) ->
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)
     choices = [random.randrange(len(node.options)) for node in network.nodes]
-    text = layout_text(tiling(network, choices, "tiled"), mesh)
+    text = layout_text(layout_of_choices(network, choices, "tiled"), mesh)
     module = load(f"{generated.source}\n{text}")
     layout, (program,) = chosen_layout(module, "tiled").layout, module.programs
 
     placed = assigned(program, mesh, layout)
     name = "step" if program.training else "forward"
-    found = {name: thing for thing, name in placeable_names(placed.function(name)).items()}
-    names = placeable_names(network.function)
+    found = {name: thing for thing, name in layout_target_names(placed.function(name)).items()}
+    names = layout_target_names(network.function)
     for node, choice in zip(network.nodes, choices, strict=True):
         option = node.options[choice]
         if isinstance(node.owner, Equation) and isinstance(option, Strategy):
@@ -66,7 +66,7 @@ def test_equations_on_one_tpu_take_what_the_roofline_says() -> None:
     """What is added up is held in f32 there, once."""
     mesh, device = Mesh("single", ()), find_hardware("tpu_v2", {}).device
     step = prepared(load((ROOT / "examples" / "two_layer.mtf").read_text("utf-8")).programs[0])
-    roofline = Roofline(step, mesh, device)
+    times = EquationTimes(step, mesh, device)
     for eqn, expected in zip(step.body, work(step, mesh, device), strict=True):
-        choices = Choices.of(eqn, strategies(eqn, mesh, (), ()), mesh)
-        assert roofline.seconds(eqn, choices).tolist() == [expected.seconds]
+        choices = PlacedStrategies.of(eqn, strategies(eqn, mesh, (), ()), mesh)
+        assert times.seconds(eqn, choices.placed) == [expected.seconds]

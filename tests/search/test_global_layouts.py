@@ -76,7 +76,7 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
 }
 """
     module = load(text)
-    device = Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), overhead, matrix=matrix)
+    device = Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), overhead, mxu_size=matrix)
     hardware = attrs.evolve(SLOW_CORES, device=device)
     program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
     pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"))

@@ -15,6 +15,7 @@ from mtfc.backends import hlo
 from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.analysis.reshard_plans import plan
+from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers
@@ -23,11 +24,15 @@ from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.per_equation.best_layouts import best_tiling, fix, solve_with_memory, tiling
 from mtfc.compiler.search.per_equation.conversions import Conversions
-from mtfc.compiler.search.per_equation.equation_time import least_seconds
-from mtfc.compiler.search.per_equation.per_equation_search import search
-from mtfc.compiler.search.per_equation.solver_problem import to_problem
+from mtfc.compiler.search.per_equation.per_equation_search import (
+    best_layouts,
+    fix,
+    layout_of_choices,
+    search,
+    solve_with_memory,
+    to_problem,
+)
 from mtfc.compiler.search.pricer import Pricer
 from mtfc.compiler.search.solver.assignment_problem import Infeasible
 from mtfc.driver.loading.layout_targets import prepared
@@ -70,7 +75,7 @@ def test_what_is_chosen_costs_that_when_it_is_compiled(
     name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
 ) -> None:
     program, mesh, hardware = example(name, **dims), Mesh("grid", axes), machine(target)
-    found = best_tiling(network_of(program, mesh, hardware), hardware.device.memory, monotonic() + 60)
+    found = best_layouts(network_of(program, mesh, hardware), hardware.device.memory, monotonic() + 60)
     assert found.gap < 1e-6
     topology = Topology.of(mesh, hardware)
     assert sum(seconds_of(compiled(program, mesh, found.layout), topology, hardware.device)) == pytest.approx(
@@ -211,7 +216,7 @@ def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, s
     solution = solve_with_memory(to_problem(network, 1.0, None, "random"), monotonic() + 20)
     chosen = zip(network.nodes, sent_by, solution.choices, strict=True)
     priced = solution.cost - sum(float((node.costs - sent)[choice]) for node, sent, choice in chosen)
-    layout = tiling(network, solution.choices, "random")
+    layout = layout_of_choices(network, solution.choices, "random")
     sent = bytes_of(compiled(program, generated.mesh, layout).body, generated.mesh)
     assert sent <= priced + 1e-6
 
@@ -220,26 +225,26 @@ def test_memory_limits_what_is_chosen() -> None:
     """With the memory that the fastest tiling needs it is found; with less, one that is slower and fits."""
     program, hardware = example("soybean_mlp_8k", layers=2), machine("p2_8xlarge")
     network = network_of(program, Mesh("line", (("gpus", 4),)), hardware)
-    fastest = best_tiling(network, None, monotonic() + 30)
-    again = best_tiling(network, fastest.memory, monotonic() + 30)
+    fastest = best_layouts(network, None, monotonic() + 30)
+    again = best_layouts(network, fastest.memory, monotonic() + 30)
     assert again.cost == fastest.cost
-    smaller = best_tiling(network, fastest.memory - 1, monotonic() + 30)
+    smaller = best_layouts(network, fastest.memory - 1, monotonic() + 30)
     assert smaller.memory < fastest.memory
     assert fastest.cost <= smaller.lower_bound <= smaller.cost
     with pytest.raises(Infeasible):
-        best_tiling(network, 1e6, monotonic() + 30)
+        best_layouts(network, 1e6, monotonic() + 30)
 
 
 def test_one_of_the_choices_of_an_equation_is_the_best() -> None:
     """Each layout of one equation, forced: the cheapest is that of the best tiling, and none costs less than it."""
     mesh, hardware = Mesh("line", (("gpus", 4),)), machine("p2_8xlarge")
     program = example("two_layer")
-    free = best_tiling(network_of(program, mesh, hardware), None, monotonic() + 30)
+    free = best_layouts(network_of(program, mesh, hardware), None, monotonic() + 30)
     costs = []
     for rules in ({}, {"batch": ("gpus",)}, {"io": ("gpus",)}, {"hidden": ("gpus",)}):
         network = network_of(program, mesh, hardware)
         fix(network, "forward.y", Rules(tuple(rules.items())))
-        found = best_tiling(network, None, monotonic() + 30)
+        found = best_layouts(network, None, monotonic() + 30)
         assert dict(found.layout.value_rules["forward.y"].axes) == rules
         costs.append(found.cost)
     assert min(costs) == free.cost < max(costs)
@@ -260,7 +265,7 @@ SLOW_DEVICES = Hardware(
 )
 def test_a_tiling_on_xla_sends_what_was_priced_and_gives_the_same(name: str, dims: dict[str, int]) -> None:
     program, mesh = example(name, **dims), Mesh("grid", (("rows", 2), ("cols", 4)))
-    found = best_tiling(network_of(program, mesh, SLOW_DEVICES), None, monotonic() + 60)
+    found = best_layouts(network_of(program, mesh, SLOW_DEVICES), None, monotonic() + 60)
     lowered = lower(program, mesh, found.layout)
     text = jax_runtime.lowered(lowered, "step").compile(compiler_options=AS_WRITTEN).as_text()
     sent = sum(kind["bytes_per_device"] for kind in hlo.collectives(text).values())
@@ -292,8 +297,8 @@ def test_no_tiling_takes_less_than_its_products(
     program, mesh = example(name, **dims), Mesh("mesh", axes)
     slow = attrs.evolve(SLOW_DEVICES.device, overhead=0.0, bandwidth=Rate.constant(1e18))
     for hardware in (machine(target), attrs.evolve(SLOW_DEVICES, device=slow)):
-        least = least_seconds(prepared(program), mesh, hardware.device)
-        found = best_tiling(network_of(program, mesh, hardware), None, monotonic() + 20)
+        least = least_dot_seconds(prepared(program), mesh, hardware.device)
+        found = best_layouts(network_of(program, mesh, hardware), None, monotonic() + 20)
         assert 0 < least <= found.cost
         assert hardware.name != SLOW_DEVICES.name or found.cost < 1.01 * least
 
@@ -313,7 +318,7 @@ model m(x: [batch, io]) {
 }
 """).programs
     mesh, hardware = Mesh("line", (("gpus", 4),)), machine("p2_8xlarge")
-    found = best_tiling(network_of(program, mesh, hardware), None, monotonic() + 20)
+    found = best_layouts(network_of(program, mesh, hardware), None, monotonic() + 20)
     seconds = seconds_of(compiled(program, mesh, found.layout), Topology.of(mesh, hardware), hardware.device)
     assert sum(seconds) == pytest.approx(found.cost, rel=0.005)
 

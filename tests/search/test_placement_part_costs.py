@@ -71,8 +71,8 @@ def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
         own = part_cost(forms.flow, forms.device, step, parts)
-        assert forms.known.seconds[form].tolist() == [own.forward, own.backward]
-        assert forms.known.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
+        assert forms.tables.seconds[form].tolist() == [own.forward, own.backward]
+        assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,11 +81,11 @@ def test_tables_have_the_regions_of_all_parts(name: str) -> None:
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 40):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
-        need, table = parts.needs[step], forms.known.forms[form, FIRST]
+        need, table = parts.needs[step], forms.tables.forms[form, FIRST]
         for value in step.outputs:
             found = _table(forms, table, value, parts.count)
             assert np.array_equal(found, _boxes(value, need.owned(value), parts))
-            bytes_of_all = forms.known.tables[table, SIZE] * len(parts.groups(value))
+            bytes_of_all = forms.tables.tables[table, SIZE] * len(parts.groups(value))
             assert bytes_of_all == value.type.size * ITEM_BYTES[value.type.dtype]
             table += 1
         for value in (*step.inputs, *step.arguments):
@@ -100,7 +100,7 @@ def _parts(space: PlacementSpace, step: OperatorStep, degrees: Degrees) -> Opera
 
 def _table(forms: StepForms, table: int, value: Value, parts: int) -> Any:
     """[part, dim, end]"""
-    known = forms.known
+    known = forms.tables
     pieces, rows, bounds = known.tables[table, [PIECES, ROWS, BOUNDS]]
     piece = known.numbers[rows : rows + parts]
     shape = (pieces, len(value.type.dims), 2)
@@ -139,4 +139,4 @@ def test_no_formulas_where_rates_depend_on_sizes() -> None:
     assert all(each.template(()) is None for each in forms.formulas.values())
     step = space.graph.steps[0]
     form, own = forms.number(step, ()), part_cost(forms.flow, forms.device, step, _parts(space, step, ()))
-    assert forms.known.seconds[form].tolist() == [own.forward, own.backward]
+    assert forms.tables.seconds[form].tolist() == [own.forward, own.backward]

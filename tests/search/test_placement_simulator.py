@@ -143,37 +143,37 @@ def kept_in(room: StateArrays) -> CurrentGraph:
 
 def assert_forgotten(room: StateArrays) -> None:
     """That nothing is left of a change."""
-    kept, change, run = getattr(open_state, "py_func", open_state)(room)
+    current, change, run = getattr(open_state, "py_func", open_state)(room)
     assert not change.mark.any() and not change.is_anew.any()
-    assert np.flatnonzero(change.is_marked).tolist() == [kept.counts[LIVE]]
-    assert (change.first_waiting == NONE).all() and (change.begin == kept.begin).all()
+    assert np.flatnonzero(change.is_marked).tolist() == [current.counts[LIVE]]
+    assert (change.first_successor == NONE).all() and (change.begin == current.begin).all()
     assert (run.end == inf).all()
 
 
 def assert_kept(room: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
     """That a memory has a graph and its timeline, whatever numbers tasks have there."""
-    kept = kept_in(room)
-    numbers = kept.order[: kept.counts[LIVE]]
-    keys = kept.key[numbers]
+    current = kept_in(room)
+    numbers = current.order[: current.counts[LIVE]]
+    keys = current.key[numbers]
     own = graph.offsets[keys >> INDEX] + (keys & ((1 << INDEX) - 1))
     assert own.tolist() == times.order.tolist()
-    assert kept.ready[numbers].tolist() == times.ready[own].tolist()
-    assert kept.end[numbers].tolist() == times.end[own].tolist()
-    assert kept.device[numbers].tolist() == graph.device[own].tolist()
+    assert current.ready[numbers].tolist() == times.ready[own].tolist()
+    assert current.end[numbers].tolist() == times.end[own].tolist()
+    assert current.device[numbers].tolist() == graph.device[own].tolist()
     of = dict(zip(numbers.tolist(), own.tolist(), strict=True))
     for first, count, other, links in (
-        (kept.waiting_first, kept.waiting_count, kept.waiting, graph.waiting),
-        (kept.before_first, kept.before_count, kept.before, graph.before),
+        (current.successor_first, current.successor_count, current.successors, graph.successors),
+        (current.predecessor_first, current.predecessor_count, current.predecessors, graph.predecessors),
     ):
         for number, task in of.items():
             found = other[first[number] : first[number] + count[number]].tolist()
             wanted = links.other[links.first[task] : links.first[task + 1]].tolist()
             assert sorted(of[each] for each in found) == sorted(wanted)
-    for device in range(len(kept.load)):
-        on = own[kept.device[numbers] == device]
-        assert kept.load[device] == graph.seconds[on].sum()
+    for device in range(len(current.load)):
+        on = own[current.device[numbers] == device]
+        assert current.load[device] == graph.seconds[on].sum()
         assert (
-            kept.done[numbers][kept.device[numbers] == device].tolist()
+            current.done[numbers][current.device[numbers] == device].tolist()
             == np.cumsum(graph.seconds[on]).tolist()
         )
 

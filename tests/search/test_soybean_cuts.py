@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
-from mtfc.compiler.search.per_equation.best_layouts import solve_with_memory
-from mtfc.compiler.search.per_equation.solver_problem import to_problem
+from mtfc.compiler.search.per_equation.per_equation_search import solve_with_memory, to_problem
 from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import load

@@ -1,4 +1,4 @@
-"""Which part of a placed operator sends which elements to which part, and which devices hold the same piece of a parameter."""
+"""Transfers of a placement: which part sends which elements to which part, and which devices hold the same piece of a parameter."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Integers = Any
 
 @attrs.frozen(eq=False)
 class Transfers:
-    """Who needs a value of whom: for each pair of a holding and a needing part, the bytes that they share.
+    """The bytes that a holding part and a needing part have in common, for each pair that has any.
 
-    `sources` are groups of holders where the value is held several times, else parts.
+    `sources` are groups of holders if the value is replicated, else parts.
     """
 
     sources: Integers
@@ -34,7 +34,7 @@ class Transfers:
 def transfers(
     value: Value, made: OperatorParts, step: OperatorStep, used: OperatorParts, user: OperatorStep
 ) -> Transfers:
-    """What parts of `user` need of a value that `step` makes."""
+    """Return the transfers of a value from the step that makes it to the parts of `user`."""
     owned = made.needs[step].owned(value)
     wanted = used.needs[user].values.get(value, {})
     groups = made.group(value)
@@ -55,7 +55,7 @@ def transfers(
 def _ends(
     region: Region, dim: str, size: int, parts: OperatorParts, which: Integers
 ) -> tuple[Integers, Integers]:
-    """First positions, and ones after the last, of some parts' regions along a dimension."""
+    """Return the first position of some parts' regions along a dimension, and the position after the last."""
     if dim not in region:
         return np.zeros(len(which), np.int64), np.full(len(which), size)
     span = region[dim]
@@ -66,7 +66,7 @@ def _ends(
 def holders(
     value: Value, made: OperatorParts, devices: Integers, found: Transfers, used: Integers
 ) -> Integers:
-    """The part that each transfer comes from: one on the target's device if there is one, else they take turns."""
+    """Return the sending part of each transfer: the holder on the target's device if there is one, else holders take turns."""
     if not made.is_shared(value):
         return found.sources
     groups = made.groups(value)
@@ -80,7 +80,7 @@ def holders(
 
 @attrs.frozen
 class ReplicatedPiece:
-    """A part of a parameter that the same devices hold: how many bytes, on which (bit i: device i), and where it lies."""
+    """A piece of a parameter that the same devices hold: the devices (bit i: device i), its boxes, and its bytes."""
 
     mask: int
     boxes: tuple[tuple[tuple[int, int], ...], ...]
@@ -90,7 +90,7 @@ class ReplicatedPiece:
 def regions_held(
     parameter: Value, parts: OperatorParts, step: OperatorStep, devices: Sequence[int]
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], int]]:
-    """The different parts of a parameter that parts of a step use, and on which devices."""
+    """Yield the different regions of a parameter that parts of a step use, and the mask of devices for each."""
     region = parts.needs[step].values.get(parameter, {})
     masks: dict[tuple[tuple[int, int], ...], int] = {}
     names = {span.by for span in region.values()}
@@ -109,7 +109,7 @@ def regions_held(
 def replicated_pieces(
     parameter: Value, held: set[tuple[tuple[tuple[int, int], ...], int]]
 ) -> list[ReplicatedPiece]:
-    """A parameter by who holds what: the coarsest parts of it that are not cut by any region held."""
+    """Cut a parameter along the ends of all held regions, and group the pieces by the devices that hold them."""
     pieces: dict[int, list[tuple[tuple[int, int], ...]]] = {}
     if len({region for region, _ in held}) == 1:
         mask = 0
@@ -132,7 +132,7 @@ def replicated_pieces(
 
 
 def _pieces(regions: Sequence[tuple[tuple[int, int], ...]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The grid that the regions' ends make."""
+    """Yield the cells of the grid that the regions' ends make."""
     grid: list[tuple[tuple[int, int], ...]] = [()]
     for ends in zip(*regions, strict=True):
         marks = sorted({mark for pair in ends for mark in pair})

@@ -19,13 +19,29 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Dim, Mesh
 
 WORTH = 2
 """A product is turned around where that transposes so many times fewer elements."""
 
 Dims = tuple[tuple[str, int], ...]
 """Names and sizes on one processor."""
+
+
+def is_dot(eqn: Equation) -> bool:
+    """True for an einsum that sums over a dimension and has a dimension that only one of its two operands has."""
+    if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
+        return False
+    one, other, summed = dot_roles(eqn)
+    return bool((one or other) and summed)
+
+
+def dot_roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:
+    """Return the dimensions that only the first operand keeps, that only the second keeps, and that are summed, without those of size 1."""
+    (a, b), made = (set(value.type.dims) for value in eqn.operands), set(eqn.result.type.dims)
+    sets = ((a & made) - b, (b & made) - a, (a & b) - made)
+    one, other, summed = ([dim for dim in each if dim.size > 1] for each in sets)
+    return one, other, summed
 
 
 def transposed(eqn: Equation, mesh: Mesh) -> int:

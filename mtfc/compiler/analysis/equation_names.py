@@ -21,13 +21,13 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, walk
 from mtfc.compiler.ir.loops import dim_of, region_of
 
-Placeable = Equation | Argument | Output
+LayoutTarget = Equation | Argument | Output
 
 WORDS = frozenset({"and", "or", "not"})
 """Ops whose names are operators of the language."""
 
 
-def placeable_names(function: Function) -> Mapping[Placeable, str]:
+def layout_target_names(function: Function) -> Mapping[LayoutTarget, str]:
     """The name of each thing in a function that has a layout of its own."""
     names = Names(eqn.path for eqn in walk(function.body) if eqn.path)
     arguments = ((argument, f"{argument.role}.{argument.value.name}") for argument in function.arguments)
@@ -45,11 +45,11 @@ YIELDED = -1
 
 def names_by_place(function: Function) -> Mapping[Place, str]:
     """The same names for a function that later passes have changed: results of an equation and arguments by loops and value."""
-    names = placeable_names(function)
+    names = layout_target_names(function)
     return {place: names[thing] for thing, place in _places(function, ()) if thing in names}
 
 
-def _places(function: Function, loops: tuple[int, ...]) -> Iterator[tuple[Placeable, Place]]:
+def _places(function: Function, loops: tuple[int, ...]) -> Iterator[tuple[LayoutTarget, Place]]:
     yield from ((argument, (loops, argument.value.name)) for argument in function.arguments)
     yield from ((eqn, (loops, value.name)) for eqn in function.body for value in eqn.results)
     for eqn, number in numbered(function).items():
@@ -62,7 +62,7 @@ def numbered(function: Function) -> dict[Equation, int]:
     return {eqn: number for number, eqn in enumerate(eqn for eqn in function.body if eqn.regions)}
 
 
-def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, str]]:
+def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[LayoutTarget, str]]:
     for eqn in function.body:
         if eqn.regions:
             yield from _of_loop(eqn, (*loops, dim_of(eqn).name))
@@ -71,7 +71,7 @@ def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Placea
             yield eqn, ".".join((eqn.stage, eqn.path or ".".join((*loops, op))))
 
 
-def _of_loop(eqn: Equation, loops: tuple[str, ...]) -> Iterator[tuple[Placeable, str]]:
+def _of_loop(eqn: Equation, loops: tuple[str, ...]) -> Iterator[tuple[LayoutTarget, str]]:
     """A slice stays as the whole is placed, and what is carried leaves as it enters: they have no names."""
     region = region_of(eqn)
     for argument in region.arguments:

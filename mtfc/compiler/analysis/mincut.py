@@ -10,7 +10,7 @@ INFINITE = float("inf")
 SOURCE, SINK = ("source",), ("sink",)
 
 
-class Graph:
+class FlowNetwork:
     """Arcs are kept in pairs, an arc and its reverse at `index ^ 1`."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ STORED = {"parameter": ("params", ""), "state": ("optimizer", "params", "")}
 
 
 @attrs.frozen(order=True)
-class Rule:
+class AppliedRule:
     """A rule of the layout: `batch: rows`, or one of a section, or of a value's own.
 
     is_written: else the compiler has split the dimension as what uses it is, or as what it is made of.
@@ -46,16 +46,16 @@ class Rule:
 
 
 @attrs.frozen
-class Cause:
+class CollectiveCause:
     """A rule, where it takes effect, and what it does there: `sums over`, for example, and the dimension."""
 
-    rule: Rule
+    rule: AppliedRule
     span: Span | None
     what: str
 
 
 @attrs.frozen
-class Sending:
+class SentArray:
     """One array that a collective sends: its bytes on one processor in a step, how often, for which line, and why.
 
     used: where it is used, if that is in an equation.
@@ -67,13 +67,13 @@ class Sending:
     times: int
     span: Span | None
     stage: Stage
-    causes: tuple[Cause, ...]
+    causes: tuple[CollectiveCause, ...]
     used: Span | None
 
 
-def sendings(
+def sent_arrays(
     function: Function, mesh: Mesh, layout: Layout, names: Mapping[Place, str] = {}
-) -> list[Sending]:
+) -> list[SentArray]:
     """What a placed function with explicit collectives sends, in order; combined collectives array by array.
 
     names: what rules for single equations call them (`names_by_place` of the function as `assign-layouts` left it).
@@ -83,7 +83,7 @@ def sendings(
     return list(_sendings(function, mesh, tracer, 1))
 
 
-def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> Iterator[Sending]:
+def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> Iterator[SentArray]:
     for eqn in function.body:
         if eqn.regions:
             yield from _sendings(region_of(eqn), mesh, tracer, times * dim_of(eqn).size)
@@ -91,7 +91,7 @@ def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> It
             for value, result in zip(eqn.operands, eqn.results, strict=True):
                 made_by = tracer.makers.get(value)
                 owner = charged_equation(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
-                yield Sending(
+                yield SentArray(
                     kind_of(eqn),
                     axes_of(eqn),
                     value.type.local_bytes(mesh) * times,
@@ -162,7 +162,7 @@ class _Tracer:
         self.before.setdefault(to, []).append(value)
         self.after.setdefault(value, []).append(to)
 
-    def causes(self, eqn: Equation, value: Value, result: Value) -> Iterator[Cause]:
+    def causes(self, eqn: Equation, value: Value, result: Value) -> Iterator[CollectiveCause]:
         """Of one operand of a collective and what it becomes."""
         completed = [axis for axis in value.type.pending if axis not in result.type.pending]
         for axis in completed:
@@ -177,7 +177,7 @@ class _Tracer:
         if isinstance(target, Dim):
             yield from self._wants(result, target, axes_of(eqn))
 
-    def _sums(self, value: Value, axis: str) -> Iterator[Cause]:
+    def _sums(self, value: Value, axis: str) -> Iterator[CollectiveCause]:
         """The equations that leave a sum pending over the axis in a value."""
         for each in self._back(value, lambda v: axis in v.type.pending):
             eqn = self.makers.get(each)
@@ -187,9 +187,9 @@ class _Tracer:
             for dim in rule.reduced:
                 if axis in eqn.layout.get(dim.name, ()):
                     by = self._rule(eqn, dim.name, eqn.layout[dim.name])
-                    yield Cause(by, eqn.span, f"{REDUCES[rule.reduction]} {dim.name}")
+                    yield CollectiveCause(by, eqn.span, f"{REDUCES[rule.reduction]} {dim.name}")
 
-    def _splits(self, value: Value, dim: Dim, axes: Axes) -> Iterator[Cause]:
+    def _splits(self, value: Value, dim: Dim, axes: Axes) -> Iterator[CollectiveCause]:
         """The rule that splits a dimension of a value, and what has it whole."""
         origins = [*self._copied(value)]
         placed = next((v for v in origins if self._own_rule(v, dim.name, axes)), None)
@@ -198,14 +198,14 @@ class _Tracer:
         if stored is not None and self._role(stored) in STORED:
             argument = self.arguments[stored]
             rule = own or self._find(dim.name, axes, STORED[argument.role])
-            yield Cause(rule, argument.span, f"stores {dim.name} in parts")
+            yield CollectiveCause(rule, argument.span, f"stores {dim.name} in parts")
             return
         nearest = [placed, *origins] if placed else origins
         made = next((self.makers[v] for v in nearest if self._is_made(v)), None)
         rule = own or (self._rule(made, dim.name, axes) if made else self._find(dim.name, axes, ("",)))
-        yield Cause(rule, made.span if made else None, f"has {dim.name} in parts")
+        yield CollectiveCause(rule, made.span if made else None, f"has {dim.name} in parts")
 
-    def _wants(self, result: Value, dim: Dim, axes: Axes) -> Iterator[Cause]:
+    def _wants(self, result: Value, dim: Dim, axes: Axes) -> Iterator[CollectiveCause]:
         """What uses a value in parts that it was not made in."""
         eqn = self._user(result)
         onward = [*self._forward(result)]
@@ -215,7 +215,7 @@ class _Tracer:
             index = {} if eqn.regions else OPS[eqn.op].layout_rule(eqn).index
             rule = self._rule(eqn, index.get(dim.name) or dim.name, axes)
         rule = rule or self._find(dim.name, axes, ("params", ""))
-        yield Cause(rule, eqn.span if eqn else None, f"wants {dim.name} in parts")
+        yield CollectiveCause(rule, eqn.span if eqn else None, f"wants {dim.name} in parts")
 
     def used(self, value: Value) -> Span | None:
         eqn = self._user(value)
@@ -232,25 +232,25 @@ class _Tracer:
     def _is_made(self, value: Value) -> bool:
         return value in self.makers and not has_trait(self.makers[value], "placement")
 
-    def _own_rule(self, value: Value, dim: str, axes: Axes) -> Rule | None:
+    def _own_rule(self, value: Value, dim: str, axes: Axes) -> AppliedRule | None:
         """That of the thing itself, if it splits the dimension over one of the axes."""
         name, rules = self.own.get(value, ("", Rules()))
         found = set(rules.get(dim)) & set(axes)
-        return Rule(f"value {name}", dim, rules.get(dim)) if found else None
+        return AppliedRule(f"value {name}", dim, rules.get(dim)) if found else None
 
-    def _rule(self, eqn: Equation, dim: str, axes: Axes) -> Rule:
+    def _rule(self, eqn: Equation, dim: str, axes: Axes) -> AppliedRule:
         own = self._own_rule(eqn.results[0], dim, axes)
         return own or self._find(dim, axes, ("optimizer", "params", "") if eqn.stage == "update" else ("",))
 
-    def _find(self, dim: str, axes: Axes, sections: Iterable[str]) -> Rule:
+    def _find(self, dim: str, axes: Axes, sections: Iterable[str]) -> AppliedRule:
         """The rule, looked for in these sections first; that of a dimension that the compiler has cut is its whole's."""
         rules = {"": self.layout.rules, "params": self.layout.params, "optimizer": self.layout.optimizer}
         name = dim if dim in self.layout.rules.by_dim else dim.partition(".blocks")[0]
         for section in (*sections, *rules):
             for key in (name, EVERY):
                 if set(rules[section].get(key)) & set(axes):
-                    return Rule(section, key, rules[section].get(key))
-        return Rule("", name, axes, is_written=False)
+                    return AppliedRule(section, key, rules[section].get(key))
+        return AppliedRule("", name, axes, is_written=False)
 
     def _back(self, value: Value, goes_on: Callable[[Value], bool]) -> Iterator[Value]:
         """A value and what it is made of, as far as a test holds."""

@@ -15,7 +15,10 @@ from functools import lru_cache
 from itertools import count, permutations
 
 from mtfc.compiler.ir.collective import ReshardGoal, ReshardStep
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import COLLECTIVES
+from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 STEPS = sorted((each for each in COLLECTIVES if each.edges), key=lambda each: each.priority)
@@ -24,6 +27,14 @@ STEPS = sorted((each for each in COLLECTIVES if each.edges), key=lambda each: ea
 
 def goal_of(target: TensorType) -> ReshardGoal:
     return ReshardGoal([list(_runs(axes)) for axes in target.splits], target.pending, target.reduction)
+
+
+def needed_type(eqn: Equation, operand: int, pending: Axes = ()) -> TensorType:
+    """Return the type that an operand must have under the equation's layout, or for a loop under its region's."""
+    if eqn.regions:
+        (region,) = eqn.regions
+        return eqn.operands[operand].type.split_by(region.arguments[operand].layout or {}, pending)
+    return operand_type(OPS[eqn.op].layout_rule(eqn), eqn, operand, pending)
 
 
 def _runs(axes: Axes) -> Iterator[Axes]:

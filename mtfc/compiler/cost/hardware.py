@@ -19,9 +19,11 @@ Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
 KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", "round")
-"""Kernels that are several ops: a reduction of windows, its gradient, and a product with windows or of the gradients of such. And
-those that are a part of an op: what is transposed or reordered for a product (`analysis/dot_operand_layout.py`), and what is cleared, or rounded,
-for a loop on a TPU (`cost/loop_kernels.py`).
+"""Kernels with rates of their own.
+
+pool: a reduction of windows. unpool: its gradient. convolution: a dot of windows, or a dot whose windows `fold` sums. transposed and
+reordered: what is transposed or reordered for a dot (`analysis/dot_operand_layout.py`). clear and round: what a TPU clears or rounds for a
+loop (`cost/tpu/tpu_fusion.py`).
 """
 
 
@@ -54,13 +56,14 @@ class Rate:
 
 @attrs.frozen
 class Scratchpad:
-    """Memory of the processor's own, on a TPU: so many bytes, the seconds that a product waits where all that it reads or writes
-    is there, and bytes/s: what is component-wise reads and writes there, and products read as factors and write as results. None:
-    as elsewhere.
+    """The memory on the chip of a TPU (VMEM, on v4 also CMEM).
+
+    latency: seconds before a dot starts whose operands and result lie there. Rates are in bytes/s, None for those of the main memory:
+    `reads` and `writes` of elementwise kernels and reductions, `factors` and `results` of dots.
     """
 
     bytes: float
-    wait: float = 0.0
+    latency: float = 0.0
     reads: float | None = None
     writes: float | None = None
     factors: float | None = None
@@ -69,15 +72,14 @@ class Scratchpad:
 
 @attrs.frozen
 class Device:
-    """One processor: FLOP/s by dtype and by the FLOPs of one kernel, memory in bytes, its bandwidth in bytes/s by the bytes that
-    one kernel reads and writes, and the seconds that starting a kernel costs.
+    """One processor.
 
-    ops: of those that take longer than their bytes, elements/s of the largest array that they read or write (of a table: of what
-    indices point at), by the names of ops and of `KERNELS`. overlap: the share of the shorter of computing and moving bytes that
-    the longer one hides: 1 where a kernel loads while it computes. matrix: of a TPU, rows and columns of its matrix units; its
-    kernels are those of XLA's compiler for TPUs. loop: what an iteration of a loop costs besides.
-    scratchpad: where small programs lie, and what all iterations of a loop multiply with. loading: rows that a matrix unit is
-    loaded with while one row goes through it, for the gradient of a convolution's images.
+    flops: FLOP/s by dtype, each by the FLOPs of one kernel. memory: bytes. bandwidth: bytes/s of memory, by the bytes that one kernel reads
+    and writes. overhead: seconds to start a kernel. ops: elements/s of ops and `KERNELS` that take longer than their bytes; elements are
+    those of the largest array read or written, of a table those that indices point at. overlap: how much of the shorter of computing and
+    moving the longer one hides: 1 if a kernel loads while it computes. loop: seconds of an iteration besides its kernels.
+
+    TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """
 
     flops: Mapping[str, Rate]
@@ -86,28 +88,28 @@ class Device:
     overhead: float = 0.0
     ops: Mapping[str, float] = attrs.field(factory=dict)
     overlap: float = 1.0
-    matrix: int | None = None
+    mxu_size: int | None = None
     loop: float = 0.0
     scratchpad: Scratchpad | None = None
-    loading: float = 1.0
 
     @property
-    def own(self) -> Scratchpad | None:
+    def vmem(self) -> Scratchpad | None:
         """The scratchpad of a TPU."""
-        return self.scratchpad if self.matrix is not None else None
+        return self.scratchpad if self.mxu_size is not None else None
 
     @property
     def weightless(self) -> Device:
-        """A device whose memory and kernels cost nothing."""
+        """The same device with infinite bandwidth and without overhead."""
         return attrs.evolve(self, bandwidth=Rate.constant(inf), overhead=0.0, scratchpad=None)
 
     @property
-    def keeps_results(self) -> bool:
-        """Whether products leave there what they compute."""
-        return self.own is not None and self.own.results is not None
+    def has_linear_times(self) -> bool:
+        """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
+        rates = (*self.flops.values(), self.bandwidth)
+        return self.mxu_size is None and not self.ops and all(len(rate.points) == 1 for rate in rates)
 
     def rated(self, dtype: str) -> str:
-        """The dtype whose rate a dtype has: its own, or else that of f32, or else of the slowest that is given."""
+        """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype."""
         given = [each for each in (dtype, "f32") if each in self.flops]
         return given[0] if given else min(self.flops, key=lambda each: self.flops[each].peak)
 

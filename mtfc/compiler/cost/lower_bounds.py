@@ -9,13 +9,17 @@ small as any choice makes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import attrs
 
 from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, IsCommon, Pairs
 from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.opdef import BlockRewriter
+from mtfc.compiler.ir.types import Axes, Dim
 
 
 @attrs.frozen(cache_hash=True)
@@ -74,12 +78,24 @@ class Unmoved:
 Term = Shard | Least | Most | Total | Unless | Unmoved
 
 
+class MakeBlocks(Protocol):
+    """Makes what the `distribute` rule of an op partitions an equation with, for a number of shards."""
+
+    def __call__(
+        self,
+        build: Builder,
+        axes: Callable[[Equation, Dim], Axes],
+        shards: int,
+        defined: Callable[[Value], Equation | None],
+    ) -> BlockRewriter: ...
+
+
 @attrs.frozen
 class CommonProgram:
     """An undistributed function on a device, and which of its equations all layouts in question have.
 
     replaced: equations that some layout replaces by others, with the dimensions that are split then; None for dots of several
-    operands, which every layout replaces.
+    operands, which every layout replaces. new_blocks: begins the new dimensions of one function.
     """
 
     function: Function
@@ -87,6 +103,7 @@ class CommonProgram:
     device: Device
     is_common: IsCommon
     replaced: Mapping[Equation, Dims | None]
+    new_blocks: Callable[[], MakeBlocks]
 
 
 @attrs.frozen

@@ -90,7 +90,7 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
 
 
 def memory_on(function: Function, mesh: Mesh, device: Device) -> Memory:
-    """What a placed function needs on a device: of a TPU, arrays take whole tiles (`tiling.py`)."""
+    """Return the memory of a placed function on a device. On TPUs arrays take whole tiles (`tpu/tiling.py`)."""
     return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body), mesh)))
 
 

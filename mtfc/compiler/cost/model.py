@@ -10,7 +10,7 @@ they search for. No bound may exceed the exact cost of a layout: `tests/properti
 | pending sums | seconds of communication | `pending_sums.py` |
 | data movement | seconds of communication | `moved_data.py` |
 | stored parameters | seconds of communication | `stored_parameters.py` |
-| halos | seconds of communication, and of computing | `halos.py` |
+| halos | seconds of communication, and of computing | `halo_exchange.py` |
 | memory | bytes | `memory.py` |
 
 Collectives are timed by `topology.py`, both exactly and at their best rates.
@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.halos import Halos
+from mtfc.compiler.cost.halo_exchange import Halos
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.cost.memory import HeldMemory
@@ -63,9 +63,14 @@ class Regime:
 def regimes(function: Function, device: Device) -> tuple[Regime, ...]:
     """Return the regimes of a function on a device, in ascending order of memory; the last one has no limit."""
     every = Regime(inf, device)
-    if device.own is None or any(eqn.regions for eqn in function.body):
+    if device.vmem is None or any(eqn.regions for eqn in function.body):
         return (every,)
-    return Regime(device.own.bytes, device.weightless), every
+    return Regime(device.vmem.bytes, device.weightless), every
+
+
+def cheapest(device: Device) -> Device:
+    """Return a device on which no kernel costs more than in any regime of the given device."""
+    return device.weightless if device.vmem else device
 
 
 EFFECTS: Mapping[str, Effect[object]] = {

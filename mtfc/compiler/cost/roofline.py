@@ -1,23 +1,20 @@
-"""How long a processor computes: each equation by its FLOPs or by the bytes it moves, whichever takes longer.
+"""The time that a processor computes: of each equation, its FLOPs or the bytes that it moves, whichever take longer.
 
-What is in memory at all, and which equations are one kernel, `fusion.py` says. An equation moves the bytes of stored operands
-and, where it is stored itself, of its results; each kernel costs the device's overhead. The roofline is a
-bound from below for a kernel, and a sum of them one from above for kernels that overlap, which on one device they rarely do.
+The model of the device's kernels (`fusion.py`, `device_models.py`) says which values are in memory, which equations are one kernel, and how
+dots are padded. An equation reads its stored operands and writes its stored results, and each kernel costs the device's overhead.
+The roofline is a lower bound for one kernel. Kernels rarely overlap on one device, so the time of a step is their sum.
 
-Where the device has rates for it, products take longer by what is transposed or reordered for them (`analysis/dot_operand_layout.py`).
-
-On a TPU (`Device.matrix`) products are filled up besides (`tiling.py`). Loops take more than their iterations (`loop_kernels.py`).
+Some devices have rates for operands that are transposed or reordered for a dot (`analysis/dot_operand_layout.py`). Those add to its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from math import inf
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import is_elementwise, storage
+from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.dimension_names import (
     PARAMS,
     SINGLE,
@@ -32,56 +29,53 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
 )
 from mtfc.compiler.analysis.dot_operand_layout import reordered, transposed
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.loop_kernels import Loops, is_repeated, stacks
 from mtfc.compiler.cost.lower_bounds import CommonProgram, Least, Most, Shard, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.sizes import Numbers
-from mtfc.compiler.cost.tpu.register_traffic import HELD, is_held, is_holding, is_short, is_widened
-from mtfc.compiler.cost.tpu.scratchpad import kernels_of
-from mtfc.compiler.cost.tpu.tiling import filled, is_dot, is_sum, least_bytes, ways
+from mtfc.compiler.cost.tpu.tpu_fusion import REGISTERS, stacks
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
-FOR_PRODUCTS = {"transposed": transposed, "reordered": reordered}
-"""Elements that are moved for a product besides, by the names of their rates."""
+REARRANGED = {"transposed": transposed, "reordered": reordered}
+"""Elements that are rearranged for a dot, by the names of their rates."""
 
 
 @attrs.frozen
-class Work:
-    """What one equation computes and moves on one processor, once: FLOPs, bytes, seconds."""
+class KernelWork:
+    """FLOPs, bytes and seconds of one execution of an equation on one processor."""
 
     flops: int
     bytes: int
     seconds: float
 
 
-def work(function: Function, mesh: Mesh, device: Device) -> list[Work]:
-    """Of each equation of a placed function, in order; nothing for collectives, and for loops what they do not repeat."""
-    return works(function, kernels_of(function, mesh, device), device)
+def work(function: Function, mesh: Mesh, device: Device) -> list[KernelWork]:
+    """Return the work of each equation of a placed function: none for collectives, that beside the iterations for loops."""
+    return work_in(function, fusion_of_program(function, mesh, device))
 
 
-def works(function: Function, memory: Memory, device: Device) -> list[Work]:
-    """The same, where it is known already what is in memory."""
-    loops = Loops.of(function, memory, device)
-    return [
-        Work(0, *loops.around(eqn)) if eqn.regions else _work(eqn, memory, device) for eqn in function.body
-    ]
+def work_in(function: Function, fusion: FusionModel) -> list[KernelWork]:
+    """Return the same for kernels that are known already."""
+    loops = fusion.loop_costs(function)
+    return [KernelWork(0, *loops[eqn]) if eqn.regions else _work(eqn, fusion) for eqn in function.body]
 
 
-def _work(eqn: Equation, memory: Memory, device: Device) -> Work:
+def _work(eqn: Equation, fusion: FusionModel) -> KernelWork:
     if has_trait(eqn, "sends"):
-        return Work(0, 0, 0.0)
-    flops = OPS[eqn.op].flops(eqn, Numbers(memory.mesh))
+        return KernelWork(0, 0, 0.0)
+    flops = OPS[eqn.op].flops(eqn, Numbers(fusion.mesh))
     if storage(eqn) in ("view", "made"):
-        return Work(flops, 0, 0.0)
-    size, computed = memory.moved(eqn, device), flops * filled(eqn, memory.mesh, device, memory.windows(eqn))
-    copied = [memory.bytes(value.type, device) for value in memory.copied(eqn, device)]
-    seconds = kernel_seconds(eqn, eqn, computed, size, memory, device)
-    return Work(flops, size + 2 * sum(copied), seconds + sum(copy_seconds(each, device) for each in copied))
+        return KernelWork(flops, 0, 0.0)
+    size = fusion.moved(eqn)
+    copied = [fusion.bytes(value.type) for value in fusion.copied(eqn)]
+    seconds = kernel_seconds(eqn, eqn, flops * fusion.mxu_padding(eqn), size, fusion)
+    copying = sum(copy_seconds(each, fusion.device) for each in copied)
+    return KernelWork(flops, size + 2 * sum(copied), seconds + copying)
 
 
 def computation_of(function: Function, mesh: Mesh, device: Device) -> float:
@@ -94,7 +88,7 @@ def computation_of(function: Function, mesh: Mesh, device: Device) -> float:
 
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
-    """Elements of the largest array that a placed equation reads or writes; of a table, those that indices point at."""
+    """Return the elements of the largest array that a placed equation reads or writes. Of a table, only those that indices point at count."""
     values = eqn.operands if has_trait(eqn, "scatter") else (*eqn.operands, *eqn.results)
     if storage(eqn) == "lookup":
         values = values[1:]
@@ -102,26 +96,25 @@ def largest(eqn: Equation, mesh: Mesh) -> int:
 
 
 def copy_seconds(size: int, device: Device) -> float:
-    """Of an array of so many bytes that is copied: it is read and written."""
+    """Return the seconds to copy an array of `size` bytes, which is read and written."""
     return 2 * size / device.bandwidth.at(2 * size) + device.overhead
 
 
-def kernel_seconds(
-    eqn: Equation, placed: Equation, flops: float, size: int, memory: Memory, device: Device
-) -> float:
-    """Seconds of so many FLOPs on so many bytes, for an equation that the memory knows, as it is placed; without what is copied
-    for it.
+def kernel_seconds(eqn: Equation, placed: Equation, flops: float, size: int, fusion: FusionModel) -> float:
+    """Return the seconds of an equation's kernel without copies.
+
+    flops: its FLOPs with padding. size: the bytes that it moves. placed: the equation with the types of its placement.
     """
-    dtype = (eqn.operands or eqn.results)[0].type.dtype
-    computing, moving = flops / device.rate(dtype).at(flops), memory.moving(eqn, size, device)
+    device, dtype = fusion.device, (eqn.operands or eqn.results)[0].type.dtype
+    computing, moving = flops / device.rate(dtype).at(flops), fusion.memory_seconds(eqn, size)
     seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
-    kernel = memory.kernel(eqn)
+    kernel = fusion.kernel(eqn)
     if rate := device.ops.get(kernel):
-        seconds = max(seconds, largest(placed, memory.mesh) / rate * memory.copies(eqn, device))
-    for part, elements in FOR_PRODUCTS.items() if kernel == "einsum" else ():
+        seconds = max(seconds, largest(placed, fusion.mesh) / rate)
+    for part, elements in REARRANGED.items() if kernel == "einsum" else ():
         if rate := device.ops.get(part):
-            seconds += elements(placed, memory.mesh) / rate
-    return seconds + memory.waiting(eqn, device)
+            seconds += elements(placed, fusion.mesh) / rate
+    return seconds + fusion.latency(eqn)
 
 
 # Lower bounds
@@ -187,9 +180,9 @@ def kernel_bounds(
     """
     device, is_common = program.device, program.is_common
     body = tuple(eqn for eqn in function.body if eqn.regions or is_common(eqn))
-    memory = Memory(attrs.evolve(function, body=body), SINGLE, device, whole=function)
-    known = {*memory.makers, *(argument.value for argument in function.arguments)}
-    reads = _Reads(memory, program.names, device, known, frozenset(stored))
+    fusion = fusion_of(attrs.evolve(function, body=body), SINGLE, device, whole=function)
+    known = {*fusion.makers, *(argument.value for argument in function.arguments)}
+    reads = _Reads(fusion, program.names, known, frozenset(stored))
 
     def bound(parts: _KernelParts, *completing: tuple[Value, _KernelParts]) -> KernelBound:
         arithmetic = attrs.evolve(parts.arithmetic, amount=parts.arithmetic.amount * trips)
@@ -221,29 +214,26 @@ def is_binary(eqn: Equation) -> bool:
 
 def _cleared(eqn: Equation, reads: _Reads) -> Iterator[Term]:
     """Yield the arrays that a backward loop clears before it fills them."""
-    if reads.device.matrix is not None and is_repeated(eqn) and eqn.attrs["reverse"]:
+    if reads.fusion.clears(eqn):
         yield from (reads.tiled(value) for value in stacks(eqn))
-        yield from (reads.widened(value) for value in stacks(eqn) if is_short(value.type))
 
 
 def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Reads) -> _KernelParts:
-    memory, device = reads.memory, reads.device
-    stored = [value for value in eqn.results if value in memory.stored and value not in memory.ends]
-    stored += [value for value in stored if memory.is_kept(value)]
+    fusion, device = reads.fusion, reads.fusion.device
+    stored = [value for value in eqn.results if value in fusion.stored and value not in fusion.ends]
+    is_kernel = bool(stored) or not fusion.near.isdisjoint(eqn.results)
     dtype = (eqn.operands or eqn.results)[0].type.dtype
     computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
-    rows, loads = zip(*ways(eqn, SINGLE, device), strict=True)
+    rows, loads = zip(*fusion.mxu_schedules(eqn), strict=True)
     loaded = zip(loads, eqn.operands, strict=False) if any(loads) else ()
-    elements = largest(eqn, SINGLE) * reads.copies(eqn)
-    is_waiting = device.matrix is not None and is_dot(eqn) and not memory.is_near
-    waits = any(operands.values()) + bool(stored) if is_waiting else 0
-    seconds = max(computed * min(rows), elements / _fastest(eqn, device))
+    seconds = max(computed * min(rows), largest(eqn, SINGLE) / _fastest(eqn, device))
     written = (reads.tiled(value) for value in stored)
+    traffic = reads.register_traffic(eqn, bool(stored))
     return _KernelParts(
         arithmetic=Shard(seconds, _split(eqn, reads.names), pairs_of(bridge_of(eqn))),
         loads=tuple(Shard(computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in loaded),
-        moved=(*written, *(each for each in (*operands.values(), reads.held(eqn)) if each is not None)),
-        overhead=waits * device.overhead + (_overhead(eqn, device) if memory.is_stored(eqn) else 0.0),
+        moved=(*written, *(each for each in (*operands.values(), traffic) if each is not None)),
+        overhead=device.overhead * is_kernel,
         copied=tuple(reads.copied(eqn)),
     )
 
@@ -258,19 +248,11 @@ def _completing(
     """Yield the sums that change the kernel when they are completed here: results not stored yet, operands not read yet."""
     if eqn.results[0] in sums and reads.is_passing(eqn):
         moved = (*parts.moved, *reads.stored(eqn))
-        yield eqn.result, attrs.evolve(parts, moved=moved, overhead=_overhead(eqn, reads.device))
+        yield eqn.result, attrs.evolve(parts, moved=moved, overhead=reads.fusion.device.overhead)
     for value, read in operands.items():
         if read is None and eqn in sums.get(value, ()) and OPS[eqn.op].storage != "lookup":
             moved = (*parts.moved, Least(reads.arrays(eqn, [value])))
             yield value, attrs.evolve(parts, moved=moved)
-
-
-def _overhead(eqn: Equation, device: Device) -> float:
-    """Return the overhead of a stored equation. On a TPU an elementwise equation may join the kernel of its operand."""
-    is_sure = device.matrix is None or (
-        not is_elementwise(eqn) and (not has_trait(eqn, "dot") or is_sum(eqn))
-    )
-    return device.overhead if is_sure else 0.0
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
@@ -298,16 +280,15 @@ class _Reads:
     counts where halos may be added to it.
     """
 
-    memory: Memory
+    fusion: FusionModel
     names: DimensionNames
-    device: Device
     known: set[Value]
     slices: frozenset[Value]
     before: set[Value] = attrs.field(factory=set)
 
     def operand(self, eqn: Equation, value: Value) -> Term | None:
         """Return the bytes read of an operand; None where nothing is known."""
-        views = [] if self.memory.is_joined(eqn, value, self.device) else self.memory.views(value)
+        views = [] if self.fusion.is_joined(eqn, value) else self.fusion.views(value)
         if not views or not self.known.issuperset(views):
             return None
         base, arrays = views[-1], self.arrays(eqn, views)
@@ -317,24 +298,16 @@ class _Reads:
             arrays = (*arrays, self.tiled(eqn.result))
         return Unless(Least(arrays), unless) if unless else Least(arrays)
 
-    def held(self, eqn: Equation) -> Term | None:
-        """Return the register traffic of results in 16 bits, or of the largest operand that is added up; None if not known."""
-        seen = {value: self.memory.seen(value) for value in eqn.operands}
-        is_known = all(map(self.known.issuperset, seen.values()))
-        if is_widened(self.memory, eqn, self.device) and (is_known or not is_elementwise(eqn)):
-            return self.widened(eqn.result)
-        if not (is_holding(self.memory, eqn, self.device) and is_known):
+    def register_traffic(self, eqn: Equation, is_stored: bool) -> Term | None:
+        """Return the bytes of a stored result in 16 bits, or of the largest operand of a reduction; None if not known."""
+        if is_stored and self.fusion.upcasts(eqn):
+            return self.upcast(eqn.result)
+        seen = {value: self.fusion.seen(value) for value in eqn.operands}
+        is_reduced = self.fusion.has_register_traffic and OPS[eqn.op].storage == "reduced"
+        if not is_reduced or not all(map(self.known.issuperset, seen.values())):
             return None
         value = max(seen, key=lambda value: min(each.type.size for each in seen[value]))
-        return Least(self.arrays(eqn, seen[value], HELD))
-
-    def copies(self, eqn: Equation) -> int:
-        """Return the number of kernels that compute an equation at least. Halos are joined to a value once for all readers."""
-        return 1 if self._has_halos else self.memory.copies(eqn, self.device)
-
-    @cached_property
-    def _has_halos(self) -> bool:
-        return any(bridge_of(each) for each in self.memory.makers.values())
+        return Least(self.arrays(eqn, seen[value], REGISTERS))
 
     def copied(self, eqn: Equation) -> Iterator[Term]:
         """Yield the seconds of copying a loop's slice of an argument for a dot, on CPUs and GPUs (`fusion.py`).
@@ -343,48 +316,49 @@ class _Reads:
         as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules put it
         (propagate-layouts). Slices that the loop computes may follow other uses, and do not count.
         """
-        if self.device.matrix is not None or not is_dot(eqn) or eqn.stage == "update":
-            return
-        for value in (value for value in eqn.operands if value in self.slices):
+        for value in self.fusion.copied(eqn) if eqn.stage != "update" else ():
+            if value not in self.slices:
+                continue
             names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.names.own[value]))
-            seconds = 2 * self.tiled(value).amount / self.device.bandwidth.peak
-            copy = Total((Shard(seconds, frozenset(own for _, own in names)), Shard(self.device.overhead)))
+            seconds = 2 * self.tiled(value).amount / self.fusion.device.bandwidth.peak
+            copy = Total(
+                (Shard(seconds, frozenset(own for _, own in names)), Shard(self.fusion.device.overhead))
+            )
             yield Unmoved(copy, names, own_dims(eqn, rule_of(eqn)))
 
     def arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Shard, ...]:
         """Return the least bytes that all shards together read of an operand, and of each array that the operand is a view of."""
         found, share = [], 1.0
         for i, each in enumerate(views):
-            bridge = bridge_of(self.memory.makers[views[i - 1]]) if i else None
+            bridge = bridge_of(self.fusion.makers[views[i - 1]]) if i else None
             share *= bridge.share if bridge else 1.0
             type = each.type.with_dtype(dtype or each.type.dtype)
-            least = int(type.local_bytes(SINGLE) * share) if share < 1 else least_bytes(type, self.device)
+            least = int(type.local_bytes(SINGLE) * share) if share < 1 else self.fusion.least_bytes(type)
             found.append(Shard(least, self.names.names[each] if i else _needed(eqn, each, self.names)))
         return tuple(found)
 
     def is_passing(self, eqn: Equation) -> bool:
         """Return True if the only result is not stored, but would be if it were sent."""
-        return len(eqn.results) == 1 and eqn.result not in self.memory.stored | self.memory.folded
+        return len(eqn.results) == 1 and eqn.result not in self.fusion.stored | self.fusion.folded
 
     def stored(self, eqn: Equation) -> Iterator[Term]:
         """Yield the further bytes that a kernel moves if its result is stored."""
         yield self.tiled(eqn.result)
-        is_able = self.device.matrix is not None and is_elementwise(eqn) and is_short(eqn.result.type)
-        is_known = all(self.known.issuperset(self.memory.seen(value)) for value in eqn.operands)
-        if is_able and is_known and not is_held(self.memory, eqn, self.device):
-            yield self.widened(eqn.result)
+        if self.fusion.upcasts(eqn):
+            yield self.upcast(eqn.result)
 
-    def widened(self, value: Value) -> Shard:
+    def upcast(self, value: Value) -> Shard:
         """Return the bytes of a value in registers."""
-        return Shard(least_bytes(value.type.with_dtype(HELD), self.device), self.names.names[value])
+        least = self.fusion.least_bytes(value.type.with_dtype(REGISTERS))
+        return Shard(least, self.names.names[value])
 
     def tiled(self, value: Value) -> Shard:
         """Return the bytes of a value in memory."""
-        return Shard(least_bytes(value.type, self.device), self.names.names[value])
+        return Shard(self.fusion.least_bytes(value.type), self.names.names[value])
 
     def _haloed(self, value: Value) -> Pairs:
         """Return the pairs of dimensions along which halos may be added to a value, or to values that it is folded from."""
-        maker = self.memory.makers.get(value)
+        maker = self.fusion.makers.get(value)
         bridge = bridge_of(maker) if maker else None
         if maker is None or bridge is None:
             return frozenset()

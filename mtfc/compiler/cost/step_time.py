@@ -26,7 +26,7 @@ import attrs
 
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.roofline import Work, work
+from mtfc.compiler.cost.roofline import KernelWork, work
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
@@ -145,7 +145,7 @@ class _Simulator:
         timeline = simulate(graph)
         return _summary(items, graph, timeline)
 
-    def _item(self, eqn: Equation, work: Work, makers: Mapping[Value, Equation]) -> _Item:
+    def _item(self, eqn: Equation, work: KernelWork, makers: Mapping[Value, Equation]) -> _Item:
         if eqn.regions:
             return self._loop(eqn, work)
         if has_trait(eqn, "sends"):
@@ -155,7 +155,7 @@ class _Simulator:
         ideal = work.flops / self.device.rate(dtype).peak
         return _Item(eqn, seconds, {eqn.span: Seconds(compute=work.seconds)} if seconds else {}, ideal)
 
-    def _loop(self, eqn: Equation, work: Work) -> _Item:
+    def _loop(self, eqn: Equation, work: KernelWork) -> _Item:
         trips, inside = dim_of(eqn).size, self.run(region_of(eqn))
         seconds = {COMPUTE: inside.seconds, **inside.busy} if inside.seconds else {}
         seconds = {device: each * trips for device, each in seconds.items()}

@@ -109,8 +109,11 @@ def pairs(eqn: Equation) -> Iterator[tuple[Value, Argument]]:
     return zip(eqn.operands, region_of(eqn).arguments, strict=True)
 
 
-def loop_error(eqn: Equation) -> str | None:
-    """Return the first mistake in a loop, or None. The equations of its region are not checked."""
+def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
+    """Return the first mistake in a loop, or None. The equations of its region are not checked.
+
+    Unless `fitting`, only the global types of operands and arguments, and of outputs and results, must agree.
+    """
     if eqn.op != LOOP or len(eqn.regions) != 1 or not isinstance(eqn.attrs.get("dim"), Dim):
         return f"op {eqn.op} with {len(eqn.regions)} regions: a loop has one region, and a dimension"
     region = region_of(eqn)
@@ -123,25 +126,25 @@ def loop_error(eqn: Equation) -> str | None:
         a.value.name for a in carried(region)
     ]:
         return "the first outputs of a loop's region update its carries, in order"
-    return _types_error(eqn, region)
+    return _types_error(eqn, region, (lambda type: type) if fitting else TensorType.unsplit)
 
 
-def _types_error(eqn: Equation, region: Function) -> str | None:
+def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], TensorType]) -> str | None:
     dim = dim_of(eqn)
     for value, argument in pairs(eqn):
-        if argument.role == "sliced" and (dim not in value.type.dims or value.type.axes_of(dim.name)):
+        operand, type = shown(value.type), shown(argument.value.type)
+        if argument.role == "sliced" and (dim not in operand.dims or operand.axes_of(dim.name)):
             return f"{value} is sliced along {dim.name}, which must not be split"
-        wanted = sliced_type(value.type, dim) if argument.role == "sliced" else value.type
-        if argument.value.type != wanted:
-            return (
-                f"{argument.role} {argument.value} is {argument.value.type}, and its operand gives {wanted}"
-            )
+        wanted = sliced_type(operand, dim) if argument.role == "sliced" else operand
+        if type != wanted:
+            return f"{argument.role} {argument.value} is {type}, and its operand gives {wanted}"
     number = len(carried(region))
     for i, (result, output) in enumerate(zip(eqn.results, region.outputs, strict=True)):
         if (output.updates is not None) != (i < number):
             return "the outputs of a loop's region that update carries come first"
-        if result.type != result_type(output, dim):
-            return f"{result} is {result.type}, and output {output.name} gives {result_type(output, dim)}"
+        found, given = shown(result.type), shown(result_type(output, dim))
+        if found != given:
+            return f"{result} is {found}, and output {output.name} gives {given}"
     return None
 
 

@@ -31,6 +31,32 @@ def result_types(eqn: Equation, rule: LayoutRule, passed: Axes, mesh: Mesh) -> t
     return tuple(value.type.split_by(layout, pending, rule.reduction) for value in eqn.results)
 
 
+def operand_types(opdef: OpDef, eqn: Equation) -> tuple[TensorType, ...]:
+    """Return the types that an equation's operands must have for its layout and the types of its results.
+
+    A sum that is pending in the results, and that the equation does not leave pending itself, passes through the first group of
+    linear operands that are all pending. Every other operand must be complete.
+    """
+    rule, layout = opdef.layout_rule(eqn), eqn.layout or {}
+    reduced = {axis for dim in rule.reduced for axis in layout.get(dim.name, ())}
+    pending: dict[int, Axes] = {}
+    for axis in eqn.results[0].type.pending:
+        if axis not in reduced:
+            for i in _passing_group(opdef, eqn, axis):
+                pending[i] = (*pending.get(i, ()), axis)
+    return tuple(operand_type(rule, eqn, i, pending.get(i, ())) for i in range(len(eqn.operands)))
+
+
+def _passing_group(opdef: OpDef, eqn: Equation, axis: str) -> tuple[int, ...]:
+    """Return the first group of linear operands in which a sum over `axis` is pending, or () if there is none."""
+
+    def is_pending(i: int) -> bool:
+        type = eqn.operands[i].type
+        return axis in type.pending and type.reduction == "sum"
+
+    return next((group for group in opdef.linear(eqn) if all(map(is_pending, group))), ())
+
+
 def type_with(eqn: Equation, dim: str) -> TensorType:
     """Return the type of a result, or else of an operand, that has dimension `dim`: it shows how the equation splits `dim`."""
     return next(v.type for v in (*eqn.results, *eqn.operands) if dim in v.type.names)

@@ -22,7 +22,8 @@ Placement (`LEVELS` says which of these apply at a level)
 10. An equation's layout uses a mesh axis once, divides evenly, and splits only dimensions of its iteration space that the op can
     compute in parts.
 11. Types are global; or the type of an argument or output is split as its layout says, and the types of results are the ones that
-    the op's place rule gives for the operands' types.
+    the op's place rule gives for the operands' types. At level `placed` operands and outputs do not have to fit: the place rule
+    is asked with the operand types that the equation needs (`sharding_rules.operand_types`), and outputs have any placement.
 12. Only ops that are legal at the level occur. The only equations with regions are loops, as `loops.py` describes them.
     `training` occurs only in `forward`, and only before layouts are assigned: `bind-training` leaves none.
 """
@@ -40,11 +41,11 @@ from mtfc.compiler.ir.loops import LOOP, loop_error
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.sharding_rules import PlacementError
+from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types
 from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 
-Level = Literal["global", "assigned", "resharded", "lowered"]
+Level = Literal["global", "assigned", "placed", "resharded", "lowered"]
 
 
 @attrs.frozen
@@ -52,12 +53,13 @@ class LevelRule:
     """The forms of a program that a level allows.
 
     layouts: arguments, equations and outputs have layouts. placed: types say where data is. moves: the ops that may change
-    placements, if any.
+    placements, if any. fitting: operands and outputs have the placements that their uses need.
     """
 
     layouts: bool
     placed: bool
     moves: Literal["reshards", "collectives"] | None
+    fitting: bool = True
 
     def allows(self, eqn: Equation) -> bool:
         if not has_trait(eqn, "placement"):
@@ -68,6 +70,7 @@ class LevelRule:
 LEVELS: Mapping[Level, LevelRule] = {
     "global": LevelRule(layouts=False, placed=False, moves=None),
     "assigned": LevelRule(layouts=True, placed=False, moves=None),
+    "placed": LevelRule(layouts=True, placed=True, moves=None, fitting=False),
     "resharded": LevelRule(layouts=True, placed=True, moves="reshards"),
     "lowered": LevelRule(layouts=True, placed=True, moves="collectives"),
 }
@@ -231,7 +234,7 @@ class _Equations:
             if wrong:
                 return f"{value} is {value.type}: {wrong}"
         if eqn.op == LOOP or eqn.regions:
-            return self.attrs_error(eqn) or loop_error(eqn)
+            return self.attrs_error(eqn) or loop_error(eqn, self.rule.fitting)
         opdef = OPS[eqn.op]
         return self.attrs_error(eqn) or _infer_error(opdef, eqn) or self.place_error(opdef, eqn)
 
@@ -257,7 +260,11 @@ class _Equations:
             wrong = layout_error(eqn.layout, space, rule, self.mesh)
             if wrong:
                 return wrong
-        return _placement_error(opdef, eqn, self.mesh) if self.rule.placed and self.mesh else None
+        if not self.rule.placed or not self.mesh:
+            return None
+        return _placement_error(
+            opdef, eqn if self.rule.fitting else _with_fitting_operands(opdef, eqn), self.mesh
+        )
 
 
 def _signature(eqn: Equation) -> tuple[object, ...]:
@@ -292,6 +299,14 @@ def _infer_error(opdef: OpDef, eqn: Equation) -> str | None:
         None
         if inferred == found
         else f"the type rule of {eqn.op} infers {_types(inferred)}, not {_types(found)}"
+    )
+
+
+def _with_fitting_operands(opdef: OpDef, eqn: Equation) -> Equation:
+    """Return the equation with operands of the types that it needs."""
+    types = operand_types(opdef, eqn)
+    return attrs.evolve(
+        eqn, operands=tuple(Value(v.name, t) for v, t in zip(eqn.operands, types, strict=True))
     )
 
 
@@ -380,7 +395,7 @@ class _FunctionCheck:
             if self.rule.placed
             else type.unsplit()
         )
-        if type != placed:
+        if type != placed and (self.rule.fitting or isinstance(node, Argument)):
             raise VerifyError(f"{node.value} is {type}, and its layout makes it {placed}", where)
         self.equations.seen.add(node)
 
@@ -396,6 +411,9 @@ class _FunctionCheck:
         where = f"output {output.name} of {self.where}"
         if output.value not in self.visible:
             raise VerifyError(f"{output.value} is not defined", where)
-        self.end(output, where, self.is_region)
-        if output.updates is not None and self.arguments.get(output.updates) != output.value.type:
+        self.end(output, where, self.is_region or not self.rule.fitting)
+        updated, found = self.arguments.get(output.updates or ""), output.value.type
+        if not self.rule.fitting:
+            updated, found = updated and updated.unsplit(), found.unsplit()
+        if output.updates is not None and updated != found:
             raise VerifyError(f"it is {output.value.type} and updates {output.updates}", where)

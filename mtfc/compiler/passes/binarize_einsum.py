@@ -41,12 +41,12 @@ class BinarizeEinsum(Pass):
 
     def run(self, program: Program) -> Program:
         rules = program.layout.compute if program.layout else Rules()
-        cost = Cost(rules, program.mesh)
+        cost = MultiplicationCost(rules, program.mesh)
         return program.map_functions(lambda function: binarized(function, cost, self.most))
 
 
 @attrs.frozen
-class Cost:
+class MultiplicationCost:
     """Multiplications on one processor: sizes are divided by the axes that split them, each axis once."""
 
     rules: Rules
@@ -67,7 +67,7 @@ def _others(operands: Sequence[Dims], taken: int, result: Dims) -> Dims:
     return result.union(*(dims for i, dims in enumerate(operands) if not taken >> i & 1))
 
 
-def best_tree(operands: Sequence[Dims], result: Dims, cost: Cost) -> Tree:
+def best_tree(operands: Sequence[Dims], result: Dims, cost: MultiplicationCost) -> Tree:
     """The cheapest order of pairwise contractions of all operands."""
     best: dict[int, tuple[float, Dims, Tree]] = {1 << i: (0.0, dims, i) for i, dims in enumerate(operands)}
     everything = (1 << len(operands)) - 1
@@ -100,14 +100,14 @@ def _split(
     mask: int,
     operands: Sequence[Dims],
     result: Dims,
-    cost: Cost,
+    cost: MultiplicationCost,
 ) -> tuple[float, Dims, Tree]:
     (cost_a, dims_a, tree_a), (cost_b, dims_b, tree_b) = best[part], best[mask ^ part]
     dims = _joined(dims_a, dims_b, _others(operands, mask, result))
     return cost_a + cost_b + cost(dims_a | dims_b), dims, (tree_a, tree_b)
 
 
-def greedy_tree(operands: Sequence[Dims], result: Dims, cost: Cost) -> Tree:
+def greedy_tree(operands: Sequence[Dims], result: Dims, cost: MultiplicationCost) -> Tree:
     """Contract the cheapest pair until one is left."""
     nodes: list[tuple[Dims, Tree]] = [(dims, i) for i, dims in enumerate(operands)]
     while len(nodes) > 1:
@@ -145,7 +145,7 @@ def _presummed(b: Builder, eqn: Equation) -> list[Value]:
     return summed
 
 
-def _contract(b: Builder, eqn: Equation, cost: Cost) -> Value:
+def _contract(b: Builder, eqn: Equation, cost: MultiplicationCost) -> Value:
     result = frozenset(eqn.result.type.dims)
     operands = _presummed(b, eqn)
     sets = [frozenset(value.type.dims) for value in operands]
@@ -168,7 +168,7 @@ def _named_last(body: list[Equation], eqn: Equation) -> list[Equation]:
     return [*body[:-1], attrs.evolve(body[-1], results=eqn.results, path=eqn.path)]
 
 
-def binarized(function: Function, cost: Cost, most: int) -> Function:
+def binarized(function: Function, cost: MultiplicationCost, most: int) -> Function:
     names = names_of(function)
     body: list[Equation] = []
     for eqn in function.body:

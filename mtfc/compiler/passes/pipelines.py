@@ -43,8 +43,8 @@ PASSES: dict[str, type[Pass]] = {
         BinarizeEinsum,
         AssignLayouts,
         PropagateLayouts,
-        InsertReshards,
         PlaceReductions,
+        InsertReshards,
         LowerCollectives,
         CombineCollectives,
     )
@@ -67,16 +67,16 @@ def preparation() -> tuple[Pass, ...]:
     return (PartitionSpatial(), BinarizeEinsum(), Simplify(), Cse(), Dce())
 
 
-def placing() -> tuple[Pass, ...]:
+def layout_assignment() -> tuple[Pass, ...]:
     """From a global program to one whose equations all have layouts: what comes after depends on nothing else of the layout."""
     return (*preparation(), AssignLayouts(), PropagateLayouts())
 
 
-def realizing() -> tuple[Pass, ...]:
+def spmd_lowering() -> tuple[Pass, ...]:
     """From there to one processor's program with explicit collectives."""
     return (
-        InsertReshards(),
         PlaceReductions(),
+        InsertReshards(),
         Cse(),
         Dce(),
         LowerCollectives(),
@@ -86,10 +86,10 @@ def realizing() -> tuple[Pass, ...]:
 
 def partitioning() -> tuple[Pass, ...]:
     """From a global program to one processor's program."""
-    return (*placing(), *realizing())
+    return (*layout_assignment(), *spmd_lowering())
 
 
-def common() -> tuple[Pass, ...]:
+def layout_independent() -> tuple[Pass, ...]:
     """What partitioning does first whatever the layout is."""
     return (BinarizeEinsum(most=2), Simplify(), Cse(), Dce())
 

@@ -36,7 +36,7 @@ class Simplify(Pass):
 
 
 @attrs.frozen
-class Context:
+class RewriteContext:
     """What a rule may look at: who defines a value, and a builder for what replaces the equation."""
 
     defined: Definitions
@@ -61,7 +61,7 @@ class Context:
         return eqn.attrs["value"] if eqn and has_trait(eqn, "filled") else None  # type: ignore[return-value]
 
 
-Rule = Callable[[Context, Equation], Value | None]
+RewriteRule = Callable[[RewriteContext, Equation], Value | None]
 
 
 def _same_dims(eqn: Equation, value: Value) -> Value | None:
@@ -69,51 +69,51 @@ def _same_dims(eqn: Equation, value: Value) -> Value | None:
     return value if value.type == eqn.result.type else None
 
 
-def _right_identity(neutral: float) -> Rule:
+def _right_identity(neutral: float) -> RewriteRule:
     """x op neutral == x."""
 
-    def rule(c: Context, eqn: Equation) -> Value | None:
+    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
         x, y = eqn.operands
         return _same_dims(eqn, x) if c.number(y) == neutral else None
 
     return rule
 
 
-def _left_identity(neutral: float) -> Rule:
+def _left_identity(neutral: float) -> RewriteRule:
     """neutral op x == x."""
 
-    def rule(c: Context, eqn: Equation) -> Value | None:
+    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
         x, y = eqn.operands
         return _same_dims(eqn, y) if c.number(x) == neutral else None
 
     return rule
 
 
-def _double_negation(c: Context, eqn: Equation) -> Value | None:
+def _double_negation(c: RewriteContext, eqn: Equation) -> Value | None:
     """- - x == x."""
     x = eqn.operands[0]
     return c.source(x) if c.op(x) == eqn.op else None
 
 
-def _same_type(c: Context, eqn: Equation) -> Value | None:
+def _same_type(c: RewriteContext, eqn: Equation) -> Value | None:
     """An op that only rearranges dims, and rearranges nothing: f(x) == x."""
     return _same_dims(eqn, eqn.operands[0])
 
 
-def _twice(c: Context, eqn: Equation) -> Value | None:
+def _twice(c: RewriteContext, eqn: Equation) -> Value | None:
     """broadcast(broadcast(x)) == broadcast(x), and so for transpose and reshape."""
     x = eqn.operands[0]
     return c.again(eqn, c.source(x)) if c.op(x) == eqn.op else None
 
 
-def _number_last(c: Context, eqn: Equation) -> Value | None:
+def _number_last(c: RewriteContext, eqn: Equation) -> Value | None:
     """a op x == x op a for a scalar number a, so that other rules look in one place only."""
     a, x = eqn.operands
     swap = not a.type.dims and c.number(a) is not None and c.number(x) is None
     return c.build(eqn.op, x, a) if swap else None
 
 
-def _implicit_broadcast(c: Context, eqn: Equation) -> Value | None:
+def _implicit_broadcast(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(broadcast(x), y) == op(x, y) where y brings all dims: component-wise ops broadcast by themselves."""
     for i, value in enumerate(eqn.operands):
         if c.op(value) == "broadcast":
@@ -123,7 +123,7 @@ def _implicit_broadcast(c: Context, eqn: Equation) -> Value | None:
     return None
 
 
-def _filled(c: Context, eqn: Equation) -> Value | None:
+def _filled(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(full(v), y) == op(constant(v), y) where y brings all dims."""
     for i, value in enumerate(eqn.operands):
         if c.op(value) == "full" and value.type.dims:
@@ -134,7 +134,7 @@ def _filled(c: Context, eqn: Equation) -> Value | None:
     return None
 
 
-def _number(c: Context, eqn: Equation, number: float | int | bool) -> Value:
+def _number(c: RewriteContext, eqn: Equation, number: float | int | bool) -> Value:
     """The number as a tensor like the equation's result."""
     type = eqn.result.type
     if not type.dims:
@@ -142,13 +142,13 @@ def _number(c: Context, eqn: Equation, number: float | int | bool) -> Value:
     return c.build("full", dims=type.dims, value=number, dtype=type.dtype)
 
 
-def _moved_full(c: Context, eqn: Equation) -> Value | None:
+def _moved_full(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(full(v)) == full(v), where op only moves elements."""
     number = c.number(eqn.operands[0])
     return None if number is None else _number(c, eqn, number)
 
 
-def _sum_of_full(c: Context, eqn: Equation) -> Value | None:
+def _sum_of_full(c: RewriteContext, eqn: Equation) -> Value | None:
     """sum(full(v)) == full(n v) over n elements."""
     number = c.number(eqn.operands[0])
     if number is None or eqn.result.type.dtype not in FLOATS:
@@ -156,20 +156,20 @@ def _sum_of_full(c: Context, eqn: Equation) -> Value | None:
     return _number(c, eqn, number * (eqn.operands[0].type.size // eqn.result.type.size))
 
 
-def _negated_number(c: Context, eqn: Equation) -> Value | None:
+def _negated_number(c: RewriteContext, eqn: Equation) -> Value | None:
     """- full(v) == full(-v)."""
     number = c.number(eqn.operands[0])
     return None if number is None or eqn.result.type.dtype not in FLOATS else _number(c, eqn, -number)
 
 
-def _shifted_by_nothing(c: Context, eqn: Equation) -> Value | None:
+def _shifted_by_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
     """shift(x, by = 0) == x, and so does once around."""
     dim, by = eqn.attrs["dim"], eqn.attrs["by"]
     assert isinstance(dim, Dim) and isinstance(by, int)
     return eqn.operands[0] if by == 0 or (eqn.attrs["wrap"] and by % dim.size == 0) else None
 
 
-def _sliced_twice(c: Context, eqn: Equation) -> Value | None:
+def _sliced_twice(c: RewriteContext, eqn: Equation) -> Value | None:
     """slice(slice(x, t a + b), s a + c) == slice(x, s t a + t c + b)."""
     x, attributes = eqn.operands[0], eqn.attrs
     if c.op(x) != "slice" or c.defined[x].attrs["target"] != attributes["source"]:
@@ -181,14 +181,14 @@ def _sliced_twice(c: Context, eqn: Equation) -> Value | None:
     return c.build("slice", c.source(x), source=inner["source"], target=target, start=start, stride=stride)
 
 
-def _shifted_away(c: Context, eqn: Equation) -> Value | None:
+def _shifted_away(c: RewriteContext, eqn: Equation) -> Value | None:
     """shift(x) == 0 where every element falls off the end."""
     dim, by = eqn.attrs["dim"], eqn.attrs["by"]
     assert isinstance(dim, Dim) and isinstance(by, int)
     return _number(c, eqn, 0) if abs(by) >= dim.size and not eqn.attrs["wrap"] else None
 
 
-def _merge_factors(c: Context, eqn: Equation) -> Value | None:
+def _merge_factors(c: RewriteContext, eqn: Equation) -> Value | None:
     """(x * a) * b == x * (a b) for numbers a and b."""
     x, b = eqn.operands
     factor = c.number(b)
@@ -201,10 +201,10 @@ def _merge_factors(c: Context, eqn: Equation) -> Value | None:
     return c.build("mul", inner, c.build.constant(number * factor, b.type.dtype))
 
 
-def _fold(function: Callable[[float, float], float]) -> Rule:
+def _fold(function: Callable[[float, float], float]) -> RewriteRule:
     """op(a, b) == the number, for floating-point numbers a and b."""
 
-    def rule(c: Context, eqn: Equation) -> Value | None:
+    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
         a, b = (c.number(value) for value in eqn.operands)
         if a is None or b is None or eqn.result.type.dtype not in FLOATS:
             return None
@@ -213,7 +213,7 @@ def _fold(function: Callable[[float, float], float]) -> Rule:
     return rule
 
 
-def _einsum_of_broadcast(c: Context, eqn: Equation) -> Value | None:
+def _einsum_of_broadcast(c: RewriteContext, eqn: Equation) -> Value | None:
     """einsum(broadcast(x), y) == einsum(x, y) where other operands bring the dims that the broadcast added."""
     for i, value in enumerate(eqn.operands):
         if c.op(value) == "broadcast":
@@ -223,7 +223,7 @@ def _einsum_of_broadcast(c: Context, eqn: Equation) -> Value | None:
     return None
 
 
-def _einsum_of_full(c: Context, eqn: Equation) -> Value | None:
+def _einsum_of_full(c: RewriteContext, eqn: Equation) -> Value | None:
     """einsum(full(1), y) == einsum(y) where y brings all dims."""
     for i, value in enumerate(eqn.operands):
         others = (*eqn.operands[:i], *eqn.operands[i + 1 :])
@@ -233,14 +233,14 @@ def _einsum_of_full(c: Context, eqn: Equation) -> Value | None:
     return None
 
 
-def _einsum_as_product(c: Context, eqn: Equation) -> Value | None:
+def _einsum_as_product(c: RewriteContext, eqn: Equation) -> Value | None:
     """einsum(x, y) == x * y where nothing is summed and one operand has the result's dims."""
     if len(eqn.operands) != 2 or not any(v.type.dims == eqn.result.type.dims for v in eqn.operands):
         return None
     return None if reduced_dims(eqn) else c.build("mul", *eqn.operands)
 
 
-def _transposed_later(c: Context, eqn: Equation) -> Value | None:
+def _transposed_later(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(transpose(x), y) == transpose(op(x, y)), where all operands that have all dims are transposed: ops go by names.
 
     Transposes move down like this until they meet another one, or an einsum, which needs none.
@@ -252,7 +252,7 @@ def _transposed_later(c: Context, eqn: Equation) -> Value | None:
     return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
 
 
-def _implicit_transpose(c: Context, eqn: Equation) -> Value | None:
+def _implicit_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(y, transpose(x)) == op(y, x): the first operand with all dims gives their order, the others are aligned to it."""
     first = max(eqn.operands, key=lambda value: len(value.type.dims))
     if c.op(first) == "transpose" or all(c.op(value) != "transpose" for value in eqn.operands):
@@ -260,26 +260,26 @@ def _implicit_transpose(c: Context, eqn: Equation) -> Value | None:
     return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
 
 
-def _einsum_of_transpose(c: Context, eqn: Equation) -> Value | None:
+def _einsum_of_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
     """einsum(transpose(x), y) == einsum(x, y)."""
     if all(c.op(value) != "transpose" for value in eqn.operands):
         return None
     return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
 
 
-def _broadcast_to(c: Context, eqn: Equation, value: Value) -> Value:
+def _broadcast_to(c: RewriteContext, eqn: Equation, value: Value) -> Value:
     """`value` with all dims of the result."""
     return c.build.ordered(c.build.broadcast(value, eqn.result.type), eqn.result.type.dims)
 
 
-def _decided(c: Context, eqn: Equation) -> Value | None:
+def _decided(c: RewriteContext, eqn: Equation) -> Value | None:
     """where(true, x, y) == x, and where(false, x, y) == y."""
     condition, x, y = eqn.operands
     holds = c.number(condition)
     return None if holds is None else _broadcast_to(c, eqn, x if holds else y)
 
 
-def _masked_by_number(c: Context, eqn: Equation) -> Value | None:
+def _masked_by_number(c: RewriteContext, eqn: Equation) -> Value | None:
     """mask(true, x) == x, and mask(false, x) == 0."""
     condition, x = eqn.operands
     holds = c.number(condition)
@@ -288,28 +288,28 @@ def _masked_by_number(c: Context, eqn: Equation) -> Value | None:
     return _broadcast_to(c, eqn, x) if holds else _number(c, eqn, 0)
 
 
-def _decided_by(number: bool) -> Rule:
+def _decided_by(number: bool) -> RewriteRule:
     """x op number == number, and number op x == number."""
 
-    def rule(c: Context, eqn: Equation) -> Value | None:
+    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
         return _number(c, eqn, number) if any(c.number(value) is number for value in eqn.operands) else None
 
     return rule
 
 
-def _not_of_number(c: Context, eqn: Equation) -> Value | None:
+def _not_of_number(c: RewriteContext, eqn: Equation) -> Value | None:
     """not full(v) == full(not v)."""
     number = c.number(eqn.operands[0])
     return None if number is None else _number(c, eqn, not number)
 
 
-def _certain(c: Context, eqn: Equation) -> Value | None:
+def _certain(c: RewriteContext, eqn: Equation) -> Value | None:
     """bernoulli(1) == true, and bernoulli(0) == false: draws are from 0 on and below 1."""
     p = eqn.attrs["p"]
     return _number(c, eqn, bool(p)) if p in (0, 1) else None
 
 
-def _sum_of_nothing(c: Context, eqn: Equation) -> Value | None:
+def _sum_of_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
     """A reduction over no dimension == x."""
     return eqn.operands[0] if not eqn.attrs["over"] else None
 
@@ -317,7 +317,7 @@ def _sum_of_nothing(c: Context, eqn: Equation) -> Value | None:
 SEVERAL = tuple(op.name for op in (*elementwise.BINARY, elementwise.WHERE, elementwise.MASK))
 """Component-wise ops of several operands, which they broadcast by themselves."""
 
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, tuple[RewriteRule, ...]] = {
     "add": (_right_identity(0), _left_identity(0), _number_last, _fold(lambda a, b: a + b)),
     "sub": (_right_identity(0), _fold(lambda a, b: a - b)),
     "mul": (_right_identity(1), _left_identity(1), _number_last, _fold(lambda a, b: a * b), _merge_factors),
@@ -358,7 +358,7 @@ TABLE = {
 }
 
 
-def _rewrite(c: Context, eqn: Equation, named: set[str]) -> Value | None:
+def _rewrite(c: RewriteContext, eqn: Equation, named: set[str]) -> Value | None:
     if eqn.op not in TABLE or eqn.path in named:
         return None
     return next((value for rule in TABLE[eqn.op] if (value := rule(c, eqn)) is not None), None)
@@ -376,7 +376,7 @@ def _keep_name(build: Builder, eqn: Equation, value: Value) -> Value:
 def simplified(function: Function, named: set[str]) -> Function:
     """One walk in order of definition; what a rule builds is rewritten in its turn."""
     build, defined, new = Builder(names_of(function)), dict[Value, Equation](), Substitution()
-    context = Context(defined, build)
+    context = RewriteContext(defined, build)
     work = list(reversed(function.body))
     done: list[Equation] = []
     while work:

@@ -15,7 +15,12 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.passes.pipelines import common, differentiation, placing, realizing
+from mtfc.compiler.passes.pipelines import (
+    differentiation,
+    layout_assignment,
+    layout_independent,
+    spmd_lowering,
+)
 from mtfc.compiler.search.found import Objective, Price, Pricing
 
 
@@ -43,7 +48,7 @@ class Pricer:
     def undistributed(self) -> Function:
         """The function, as far as it is the same under all layouts."""
         program = self.program
-        for each in common():
+        for each in layout_independent():
             program = each.run(program)
         (function,) = program.functions
         return function
@@ -54,7 +59,7 @@ class Pricer:
 
     def _placed(self, mesh: Mesh, layout: Layout) -> Program:
         program = attrs.evolve(self.program, mesh=mesh, layout=layout)
-        for each in placing():
+        for each in layout_assignment():
             program = each.run(program)
         return program
 
@@ -92,7 +97,7 @@ class Pricer:
 
 
 def _lowered(placed: Program) -> Function:
-    for each in realizing():
+    for each in spmd_lowering():
         placed = each.run(placed)
     (function,) = placed.functions
     return function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, TensorType
@@ -21,11 +21,11 @@ def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None =
 
 def placeable(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> dict[str, Tensor]:
     """Return each layout target by its name, as a tensor with the dimensions that can be split there."""
-    names = placeable_names(prepared(program, mesh, layout))
+    names = layout_target_names(prepared(program, mesh, layout))
     return {name: _tensor(thing, name) for thing, name in names.items()}
 
 
-def _tensor(thing: Placeable, name: str) -> Tensor:
+def _tensor(thing: LayoutTarget, name: str) -> Tensor:
     if isinstance(thing, Equation):
         dims = dict.fromkeys((*(d for v in thing.results for d in v.type.dims), *_reduced(thing)))
         return Tensor(TensorType(thing.results[0].type.dtype, tuple(dims)), thing.span, name, None)

@@ -66,7 +66,7 @@ def _device(figure: ast.HardwareFigure, scope: Scope) -> Device | None:
     found = _entries(
         figure.value.entries, DEVICE, ("flops", "memory", "bandwidth"), "a device", figure, scope
     )
-    return None if found is None else Device(**found)
+    return None if found is None else Device(**_fields(found))
 
 
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
@@ -263,8 +263,16 @@ def _scratchpad(figure: ast.HardwareFigure, scope: Scope) -> Scratchpad | None:
         _wrong(figure, "`{ bytes: ..., wait: ... }`", scope)
         return None
     found = _entries(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
-    return None if found is None else Scratchpad(**found)
+    return None if found is None else Scratchpad(**_fields(found))
 
+
+def _fields(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries by the names that fields of records have."""
+    return {FIELDS.get(key, key): value for key, value in entries.items()}
+
+
+FIELDS = {"matrix": "mxu_size", "wait": "latency"}
+"""Fields of `Device` and `Scratchpad` whose keys in files have other names."""
 
 DEVICE: Mapping[str, Read] = {
     "flops": _flops,
@@ -276,7 +284,6 @@ DEVICE: Mapping[str, Read] = {
     "overlap": _share,
     "matrix": _whole,
     "scratchpad": _scratchpad,
-    "loading": _positive,
 }
 SCRATCHPAD: Mapping[str, Read] = {
     "bytes": _positive,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware, Link, Rate, Scratchpad
+from mtfc.frontend.hardware.declarations import FIELDS
 from mtfc.frontend.syntax.format import format_source
 
 
@@ -22,8 +23,7 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
         f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
         *([f"loop: {_number(device.loop)}"] if device.loop else []),
         *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
-        *([f"matrix: {device.matrix}"] if device.matrix else []),
-        *([f"loading: {_number(device.loading)}"] if device.loading != 1 else []),
+        *([f"matrix: {device.mxu_size}"] if device.mxu_size else []),
         *([_scratchpad(device.scratchpad)] if device.scratchpad else []),
         f"ops: {{\n{ops}}}\n}}" if ops else "}",
         *map(_link, hardware.links),
@@ -32,11 +32,11 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
     return format_source("\n".join(lines) + "\n")
 
 
-def _scratchpad(own: Scratchpad) -> str:
-    figures = attrs.asdict(own, filter=lambda _, figure: figure is not None)
-    return (
-        "scratchpad: { " + ", ".join(f"{name}: {_number(figure)}" for name, figure in figures.items()) + " }"
-    )
+def _scratchpad(scratchpad: Scratchpad) -> str:
+    figures = attrs.asdict(scratchpad, filter=lambda _, figure: figure is not None)
+    keys = {field: key for key, field in FIELDS.items()}
+    entries = (f"{keys.get(field, field)}: {_number(figure)}" for field, figure in figures.items())
+    return "scratchpad: { " + ", ".join(entries) + " }"
 
 
 def _link(link: Link) -> str:

@@ -28,7 +28,7 @@ Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequenc
 
 
 @attrs.define
-class Body:
+class LoopBody:
     """The forward body, and what was appended to it to compute cotangents.
 
     seeds: cotangents of the region's outputs, by output name: arguments of the backward region. grads: of its arguments.
@@ -53,7 +53,9 @@ def _seeded(builder: Builder, region: Function, seeds: Mapping[str, Value]) -> d
     return found
 
 
-def _differentiated(region: Function, seeded: set[str], active: Sequence[Value], backward: Backward) -> Body:
+def _differentiated(
+    region: Function, seeded: set[str], active: Sequence[Value], backward: Backward
+) -> LoopBody:
     """The body of one iteration with its cotangents; `seeded` names the outputs that have one."""
     builder = Builder(names_of(region), stage="backward")
     builder.body = list(region.body)
@@ -64,7 +66,7 @@ def _differentiated(region: Function, seeded: set[str], active: Sequence[Value],
     }
     start = len(region.body)
     grads = backward(builder, region.body, _seeded(builder, region, seeds), active)
-    return Body(region, builder.body[:start], builder.body[start:], builder, seeds, grads)
+    return LoopBody(region, builder.body[:start], builder.body[start:], builder, seeds, grads)
 
 
 def _free_values(equations: Iterable[Equation], results: Iterable[Value]) -> list[Value]:
@@ -87,7 +89,7 @@ def _from_invariants(region: Function, body: Iterable[Equation]) -> set[Value]:
     return known
 
 
-def _again(body: Body, checkpoint: bool) -> list[Equation]:
+def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
     """The forward equations to be computed again for the backward ones, in order."""
     free = _from_invariants(body.region, body.forward).union(enlarged(body.forward))
     needed = set(_free_values(body.backward, body.grads.values()))
@@ -112,7 +114,7 @@ class Residuals:
     yielded: list[Output] = attrs.field(factory=list)
 
 
-def _residuals(eqn: Equation, body: Body, again: list[Equation]) -> Residuals:
+def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residuals:
     """What the backward body needs; what of it must first be renamed there, `again` begins with."""
     found = Residuals()
     operands = {argument.value: (value, argument) for value, argument in pairs(eqn)}
@@ -135,7 +137,7 @@ def _residuals(eqn: Equation, body: Body, again: list[Equation]) -> Residuals:
     return found
 
 
-def _stackable(eqn: Equation, body: Body, again: list[Equation], value: Value) -> Value:
+def _stackable(eqn: Equation, body: LoopBody, again: list[Equation], value: Value) -> Value:
     """What is yielded for a value: where that has the loop's own dimension, the same data under another name for it.
 
     The backward body begins by renaming it back.
@@ -208,7 +210,7 @@ class BackwardLoop:
         return [*(carry.owner for carry in self.carries), *(owner for _, owner in self.yields)]
 
 
-def _connect(loop: BackwardLoop, eqn: Equation, body: Body, totals: Mapping[str, Value | None]) -> None:
+def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
     """Cotangents in and out of the backward loop."""
     updated = {argument.value.name: argument for argument in carried(body.region)}
     for output in body.region.outputs:
@@ -226,7 +228,7 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: Body, totals: Mapping[str,
             loop.yields.append((Output(loop.inner.names.fresh(f"d_{argument.value.name}"), grad), argument))
 
 
-def _extended(builder: Builder, eqn: Equation, body: Body, residuals: Residuals) -> Equation:
+def _extended(builder: Builder, eqn: Equation, body: LoopBody, residuals: Residuals) -> Equation:
     """The forward loop, which also yields the residuals."""
     outputs = (*body.region.outputs, *residuals.yielded)
     region = attrs.evolve(body.region, body=tuple(body.forward), outputs=outputs)

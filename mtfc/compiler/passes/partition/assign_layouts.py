@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import placeable_names
+from mtfc.compiler.analysis.equation_names import layout_target_names
 from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import (
@@ -42,7 +42,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.partition.layout_rules import Ruling, owners
+from mtfc.compiler.passes.partition.layout_rules import LayoutRules, owners
 from mtfc.compiler.passes.pass_base import Pass
 
 Splits = Mapping[str, Axes]
@@ -59,9 +59,9 @@ class AssignLayouts(Pass):
         looped = frozenset[Dim]().union(*map(looped_dims, program.functions))
 
         def assigned(function: Function) -> Function:
-            names = placeable_names(function)
-            ruling = Ruling(mesh, layout, names, looped, owners(function, layout))
-            return Assignment(mesh, ruling).function(function)
+            names = layout_target_names(function)
+            layout_rules = LayoutRules(mesh, layout, names, looped, owners(function, layout))
+            return LayoutAssigner(mesh, layout_rules).function(function)
 
         return placed.map_functions(assigned)
 
@@ -77,11 +77,11 @@ def only_sliced(function: Function) -> set[Value]:
     return sliced - others
 
 
-class Assignment:
+class LayoutAssigner:
     """Assigns layouts to one function, in order of definition."""
 
-    def __init__(self, mesh: Mesh, ruling: Ruling) -> None:
-        self.mesh, self.ruling = mesh, ruling
+    def __init__(self, mesh: Mesh, layout_rules: LayoutRules) -> None:
+        self.mesh, self.layout_rules = mesh, layout_rules
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()
         self.kept: dict[Value, Splits] = {}  # start or update of a sum of gradients -> the layout of the sum
@@ -104,14 +104,14 @@ class Assignment:
         type = argument.value.type
         layout = argument.layout
         if layout is None:
-            layout = self._restrict(type, self.ruling.stored(argument))
+            layout = self._restrict(type, self.layout_rules.stored(argument))
         layout = self._legal(type, layout) if argument.role in ROLES else layout
         self.placed[argument.value] = type.split_by(layout)
         return attrs.evolve(argument, layout=layout)
 
     def _output(self, output: Output, arguments: Mapping[str, Argument]) -> Output:
         """An update is stored like what it replaces; any other result leaves as it was computed, but that a rule names it."""
-        rules = self.ruling.own(output)
+        rules = self.layout_rules.own(output)
         if rules is None:
             if output.updates is None:
                 return attrs.evolve(output, layout=shown_layout(self.placed[output.value]))
@@ -135,7 +135,7 @@ class Assignment:
         """Place a loop's argument; a slice is placed as the whole array is, with the loop's own dimension not split."""
         if argument.role == "sliced":
             return attrs.evolve(argument, layout=shown_layout(sliced_type(self.placed[operand], dim)))
-        if not over_micro_batches or self.ruling.own(argument) is not None:
+        if not over_micro_batches or self.layout_rules.own(argument) is not None:
             return argument
         if argument.role == "invariant":
             return attrs.evolve(argument, layout=shown_layout(self.placed[operand]))
@@ -144,11 +144,11 @@ class Assignment:
     def _summed(self, argument: Argument) -> Splits:
         """Return the layout of a sum of gradients over micro-batches: the layout of a parameter with these dimensions."""
         type = argument.value.type
-        return self._legal(type, self._restrict(type, self.ruling.parameter(type)))
+        return self._legal(type, self._restrict(type, self.layout_rules.parameter(type)))
 
     def _equation(self, eqn: Equation) -> Equation:
         rule = OPS[eqn.op].layout_rule(eqn)
-        is_free = rule is BY_NAME and self.ruling.own(eqn) is None
+        is_free = rule is BY_NAME and self.layout_rules.own(eqn) is None
         if is_free and len(eqn.operands) == 1 and self.sliced.issuperset(eqn.results):
             layout = shown_layout(self.placed[eqn.operands[0]])
         elif is_free and eqn.results[0] in self.kept:
@@ -161,7 +161,7 @@ class Assignment:
 
     def _wanted(self, eqn: Equation, rule: LayoutRule) -> dict[str, Axes]:
         """The rules restricted to the iteration space, where the op and the operands' sizes allow it."""
-        own, rules = self.ruling.defined(eqn), self.ruling.reduced(eqn)
+        own, rules = self.layout_rules.defined(eqn), self.layout_rules.reduced(eqn)
         dims = [dim for value in eqn.results for dim in value.type.dims]
         wanted = {
             dim.name: own.get(dim.name) for dim in dims if rule.allows(dim, own.get(dim.name), self.mesh)

@@ -66,8 +66,8 @@ def combined(
     body = [with_combined_region(eqn) for eqn in function.body]
     if not is_loop_body(function):
         known.update(output.value for output in function.outputs if output.updates)
-    inside = attrs.evolve(function, body=tuple(Gathers(mesh, max_bytes, known).run(body)))
-    return attrs.evolve(function, body=tuple(Combiner(mesh, max_bytes).run(inside)))
+    inside = attrs.evolve(function, body=tuple(GatherCombiner(mesh, max_bytes, known).run(body)))
+    return attrs.evolve(function, body=tuple(ReductionCombiner(mesh, max_bytes).run(inside)))
 
 
 def _with_copies(values: set[Value], body: Iterable[Equation]) -> set[Value]:
@@ -88,7 +88,7 @@ GatherKey = tuple[Axes, Axes, str, Stage]
 """The properties that all-gathers need in common to be one: axes, varying axes of the operands, dtype and stage."""
 
 
-class Gathers:
+class GatherCombiner:
     """Combines small all-gathers of a body whose operand or result is a parameter; `waiting` has those still to come."""
 
     def __init__(self, mesh: Mesh, max_bytes: int, parameters: set[Value]) -> None:
@@ -171,7 +171,7 @@ def merged(eqns: list[Equation]) -> Equation:
     return attrs.evolve(eqns[0], operands=operands, results=results, stage=stage)
 
 
-class Combiner:
+class ReductionCombiner:
     """Walks one function; `waiting` holds all-reduces, `deferred` the scalar equations that wait for them, by result."""
 
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:

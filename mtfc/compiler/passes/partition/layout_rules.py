@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mtfc.compiler.analysis.equation_names import Placeable
+from mtfc.compiler.analysis.equation_names import LayoutTarget
 from mtfc.compiler.ir.core import Argument, Equation, Function, Value
 from mtfc.compiler.ir.loops import ROLES
 from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
 
-Owners = Mapping[Placeable, TensorType]
+Owners = Mapping[LayoutTarget, TensorType]
 """The parameter that an equation of the update, or a state, belongs to."""
 
 
@@ -24,7 +24,7 @@ def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
     return Rules(tuple((dim, tuple(a for a in axes if mesh.sizes[a] > 1)) for dim, axes in rules.axes))
 
 
-class Ruling:
+class LayoutRules:
     """The rules of one layout.
 
     `names` are the names of a function's equations and arguments (`equation_names.py`), once they have names; `looped` are the
@@ -35,7 +35,7 @@ class Ruling:
         self,
         mesh: Mesh,
         layout: Layout,
-        names: Mapping[Placeable, str] = {},
+        names: Mapping[LayoutTarget, str] = {},
         looped: frozenset[Dim] = frozenset(),
         owners: Owners | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class Ruling:
         self.names = names
         self.states: dict[TensorType, Rules] = {}
 
-    def own(self, thing: Placeable) -> Rules | None:
+    def own(self, thing: LayoutTarget) -> Rules | None:
         """The rules that name an equation, an argument, or what a loop yields: for all of its dimensions."""
         return self.values.get(self.names.get(thing, ""))
 
@@ -125,7 +125,7 @@ def owners(function: Function, layout: Layout) -> Owners:
     """
     if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY)):
         return {}
-    groups = _Groups()
+    groups = _ConnectedValues()
     updates = [eqn for eqn in function.body if eqn.stage == "update"]
     for eqn in updates:
         groups.join(_tensors(eqn))
@@ -133,7 +133,7 @@ def owners(function: Function, layout: Layout) -> Owners:
         if argument.role == "parameter":
             groups.types.setdefault(groups.first(argument.value), []).append(argument.value.type)
     states = [argument for argument in function.arguments if argument.role == "state"]
-    things: list[tuple[Placeable, list[Value]]] = [(eqn, list(_tensors(eqn))) for eqn in updates]
+    things: list[tuple[LayoutTarget, list[Value]]] = [(eqn, list(_tensors(eqn))) for eqn in updates]
     things += [(argument, [argument.value]) for argument in states]
     found = ((thing, groups.owner(tensors)) for thing, tensors in things)
     return {thing: type for thing, type in found if type is not None}
@@ -143,7 +143,7 @@ def _tensors(eqn: Equation) -> Iterator[Value]:
     return (value for value in (*eqn.operands, *eqn.results) if value.type.dims)
 
 
-class _Groups:
+class _ConnectedValues:
     """Groups of connected values, each with a first value. `types` has the types of a group's parameters by the first value."""
 
     def __init__(self) -> None:

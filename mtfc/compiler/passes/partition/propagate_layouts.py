@@ -18,8 +18,8 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import Placeable, placeable_names
-from mtfc.compiler.analysis.reshard_plans import plan
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
+from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME
@@ -27,7 +27,6 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
-from mtfc.compiler.passes.partition.reshard_inserter import wanted_type
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -39,15 +38,15 @@ class PropagateLayouts(Pass):
         mesh = program.placed_on
         named = set(program.layout.value_rules) if program.layout else set()
         return program.map_functions(
-            lambda function: Following(mesh, fixed(function, named)).function(function)
+            lambda function: LayoutPropagator(mesh, fixed(function, named)).function(function)
         )
 
 
-def fixed(function: Function, named: set[str]) -> set[Placeable]:
+def fixed(function: Function, named: set[str]) -> set[LayoutTarget]:
     """What stays where a `value` rule puts it."""
     if not named:
         return set()
-    names = placeable_names(function)
+    names = layout_target_names(function)
     paths = {eqn for eqn in walk(function.body) if eqn.path in named}
     return paths.union(each for each, name in names.items() if name in named)
 
@@ -63,10 +62,10 @@ def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
     return uses
 
 
-class Following:
+class LayoutPropagator:
     """Moves the layouts of one function's equations towards their uses."""
 
-    def __init__(self, mesh: Mesh, fixed: set[Placeable]) -> None:
+    def __init__(self, mesh: Mesh, fixed: set[LayoutTarget]) -> None:
         self.mesh, self.fixed = mesh, fixed
         self.placed: dict[Value, TensorType] = {}
         self.pending: dict[Value, set[str]] = {}  # axes over which a sum may be pending
@@ -93,7 +92,7 @@ class Following:
             else self._yielded(output, dim_of(eqn), uses.get(result, []))
             for result, output in zip(eqn.results, region.outputs, strict=True)
         )
-        inside = Following(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
+        inside = LayoutPropagator(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
         changed = attrs.evolve(eqn, regions=(inside,))
         for result, output in zip(eqn.results, outputs, strict=True):
             self.placed[result] = result.type.split_by(output.layout or {})
@@ -141,7 +140,7 @@ class Following:
         return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
 
     def _wanted(self, use: tuple[Equation, int]) -> TensorType:
-        return wanted_type(self.changed.get(use[0], use[0]), use[1])
+        return needed_type(self.changed.get(use[0], use[0]), use[1])
 
     def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
         """Take the best of the layout it has, the one that all uses want, and the one that its only operand has."""
@@ -202,5 +201,5 @@ class Following:
         for i, value in enumerate(eqn.operands):
             arriving = self.pending.get(value, set())
             source = self._pending(self.placed[value], arriving)
-            sent += plan(source, self._pending(wanted_type(eqn, i), arriving & passing), self.mesh)[0]
+            sent += plan(source, self._pending(needed_type(eqn, i), arriving & passing), self.mesh)[0]
         return sent

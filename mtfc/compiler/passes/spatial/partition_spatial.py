@@ -23,7 +23,7 @@ from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
-from mtfc.compiler.passes.partition.layout_rules import Ruling
+from mtfc.compiler.passes.partition.layout_rules import LayoutRules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 
@@ -35,7 +35,9 @@ class PartitionSpatial(Pass):
     def run(self, program: Program) -> Program:
         if program.mesh is None or program.layout is None:
             return program
-        each = SpatialPartitioner(program.mesh, Ruling(program.mesh, program.layout), NewDims(program.dims))
+        each = SpatialPartitioner(
+            program.mesh, LayoutRules(program.mesh, program.layout), NewDims(program.dims)
+        )
         changed = program.map_functions(each.function)
         added = each.dims.added
         blocks = Rules(tuple((name, axes) for name, (_, axes) in added.items() if axes))
@@ -51,7 +53,7 @@ class SpatialPartitioner:
     """Applies the `distribute` rules to the equations of one program."""
 
     mesh: Mesh
-    ruling: Ruling
+    layout_rules: LayoutRules
     dims: NewDims
 
     def function(self, function: Function) -> Function:
@@ -77,7 +79,7 @@ class SpatialPartitioner:
 
         There are none if `dim` does not divide evenly, or if another dimension of a tensor there wants one of the axes.
         """
-        rules = self.ruling.defined(eqn)
+        rules = self.layout_rules.defined(eqn)
         axes = rules.get(dim.name)
         types = [value.type for value in (*eqn.operands, *eqn.results) if dim in value.type.dims]
         free = all(set(axes).isdisjoint(_others(type, dim, rules)) for type in types)

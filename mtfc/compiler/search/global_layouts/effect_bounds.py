@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.dimension_names import Dims, Pairs
-from mtfc.compiler.cost.halos import Halo
+from mtfc.compiler.cost.halo_exchange import Halo
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.lower_bounds import Least, Most, Shard, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.moved_data import DataPath, Gate, MovedData

@@ -9,7 +9,7 @@ gathered.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import gcd
@@ -25,9 +25,9 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
     uses_of,
 )
-from mtfc.compiler.cost.halos import Halo, Halos
+from mtfc.compiler.cost.halo_exchange import Halo, Halos
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.lower_bounds import CommonProgram, Shard, Term
+from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, Shard, Term
 from mtfc.compiler.cost.memory import MemoryBound, equal_in, merging_in
 from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
 from mtfc.compiler.cost.moved_data import MovedData
@@ -36,6 +36,7 @@ from mtfc.compiler.cost.roofline import is_binary
 from mtfc.compiler.cost.stored_parameters import StoredParameter, all_are_used
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
@@ -93,7 +94,7 @@ class StepFacts:
         return MEMORY.bound(self._program(is_binary))
 
     def _program(self, is_common: IsCommon) -> CommonProgram:
-        return CommonProgram(self.function, self.names, self.device, is_common, self._replaced)
+        return CommonProgram(self.function, self.names, self.device, is_common, self._replaced, new_blocks)
 
     @cached_property
     def _replaced(self) -> Mapping[Equation, Dims | None]:
@@ -147,6 +148,21 @@ def _facts(program: CommonProgram) -> Facts:
         Counter(stored),
         min((each.item_bytes for each in stored), default=0) if always else 0,
     )
+
+
+def new_blocks() -> MakeBlocks:
+    """Begin the new dimensions of one function: equal equations get equal dimensions."""
+    dims = NewDims(())
+
+    def make(
+        build: Builder,
+        axes: Callable[[Equation, Dim], Axes],
+        shards: int,
+        defined: Callable[[Value], Equation | None],
+    ) -> BlockRewriter:
+        return PositionBlocks(build, axes, lambda axes: shards, defined, dims)
+
+    return make
 
 
 def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]:
@@ -206,11 +222,7 @@ def _applies(eqn: Equation, split: set[Dim], names: Names, makers: dict[Value, E
     def applies(shards: int) -> bool:
         build = Builder(names, eqn.span, eqn.stage)
         rule = OPS[eqn.op].distribute
-        return (
-            rule is not None
-            and rule(PositionBlocks(build, axes, lambda axes: shards, makers.get, NewDims(())), eqn)
-            is not None
-        )
+        return rule is not None and rule(new_blocks()(build, axes, shards, makers.get), eqn) is not None
 
     return any(map(applies, _divisors(gcd(*(dim.size for dim in split)))))
 

@@ -1,1 +1,1 @@
-"""The search for tilings: a layout for each equation, as SoyBean chooses them (arXiv:1805.04170)."""
+"""A layout for each equation (SoyBean's tilings), found as the best choices of a network."""

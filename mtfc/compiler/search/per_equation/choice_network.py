@@ -1,32 +1,35 @@
-"""A program as a network of choices: what the solver is asked about tilings. `network_builder.py` makes it.
+"""A program as a network of choices, and the network as a problem for the solver. `network_builder.py` makes the network.
 
-Nodes are equations, with their strategies; *ports*, the values that enter a function or a loop, or leave a loop stacked, with
-their placements; and *versions*: a value that several equations use may be brought to another placement once, for all of them.
-An edge says what it costs to bring a value from where one node leaves it to where another needs it; in a loop it counts once for
-each iteration. So a layer that is repeated is one part of the network, however often it runs.
+A node is one of three: an equation with its strategies; a *port*, a value that enters a function or a loop or leaves a loop
+stacked, with its placements; or a *version*. A version is a value that several equations use, which may be brought to another
+placement once for all of them. An edge costs what it takes to bring a value from the placement of one node to that of another; in a
+loop it counts once for each iteration. So a repeated layer is one part of the network, however often it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import floor, log10
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.search.per_equation.conversions import Numbers
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Integers, Ragged
 
 Owner = Equation | Argument | Output | Value
-"""Whose choice it is: an equation's, a port's, or for a version the value's."""
+"""The owner of a choice: an equation, the argument or output of a port, or the value of a version or port."""
 
 
 @attrs.define(eq=False)
-class Node:
+class ChoiceNode:
     """A choice: strategies of an equation, placements of a port, or of a version, whose owner is the value.
 
-    costs: of each option, all executions together. held: bytes of each option while [birth, death). shared: so many options, the
-    first ones, are no copies: the value stays as it was made.
+    costs: of each option, all executions together. held: bytes of each option while [birth, death). shared: the number of first
+    options that are no copies, as the value stays where it was made.
     """
 
     owner: Owner
@@ -39,7 +42,7 @@ class Node:
 
 
 @attrs.frozen(eq=False)
-class Edge:
+class ChoiceEdge:
     """Costs for each pair of options, infinite where they do not go together. [options of `first`, options of `second`]"""
 
     first: int
@@ -48,13 +51,46 @@ class Edge:
 
 
 @attrs.frozen(eq=False)
-class Network:
+class ChoiceNetwork:
     """The choices that a function leaves.
 
-    free: equations that make something of nothing, with a node that needs it and how each of its options does; it follows that.
+    free: equations without operands. Each follows a node that uses it, and is placed as the options of that node need it.
     """
 
     function: Function
-    nodes: Sequence[Node]
-    edges: Sequence[Edge]
+    nodes: Sequence[ChoiceNode]
+    edges: Sequence[ChoiceEdge]
     free: Mapping[Equation, tuple[int, Sequence[TensorType]]]
+
+
+FINEST = 1e12
+"""The most integers per second or byte: picoseconds."""
+
+DIGITS = 13
+"""Digits of the largest cost, which leave room for sums."""
+
+
+def unit_of(network: ChoiceNetwork) -> float:
+    """Return the number of integers per unit of cost: a power of ten."""
+    costs = [*(node.costs for node in network.nodes), *(edge.costs for edge in network.edges)]
+    largest = max((float(each.max(initial=0.0, where=np.isfinite(each))) for each in costs), default=0.0)
+    return min(FINEST, 10.0 ** floor(DIGITS - log10(largest))) if largest else 1.0
+
+
+def to_problem(network: ChoiceNetwork, unit: float, memory: float | None, name: str) -> AssignmentProblem:
+    """Return the problem with `unit` integers per unit of cost, and at most `memory` bytes held at any time unless that is None."""
+    nodes = network.nodes
+    return AssignmentProblem(
+        costs=Ragged.of([_integers(node.costs, unit) for node in nodes]),
+        usages=Ragged.of([node.held.astype(np.int64) for node in nodes]),
+        intervals=np.array([(node.birth, node.death) for node in nodes], np.int64).reshape(-1, 2),
+        edges=np.array([(edge.first, edge.second) for edge in network.edges], np.int64).reshape(-1, 2),
+        edge_costs=Ragged.of([_integers(edge.costs, unit) for edge in network.edges]),
+        limit=None if memory is None else int(memory),
+        name=name,
+    )
+
+
+def _integers(costs: Numbers, unit: float) -> Integers:
+    possible = np.isfinite(costs)
+    return np.where(possible, np.rint(np.where(possible, costs, 0.0) * unit), FORBIDDEN).astype(np.int64)

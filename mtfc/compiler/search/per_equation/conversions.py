@@ -1,9 +1,8 @@
-"""What it costs to bring a tensor from any placement to any other: all pairs at once.
+"""The costs to bring a tensor from any placement to any other: all pairs at once.
 
-The compiler takes the chain of collectives that sends the fewest bytes, and of equally many the shortest
-(`analysis/reshard_plans.py`).
-Here the same chains are found for all placements of a tensor together (Bellman and Ford's algorithm, target by target), with
-what each costs by another measure: seconds, say.
+The compiler takes the chain of collectives that sends the fewest bytes, and of equal chains the shortest (`reshard_plans.py`).
+Here the same chains are found for all placements of a tensor together, by the Bellman-Ford algorithm, target by target. The chains
+may be priced by another measure than bytes, such as seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
 from math import inf
-from typing import TypeAlias
+from time import monotonic
+from typing import TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -23,20 +23,33 @@ from mtfc.compiler.ir.collective import ReshardStep
 from mtfc.compiler.ir.core import Attr
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
-from mtfc.compiler.search.per_equation.clock import in_time
+from mtfc.compiler.search.solver.assignment_problem import NotFound
 
 Numbers: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
-Price = Callable[[ReshardStep], float]
-"""What one collective costs."""
+StepPrice = Callable[[ReshardStep], float]
+"""Returns the cost of one collective."""
 
 ONE_STEP = 2.0**-10
-"""What a step more weighs, beside bytes."""
+"""The weight of one more step, in bytes."""
+
+Item = TypeVar("Item")
 
 
-def seconds_on(topology: Topology, weight: float = 1.0) -> Price:
-    """Seconds of a collective by itself, which count so much."""
+def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
+    """Yield the items. Raises `NotFound` when one is asked for later than `until`, a time of `time.monotonic`.
+
+    A mesh of many axes leaves too many choices to find them all.
+    """
+    for item in items:
+        if monotonic() > until:
+            raise NotFound("the time is over before all choices are known")
+        yield item
+
+
+def seconds_on(topology: Topology, weight: float = 1.0) -> StepPrice:
+    """Return a price: the seconds of a collective by itself, times a weight."""
 
     def price(step: ReshardStep) -> float:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
@@ -45,14 +58,14 @@ def seconds_on(topology: Topology, weight: float = 1.0) -> Price:
     return lambda step: price(step) if has_trait(step, "sends") else 0.0
 
 
-def bytes_sent(mesh: Mesh) -> Price:
-    """Bytes that all processors together send, which is what SoyBean minimizes (section 4.2)."""
+def bytes_sent(mesh: Mesh) -> StepPrice:
+    """Return a price: the bytes that all processors send together, which SoyBean minimizes (section 4.2)."""
     return lambda step: step.bytes_sent(mesh) * mesh.devices
 
 
 @attrs.frozen(eq=False)
-class Placements:
-    """Every placement of one tensor, by number, and what it costs from one to another. [placements, placements]"""
+class TensorPlacements:
+    """All placements of one tensor, with the costs from one to another: [placement, placement]."""
 
     types: tuple[TensorType, ...]
     numbers: Mapping[TensorType, int]
@@ -63,18 +76,18 @@ class Placements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh: those of tensors that look alike but for the names of dimensions are found once.
+    """The placements of tensors on one mesh. They are found once for tensors that differ only in the names of dimensions.
 
-    until: when to give up, a time of `time.monotonic`; that raises `NotFound`.
+    until: the time of `time.monotonic` after which `NotFound` is raised.
     """
 
-    def __init__(self, mesh: Mesh, price: Price, until: float = inf) -> None:
+    def __init__(self, mesh: Mesh, price: StepPrice, until: float = inf) -> None:
         self.mesh, self.price, self.until = mesh, price, until
-        self._found: dict[tuple[str, tuple[Dim, ...], str], Placements] = {}
-        self._alike: dict[tuple[str, tuple[int, ...], str], Placements] = {}
+        self._found: dict[tuple[str, tuple[Dim, ...], str], TensorPlacements] = {}
+        self._alike: dict[tuple[str, tuple[int, ...], str], TensorPlacements] = {}
 
-    def of(self, type: TensorType, reduction: str = "sum") -> Placements:
-        """The placements of a tensor of this global type, in which a reduction of this kind may be pending."""
+    def of(self, type: TensorType, reduction: str = "sum") -> TensorPlacements:
+        """Return the placements of a tensor of this global type, in which a reduction of this kind may be pending."""
         key = (type.dtype, type.dims, reduction)
         if key not in self._found:
             shape = (type.dtype, tuple(dim.size for dim in type.dims), reduction)
@@ -86,24 +99,24 @@ class Conversions:
                 for each in found.types
             )
             numbers = {each: i for i, each in enumerate(types)}
-            self._found[key] = Placements(types, numbers, found.costs)
+            self._found[key] = TensorPlacements(types, numbers, found.costs)
         return self._found[key]
 
-    def _placements(self, type: TensorType, reduction: str) -> Placements:
+    def _placements(self, type: TensorType, reduction: str) -> TensorPlacements:
         types = tuple(in_time(placements(type, self.mesh, reduction), self.until))
         numbers = {each: i for i, each in enumerate(types)}
         steps = [step for each in in_time(types, self.until) for step in steps_from(each, self.mesh)]
-        graph = _Graph.of(steps, numbers, self.mesh, self.price, self.until)
+        graph = _StepGraph.of(steps, numbers, self.mesh, self.price, self.until)
         columns = [graph.costs_to(target) for target in in_time(types, self.until)]
-        return Placements(types, numbers, np.stack(columns, axis=1))
+        return TensorPlacements(types, numbers, np.stack(columns, axis=1))
 
 
 @attrs.frozen(eq=False)
-class _Graph:
+class _StepGraph:
     """Single collectives between placements, as parallel arrays. [steps]
 
-    length: by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a dimension, the
-    last one where it adds none. completed: the axes over which it completes a reduction, as bits.
+    length: the measure by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a dimension;
+    the last number where it adds none. completed: the axes over which a step completes a reduction, as bits.
     """
 
     mesh: Mesh
@@ -122,9 +135,9 @@ class _Graph:
         steps: Sequence[ReshardStep],
         numbers: Mapping[TensorType, int],
         mesh: Mesh,
-        price: Price,
+        price: StepPrice,
         until: float,
-    ) -> _Graph:
+    ) -> _StepGraph:
         runs: dict[tuple[Attr, Axes], int] = {}
         added = [runs.setdefault(run, len(runs)) if (run := _added(step)) else -1 for step in steps]
         completed = [set(step.before.pending) - set(step.after.pending) for step in steps]
@@ -141,7 +154,7 @@ class _Graph:
         )
 
     def costs_to(self, target: TensorType) -> Numbers:
-        """From every placement, by chains of the steps that the compiler takes to the target; infinite where there are none."""
+        """Return the costs from every placement by the compiler's chains to the target; infinite where there is none."""
         wanted = np.zeros(len(self.runs) + 1, bool)
         wanted[-1] = True
         for dim, runs in zip(target.dims, goal_of(target).runs, strict=True):
@@ -168,7 +181,7 @@ def _length(step: ReshardStep, mesh: Mesh) -> float:
 
 
 def _added(step: ReshardStep) -> tuple[Attr, Axes] | None:
-    """The dimension that a step adds axes to, and those."""
+    """Return the dimension that a step adds axes to, and the axes."""
     return None if step.split_dim is None else (step.split_dim, step.axes)
 
 
@@ -177,7 +190,7 @@ def _bits(mesh: Mesh, axes: Iterable[str]) -> int:
 
 
 def placements(type: TensorType, mesh: Mesh, reduction: str = "sum") -> Iterator[TensorType]:
-    """Every way to place a tensor: each axis splits one of its dimensions, or a reduction is pending over it, or neither."""
+    """Yield all placements: each axis splits one dimension, or a reduction is pending over it, or neither."""
     axes = tuple(axis for axis, size in mesh.axes if size > 1)
     for roles in product((None, "pending", *type.names), repeat=len(axes)):
         pending = tuple(axis for axis, role in zip(axes, roles, strict=True) if role == "pending")
@@ -187,7 +200,7 @@ def placements(type: TensorType, mesh: Mesh, reduction: str = "sum") -> Iterator
 
 
 def orders(roles: tuple[tuple[str, str | None], ...], dims: tuple[str, ...]) -> Iterator[dict[str, Axes]]:
-    """The splits of dimensions in which each axis has its role: several where two axes split one dimension."""
+    """Yield the splits in which each axis has its role; several if two axes split one dimension."""
     groups = {dim: tuple(axis for axis, role in roles if role == dim) for dim in dims}
     split = {dim: group for dim, group in groups.items() if group}
     for choice in product(*(permutations(group) for group in split.values())):

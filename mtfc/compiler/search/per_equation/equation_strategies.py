@@ -1,8 +1,8 @@
-"""The strategies of an equation: how each mesh axis serves it.
+"""The strategies of an equation: a use for each mesh axis.
 
-An axis splits one dimension of the iteration space; or a sum that arrives pending over it passes through, where the equation is
-linear; or it is not used, and all processors along it do the same. Splitting a dimension that the equation reduces away is
-SoyBean's third aligned form, which leaves a sum pending (arXiv:1805.04170, section 4.2.1).
+An axis splits one dimension of the iteration space; or it lets a sum pass that is pending over it, if the equation is linear; or it
+is unused, and all processors along it compute the same. Splitting a summed dimension leaves a pending sum. This is SoyBean's third
+aligned form (arXiv:1805.04170, section 4.2.1).
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.sharding_rules import operand_type, result_types
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
-from mtfc.compiler.search.per_equation.clock import in_time
-from mtfc.compiler.search.per_equation.conversions import orders
+from mtfc.compiler.search.per_equation.conversions import in_time, orders
 
 Group = tuple[int, ...]
 
 
 @attrs.frozen
 class Strategy:
-    """A layout of the iteration space, and the operands through which sums pass that are pending over further axes."""
+    """A layout of the iteration space, and for further axes the operands through which pending sums pass."""
 
     layout: Mapping[str, Axes]
     passing: tuple[tuple[str, Group], ...] = ()
@@ -36,35 +35,33 @@ class Strategy:
         return tuple(axis for axis, _ in self.passing)
 
     def operand_type(self, rule: LayoutRule, eqn: Equation, operand: int) -> TensorType:
-        """How operand number `operand` must be placed. `eqn` has this strategy's layout."""
+        """Return the type that operand number `operand` must have. `eqn` has this strategy's layout."""
         pending = tuple(axis for axis, group in self.passing if operand in group)
         return operand_type(rule, eqn, operand, pending)
 
     def made(self, rule: LayoutRule, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-        """How the results are placed."""
+        """Return the types of the results."""
         return result_types(eqn, rule, self.passed, mesh)
 
 
 @attrs.frozen(eq=False)
-class Choices:
-    """What equations that look alike can do: strategies, and an equation with the layout of each, whose operands and results are
-    placed as it needs and makes them.
-    """
+class PlacedStrategies:
+    """The strategies of equations that look alike, and an equation placed by each of them."""
 
     strategies: tuple[Strategy, ...]
     placed: tuple[Equation, ...]
 
     @classmethod
-    def of(cls, eqn: Equation, strategies: Iterable[Strategy], mesh: Mesh) -> Choices:
+    def of(cls, eqn: Equation, strategies: Iterable[Strategy], mesh: Mesh) -> PlacedStrategies:
         rule, found = OPS[eqn.op].layout_rule(eqn), tuple(strategies)
         return cls(found, tuple(_placed(eqn, rule, each, mesh) for each in found))
 
     def needed(self, operand: int) -> list[TensorType]:
-        """How operand number `operand` must be placed for each."""
+        """Return the type of operand number `operand` under each strategy."""
         return [eqn.operands[operand].type for eqn in self.placed]
 
     def made(self, result: int) -> list[TensorType]:
-        """How result number `result` is placed by each."""
+        """Return the type of result number `result` under each strategy."""
         return [eqn.results[result].type for eqn in self.placed]
 
 
@@ -108,19 +105,19 @@ def strategies(
 
 
 def iteration_space(eqn: Equation, rule: LayoutRule) -> list[Dim]:
-    """The dimensions of the iteration space."""
+    """Return the dimensions of the iteration space."""
     return list(dict.fromkeys((*(dim for v in eqn.results for dim in v.type.dims), *rule.reduced)))
 
 
 def _roles(eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh: Mesh) -> list[str]:
-    """The dimensions that an axis can split, alone."""
+    """Return the dimensions that an axis can split alone."""
     return [dim.name for dim in dims if divides(eqn, rule, dims, {dim.name: (axis,)}, mesh)]
 
 
 def divides(
     eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], layout: Mapping[str, Axes], mesh: Mesh
 ) -> bool:
-    """Whether the op can be computed in these parts, and results and operands divide evenly."""
+    """Return True if the op can be computed in these parts, and results and operands divide evenly."""
     reduced = {dim.name for dim in rule.reduced}
     for dim in dims:
         axes = layout.get(dim.name, ())

@@ -1,7 +1,7 @@
-"""How the network of a function is built: in order of the program, with a clock for how long each value is held.
+"""Builds the network of a function in program order, with a clock for the lifetimes of values.
 
-A value is in memory from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`; a
-slice, and what a loop carries or yields, has memory of its own. What a reshard makes for a single use is left out.
+A value is held from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`. A slice, a
+carry and a yielded value have buffers of their own. A copy that a reshard makes for a single use is left out.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ import numpy as np
 
 from mtfc.compiler.analysis.liveness import takes_over, unstored
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of, stacked_type
+from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
-from mtfc.compiler.search.per_equation.choice_network import Edge, Network, Node, Owner
-from mtfc.compiler.search.per_equation.clock import in_time
-from mtfc.compiler.search.per_equation.conversions import Conversions, Indices, Numbers, Placements
-from mtfc.compiler.search.per_equation.equation_strategies import Choices, Strategy, strategies
-from mtfc.compiler.search.per_equation.pending_values import may_be_pending
+from mtfc.compiler.ir.types import FLOATS, Axes, Mesh, TensorType
+from mtfc.compiler.search.per_equation.choice_network import ChoiceEdge, ChoiceNetwork, ChoiceNode, Owner
+from mtfc.compiler.search.per_equation.conversions import (
+    Conversions,
+    Indices,
+    Numbers,
+    TensorPlacements,
+    in_time,
+)
+from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
 
-Work = Callable[[Equation, Choices], Numbers]
-"""What an equation costs, once, by each of its strategies."""
-
-
-Copying = Callable[[Equation, Value, Sequence[TensorType]], Numbers]
-"""What it costs an equation once that it has an operand or a result copied, placed in each of these ways, if it is not what was
-sent or what will be.
-"""
+Work = Callable[[Equation, Sequence[Equation]], Sequence[float]]
+"""Returns the costs of one execution of an equation, placed in each of these ways."""
 
 
-def no_work(eqn: Equation, choices: Choices) -> Numbers:
-    """Where only what is sent counts."""
-    return np.zeros(len(choices.strategies))
+Copying = Callable[[Equation, Value, Sequence[TensorType]], Sequence[float]]
+"""Returns the costs of one copy of an operand or result for an equation, placed in each of these ways, if it is not sent."""
 
 
-def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Numbers:
-    """Where nothing is copied, or that does not count."""
-    return np.zeros(len(types))
+def no_work(eqn: Equation, placed: Sequence[Equation]) -> Sequence[float]:
+    """Return no costs: only communication counts."""
+    return [0.0] * len(placed)
+
+
+def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Sequence[float]:
+    """Return no costs: nothing is copied."""
+    return [0.0] * len(types)
 
 
 KEPT_FOREVER = 1 << 40
-"""A time after everything."""
+"""A time after all equations."""
 
 
 @attrs.frozen(eq=False)
-class _Source:
-    """Where a value comes from: a node, and how each of its options leaves the value; the last ones may have been sent."""
+class _ValueSource:
+    """The node that makes a value, and the placement by each of its options; the last `sent` options may have been sent."""
 
     node: int
-    placements: Placements
+    placements: TensorPlacements
     made: Indices
     sent: int = 0
 
-    def seconds(self, use: _Use) -> Numbers:
-        """What it costs to use the value once, by how it is left and needed."""
+    def costs(self, use: _ValueUse) -> Numbers:
+        """Return the costs of one use: [option of the source, option of the use]."""
         same = self.made[:, None] == use.needed
         same[len(self.made) - self.sent :] = False
         found: Numbers = self.placements.costs[np.ix_(self.made, use.needed)] + np.where(
@@ -69,8 +71,8 @@ class _Source:
 
 
 @attrs.frozen(eq=False)
-class _Use:
-    """A node that needs a value, how each of its options needs it, and what it costs if that is copied."""
+class _ValueUse:
+    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for it."""
 
     node: int
     needed: Indices
@@ -78,11 +80,11 @@ class _Use:
 
 
 def is_free(eqn: Equation) -> bool:
-    """Whether it makes something of nothing, as every use can do for itself."""
+    """Return True if an equation has no operands and no FLOPs: every use can compute it."""
     return not eqn.regions and not eqn.operands and OPS[eqn.op].flops is no_flops
 
 
-def _stage(node: Node) -> str | None:
+def _stage(node: ChoiceNode) -> str | None:
     return node.owner.stage if isinstance(node.owner, Equation) else None
 
 
@@ -94,8 +96,8 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class NetworkBuilder:
     """Builds the network of one function.
 
-    splittable: dimensions that a layout can name. gradients: how much it counts what it
-    costs to bring gradients to the update. until: when to give up, a time of `time.monotonic`; that raises `NotFound`.
+    splittable: dimensions that a layout can name. work, copying: costs of equations. gradients: the weight of communicating gradients
+    to the update. until: the time of `time.monotonic` after which `NotFound` is raised.
     """
 
     mesh: Mesh
@@ -105,18 +107,18 @@ class NetworkBuilder:
     copying: Copying = no_copying
     gradients: float = 1.0
     until: float = inf
-    nodes: list[Node] = attrs.field(factory=list)
-    edges: list[Edge] = attrs.field(factory=list)
+    nodes: list[ChoiceNode] = attrs.field(factory=list)
+    edges: list[ChoiceEdge] = attrs.field(factory=list)
     pending: set[Value] = attrs.field(factory=set)
-    sources: dict[Value, _Source] = attrs.field(factory=dict)
-    uses: dict[Value, list[_Use]] = attrs.field(factory=dict)
+    sources: dict[Value, _ValueSource] = attrs.field(factory=dict)
+    uses: dict[Value, list[_ValueUse]] = attrs.field(factory=dict)
     makers: dict[Value, Equation] = attrs.field(factory=dict)
     free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
     unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict)
-    choices: dict[object, Choices] = attrs.field(factory=dict)
+    choices: dict[object, PlacedStrategies] = attrs.field(factory=dict)
     clock: int = 0
 
-    def network(self, function: Function) -> Network:
+    def network(self, function: Function) -> ChoiceNetwork:
         self.pending = self.sums(function)
         ports = {
             argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
@@ -126,7 +128,7 @@ class NetworkBuilder:
         for output in function.outputs:
             self._given(output, ports)
         self._connect(function, 1)
-        return Network(function, tuple(self.nodes), tuple(self.edges), self.free)
+        return ChoiceNetwork(function, tuple(self.nodes), tuple(self.edges), self.free)
 
     def sums(self, function: Function) -> set[Value]:
         """Return the values that may hold a pending sum."""
@@ -135,11 +137,11 @@ class NetworkBuilder:
     # Nodes and edges
 
     def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
-        self.nodes.append(Node(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
+        self.nodes.append(ChoiceNode(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
         return len(self.nodes) - 1
 
     def _port(self, owner: Owner, value: Value, birth: int, death: int) -> int:
-        """A node for a value that enters, with all its placements."""
+        """Add a node for a value that enters, with all its placements."""
         options = self._placements(value)
         number = self._node(owner, options, self._bytes(options))
         self.nodes[number].birth, self.nodes[number].death = birth, death
@@ -147,7 +149,7 @@ class NetworkBuilder:
         return number
 
     def _placements(self, value: Value) -> list[TensorType]:
-        """Those that a layout can ask for."""
+        """Return the placements that a layout can ask for."""
         return [
             type
             for type in self.conversions.of(value.type).types
@@ -165,17 +167,17 @@ class NetworkBuilder:
         self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum"
     ) -> None:
         placements = self.conversions.of(value.type, reduction)
-        self.sources[value] = _Source(node, placements, placements.indices(types))
+        self.sources[value] = _ValueSource(node, placements, placements.indices(types))
 
     def _edge(self, first: int, second: int, costs: Numbers) -> None:
         if first == second or not costs.any():
             return
         if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
             costs = np.multiply(costs, self.gradients, out=costs.copy(), where=np.isfinite(costs))
-        self.edges.append(Edge(first, second, costs))
+        self.edges.append(ChoiceEdge(first, second, costs))
 
     def _kept(self, value: Value, until: int) -> None:
-        """What is not stored is read in others."""
+        """Hold a value until a time. If it is not stored, hold the arrays that it is read from."""
         for source in self.unstored.get(value, ()):
             if source in self.sources:
                 self._kept(source, until)
@@ -197,7 +199,7 @@ class NetworkBuilder:
                 self._equation(eqn, times, replaced)
 
     def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
-        """What replaces an argument is written over it, and holds nothing."""
+        """Add an equation. A result that replaces an argument is written over it, and holds nothing."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
         choices = self._choices(eqn, pending)
@@ -206,18 +208,18 @@ class NetworkBuilder:
             if value not in replaced and value not in self.unstored:
                 held += self._bytes(choices.made(i))
         node = self._node(eqn, choices.strategies, held)
-        self.nodes[node].costs = self.work(eqn, choices) * times
+        self.nodes[node].costs = np.array(self.work(eqn, choices.placed), np.float64) * times
         for i, value in enumerate(eqn.operands):
             self._uses(eqn, value, node, choices.needed(i))
         for i, value in enumerate(eqn.results):
             self._comes_from(value, node, choices.made(i), rule.reduction)
 
-    def _choices(self, eqn: Equation, pending: list[int]) -> Choices:
-        """The same for all equations that look alike."""
+    def _choices(self, eqn: Equation, pending: list[int]) -> PlacedStrategies:
+        """Return the strategies of an equation, the same for all that look alike."""
         types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
         key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
         if key not in self.choices:
-            self.choices[key] = Choices.of(eqn, self.strategies(eqn, pending), self.mesh)
+            self.choices[key] = PlacedStrategies.of(eqn, self.strategies(eqn, pending), self.mesh)
         return self.choices[key]
 
     def strategies(self, eqn: Equation, pending: list[int]) -> Iterator[Strategy]:
@@ -225,18 +227,18 @@ class NetworkBuilder:
         return strategies(eqn, self.mesh, self.splittable, pending, self.until)
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
-        """A result may be written over an operand."""
+        """Add a use of a value, which holds the value unless a result is written over it."""
         if self._is_free(value, node, types):
             return
         needed = self.sources[value].placements.indices(types)
         known = self.uses.setdefault(value, [])
         if not any(use.node == node and np.array_equal(use.needed, needed) for use in known):
-            known.append(_Use(node, needed, self.copying(eqn, value, types)))
+            known.append(_ValueUse(node, needed, np.array(self.copying(eqn, value, types), np.float64)))
         over = any(takes_over(eqn, value, result, self.mesh) for result in eqn.results)
         self._kept(value, self.clock + (not over))
 
     def _is_free(self, value: Value, node: int, types: Sequence[TensorType]) -> bool:
-        """Whether a value is made of nothing: then its equation runs in the layout that its first use needs."""
+        """Return True if the value's equation has no operands; it runs in the layout that its first use needs."""
         eqn = self.makers.get(value)
         if eqn is not None:
             self.free.setdefault(eqn, (node, types))
@@ -262,8 +264,9 @@ class NetworkBuilder:
         self._connect(region, inner)
 
     def _carried(self, operand: Value, port: int, times: int) -> None:
-        """What is complete can be seen as pending for nothing: one processor has it, and the others zeros. For what a maximum is
-        pending, no sum can be.
+        """Connect the first value of a carry.
+
+        A complete value becomes a pending sum at no cost: one processor has it, and the others zeros. A pending maximum does not.
         """
         types = self._types(port)
         if self._is_free(operand, port, types):
@@ -275,7 +278,7 @@ class NetworkBuilder:
         self._edge(source.node, port, np.min(costs, axis=0) * times)
 
     def _invariant(self, operand: Value, port: int, times: int) -> None:
-        """It is the operand itself, or a copy that is placed otherwise, and is held beside it."""
+        """Connect an invariant: the operand itself, or a copy that is placed otherwise and held beside it."""
         node, types = self.nodes[port], self._types(port)
         node.options, node.shared = (*types, *types), len(types)
         node.costs = np.zeros(2 * len(types))
@@ -292,7 +295,7 @@ class NetworkBuilder:
         self._edge(source.node, port, np.concatenate([same, costs], axis=1))
 
     def _sliced(self, operand: Value, port: int, times: int) -> None:
-        """Each slice stays as the stack is placed, whose own dimension becomes whole."""
+        """Connect a sliced operand. Its own dimension becomes whole, and each slice is placed like the stack."""
         types = self._types(port)
         stacks = [operand.type.split_by(shown_layout(type)) for type in types]
         if self._is_free(operand, port, stacks):
@@ -310,7 +313,7 @@ class NetworkBuilder:
     def _leaves(
         self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
     ) -> None:
-        """What is carried leaves as it goes around; what is yielded is placed in any way, iteration by iteration."""
+        """Connect a result: a carry leaves as it goes around, a yielded value is placed in any way in each iteration."""
         source = self.sources.get(output.value)
         if output.updates is not None:
             port, types = ports[output.updates], self._types(ports[output.updates])
@@ -322,19 +325,19 @@ class NetworkBuilder:
         if source is not None:
             self._kept(output.value, self.clock)
             use = self._given_away(source, output, port)
-            self._edge(source.node, port, source.seconds(use) * times)
+            self._edge(source.node, port, source.costs(use) * times)
         self._comes_from(result, port, types)
 
-    def _given_away(self, source: _Source, output: Output, port: int) -> _Use:
-        """What a loop keeps of an iteration may have to be copied."""
+    def _given_away(self, source: _ValueSource, output: Output, port: int) -> _ValueUse:
+        """Return the use by an output of a loop; a value that is kept of each iteration may have to be copied."""
         types, maker = self._types(port), self.nodes[source.node].owner
         copied = np.zeros(len(types))
         if output.updates is None and isinstance(maker, Equation):
-            copied = self.copying(maker, output.value, types)
-        return _Use(port, source.placements.indices(types), copied)
+            copied = np.array(self.copying(maker, output.value, types), np.float64)
+        return _ValueUse(port, source.placements.indices(types), copied)
 
     def _given(self, output: Output, ports: Mapping[str, int]) -> None:
-        """What leaves the function: like what it replaces, or completed where it is."""
+        """Connect an output: it is placed like the argument that it replaces, or completed where it is."""
         source = self.sources.get(output.value)
         if source is None:
             return
@@ -352,7 +355,7 @@ class NetworkBuilder:
     # Uses
 
     def _connect(self, function: Function, times: int) -> None:
-        """Edges from each value to the equations that use it, by way of a version where there are several."""
+        """Add edges from each value to the equations that use it; through a version if there are several."""
         values = [argument.value for argument in function.arguments]
         values += [value for eqn in function.body for value in eqn.results]
         for value in in_time(values, self.until):
@@ -362,11 +365,11 @@ class NetworkBuilder:
             elif uses:
                 self._needs(self.sources[value], uses[0], times)
 
-    def _needs(self, source: _Source, use: _Use, times: int) -> None:
-        self._edge(source.node, use.node, source.seconds(use) * times)
+    def _needs(self, source: _ValueSource, use: _ValueUse, times: int) -> None:
+        self._edge(source.node, use.node, source.costs(use) * times)
 
-    def _version(self, value: Value, source: _Source, uses: Sequence[_Use], times: int) -> None:
-        """The value as it is made, or a copy as its first use needs it: that is there when the compiler comes to the others."""
+    def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
+        """Add a version: the value as it is made, or a copy as its first use needs it, which the other uses find there."""
         first, *others = uses
         needs = {int(i) for use in others for i in use.needed}
         copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
@@ -380,10 +383,10 @@ class NetworkBuilder:
         kept = np.where(source.made[:, None] == same, 0.0, np.inf)
         moved = places.costs[np.ix_(source.made, copies)] * times
         self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = _Source(number, places, same).seconds(first) * times
+        given = _ValueSource(number, places, same).costs(first) * times
         taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
         self._edge(number, first.node, np.concatenate([given, taken]))
-        version = _Source(number, places, np.concatenate([same, copies]), len(copies))
+        version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
         for use in others:
             self._needs(version, use, times)
 
@@ -393,4 +396,40 @@ ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {
     "invariant": NetworkBuilder._invariant,
     "sliced": NetworkBuilder._sliced,
 }
-"""How each kind of argument enters a loop."""
+"""The method that connects an operand of a loop, by the role of its argument."""
+
+
+def may_be_pending(function: Function, given: Collection[Value] = ()) -> set[Value]:
+    """Return the values that may hold a pending sum, also those in loops; of the arguments only those `given` may.
+
+    A contraction leaves a pending sum, a linear equation passes it on, and a loop may carry it around. The search gives placements
+    with a pending sum to these values alone.
+    """
+    found = set(given)
+    for eqn in function.body:
+        if eqn.regions:
+            found |= _in_loop(eqn)
+        elif _makes(eqn) or any(
+            found.issuperset(eqn.operands[i] for i in g) for g in OPS[eqn.op].linear(eqn)
+        ):
+            found.update(value for value in eqn.results if value.type.dtype in FLOATS)
+    return found
+
+
+def _makes(eqn: Equation) -> bool:
+    rule = OPS[eqn.op].layout_rule(eqn)
+    return bool(rule.reduced) and rule.reduction == "sum"
+
+
+def _in_loop(eqn: Equation) -> set[Value]:
+    region = region_of(eqn)
+    updates = {output.updates: output.value for output in region.outputs}
+    going = {a.value for a in carried(region) if a.value.type.dtype in FLOATS}
+    while True:
+        inside = may_be_pending(region, going)
+        kept = {value for value in going if updates[value.name] in inside}
+        if kept == going:
+            pairs = zip(eqn.results, region.outputs, strict=True)
+            names = {value.name for value in going}
+            return inside | {result for result, output in pairs if output.updates in names}
+        going = kept

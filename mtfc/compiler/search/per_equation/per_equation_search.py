@@ -1,54 +1,209 @@
-"""The search for tilings as the command asks for it: on every mesh that it may be, or the one that is given."""
+"""The search for a layout of each equation: SoyBean's tilings, on every mesh that is allowed or on one.
+
+The program goes to the solver as a network of choices (`choice_network.py`). The layout that comes out has no rules but those that
+name one equation, argument or loop's value each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from math import inf, isclose
 from time import monotonic
 
 import attrs
+import numpy as np
 
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
+from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.memory import memory_of
+from mtfc.compiler.cost.model import cheapest, regimes
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.ir.core import Function, Value
+from mtfc.compiler.ir.printer import bytes_text, shown_layout
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
 from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
-from mtfc.compiler.search.per_equation.best_layouts import Tiling, Weights, best_tiling, fix, timed_network
-from mtfc.compiler.search.per_equation.choice_network import Network
-from mtfc.compiler.search.per_equation.equation_time import least_seconds
-from mtfc.compiler.search.per_equation.solver_problem import to_problem, unit_of
-from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Infeasible, NotFound
+from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork, to_problem, unit_of
+from mtfc.compiler.search.per_equation.conversions import Conversions, seconds_on
+from mtfc.compiler.search.per_equation.equation_strategies import Strategy
+from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
+from mtfc.compiler.search.solver.assignment_problem import (
+    AssignmentProblem,
+    ChosenStrategies,
+    Infeasible,
+    NotFound,
+)
+from mtfc.compiler.search.solver.solve import Progress as SolverProgress
+from mtfc.compiler.search.solver.solve import Solution, solve
+from mtfc.compiler.search.solver.solve import silent as solve_silently
+
+RELAXED = 0.6
+"""The part of the time for the problem without memory."""
+
+
+@attrs.frozen(eq=False)
+class EquationLayouts:
+    """A layout for each equation, its cost and the lower bound of all, in the unit of the network: seconds, or bytes sent.
+
+    memory: bytes that one processor holds at most, according to the network. is_interrupted: True if `KeyboardInterrupt` ended the
+    search.
+    """
+
+    layout: Layout
+    cost: float
+    lower_bound: float
+    memory: int
+    is_interrupted: bool = False
+
+    @property
+    def gap(self) -> float:
+        return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
+
+
+@attrs.frozen
+class Weights:
+    """The weight of a second of communication, and its further weight on the way of gradients to the update.
+
+    The rest of the backward pass can hide the communication of gradients.
+    """
+
+    communication: float = 1.0
+    gradients: float = 1.0
+
+
+def timed_network(
+    function: Function,
+    topology: Topology,
+    device: Device,
+    splittable: Collection[str],
+    weights: Weights = Weights(),
+    until: float = inf,
+) -> ChoiceNetwork:
+    """Return the choices of an undistributed function on a mesh, priced in seconds of one processor without overlap.
+
+    splittable: dimensions that a layout can name, those of the program before it is differentiated. Raises `NotFound` after `until`,
+    a time of `time.monotonic`.
+    """
+    conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication), until)
+    times = EquationTimes(function, topology.mesh, device)
+    builder = NetworkBuilder(
+        topology.mesh,
+        conversions,
+        splittable,
+        times.seconds,
+        times.copying,
+        gradients=weights.gradients,
+        until=until,
+    )
+    return builder.network(function)
+
+
+def fix(network: ChoiceNetwork, name: str, rules: Rules) -> None:
+    """Fix the layout of the equation or port of this name. Raises `NothingFits` if it cannot have the layout."""
+    names = layout_target_names(network.function)
+    nodes = [
+        node for node in network.nodes if not isinstance(node.owner, Value) and names.get(node.owner) == name
+    ]
+    wanted = {dim: axes for dim, axes in rules.axes if axes}
+    for node in nodes:
+        fits = [layout_of(option) == wanted for option in node.options]
+        node.costs = np.where(fits, node.costs, inf)
+    if not any(np.isfinite(node.costs).any() for node in nodes):
+        raise NothingFits(f"no tiling has the layout that is asked for of `{name}`")
+
+
+def layout_of(option: Strategy | TensorType) -> dict[str, Axes]:
+    """Return the axes that split each dimension under a strategy or in a placement."""
+    return dict(option.layout if isinstance(option, Strategy) else shown_layout(option))
+
+
+def best_layouts(
+    network: ChoiceNetwork, memory: float | None, deadline: float, progress: SolverProgress = solve_silently
+) -> EquationLayouts:
+    """Return the best layouts that are found before `deadline`, a time of `time.monotonic`, and need at most `memory` bytes.
+
+    Raises `Infeasible` if it is proven that there are none, `NotFound` if none were found.
+    """
+    unit = unit_of(network)
+    problem = to_problem(network, unit, memory, network.function.name)
+    found = solve_with_memory(problem, deadline, progress)
+    layout = layout_of_choices(network, found.choices, "tiling")
+    peak = problem.peak(found.choices)
+    return EquationLayouts(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
+
+
+def solve_with_memory(
+    problem: AssignmentProblem, deadline: float, progress: SolverProgress = solve_silently
+) -> Solution:
+    """Solve a problem, first without its limit on memory.
+
+    That is much easier, and its bound also holds with the limit. If the solution fits, it is the best with memory, too.
+    """
+    started = monotonic()
+    relaxed = attrs.evolve(problem, limit=None)
+    try:
+        found = solve(relaxed, started + RELAXED * (deadline - started), progress)
+    except NotFound:
+        return solve(problem, deadline, progress)
+    if problem.is_feasible(found.choices):
+        return found
+    if found.is_interrupted:
+        raise KeyboardInterrupt
+    fitting = solve(problem, deadline, progress)
+    bound = max(found.lower_bound, fitting.lower_bound)
+    return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
+
+
+def layout_of_choices(network: ChoiceNetwork, choices: ChosenStrategies, name: str) -> Layout:
+    """Return the layout of some choices; its rules name single equations, arguments or values of loops."""
+    names = layout_target_names(network.function)
+    rules = {
+        names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
+    }
+    return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
+
+
+def _placed(
+    network: ChoiceNetwork, choices: ChosenStrategies
+) -> Iterator[tuple[LayoutTarget, Iterable[tuple[str, Axes]]]]:
+    for node, choice in zip(network.nodes, choices, strict=True):
+        option = node.options[choice]
+        if not isinstance(node.owner, Value):
+            yield node.owner, layout_of(option).items()
+    for eqn, (number, types) in network.free.items():
+        yield eqn, shown_layout(types[choices[number]]).items()
+
+
+# All meshes
 
 AXES = 2
-"""Axes of a mesh at most, where there is a choice: with three the network is ten times as large."""
+"""The most axes of a mesh where there is a choice: with three axes the network is ten times as large."""
 
 
 WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
     "time": (Weights(),),
     "overlap": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
 }
-"""How communication counts in what the solver is asked. Where it overlaps no weights are right, and what they all lead to is
-compared.
-"""
+"""The weights that the solver is asked with. Where communication overlaps, no weights are right, and all solutions are compared."""
 
 SMALL = 0.005
-"""The share in which what the solver says and what is compiled may differ and be taken for the same."""
-TIGHTENED = 3
-"""How often the solver is given less memory, where what it finds needs more than it thinks."""
+"""The relative difference up to which a compiled cost counts as equal to the solver's."""
+
 ROUNDING = 1e-10
-"""Seconds in which they may differ in any case: the solver counts in picoseconds."""
+"""The same in seconds: the solver counts in picoseconds."""
+
+TIGHTENED = 3
+"""How often the solver is given less memory if its solution needs more than it says."""
 
 
 @attrs.frozen
 class _Answer:
-    """What the solver says of a machine: tilings, a bound for all meshes, and whether it was interrupted."""
+    """The solver's answer for a machine: a solution for each mesh, and a bound for all meshes."""
 
-    tilings: Sequence[tuple[Tiling, Mesh]]
+    found: Sequence[tuple[EquationLayouts, Mesh]]
     bound: float
     is_interrupted: bool
 
@@ -65,20 +220,20 @@ def search(
     progress: Progress = silent,
     fixed: Mapping[str, Rules] = {},
 ) -> Found:
-    """The tiling of `step`, an undistributed function, that takes least time within the device's memory, before `until`.
+    """Return the layouts of the equations of `step`, an undistributed function, that take least time within the device's memory.
 
-    `splittable` are the dimensions that a layout can name. Each mesh gets an equal part of the time that is left. A `known`
-    layout is given back if it takes less time, compiled, than what was found does. `fixed` are layouts that equations, by name,
-    must have. Raises `NothingFits`. `KeyboardInterrupt` ends it with the best so far, and is raised where there is none.
+    splittable: dimensions that a layout can name. until: the end, a time of `time.monotonic`; each mesh gets an equal part of the
+    time that is left. known: layouts that are returned if they take less time when compiled. fixed: layouts that equations must
+    have, by name. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best so far; without any, it is raised.
 
-    What is compiled may need more memory than the solver thinks, which is then given less. Where it takes less time than the
-    bound, as small collectives travel together, the solver is asked again for a machine on which that would gain nothing.
+    The compiled program may need more memory than the solver says. Then the solver is given less. The program may also take less
+    time than the bound, as small collectives travel together. Then the solver is asked for a machine where that gains nothing.
     """
     tried = of_few_axes(meshes)
     ask = partial(_ask, step, splittable, tried, until, objective, progress, fixed)
     pricing = cache(pricing)
     answers = [ask(hardware)]
-    if answers[0].is_interrupted and not answers[0].tilings and not known:
+    if answers[0].is_interrupted and not answers[0].found and not known:
         raise KeyboardInterrupt
     smaller = hardware
     for _ in range(TIGHTENED):
@@ -89,9 +244,9 @@ def search(
         answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
     unsplit = None if fixed else (tried[0], Layout("none"))
     best = _best(answers, objective, hardware, pricing, known, unsplit)
-    may_fit = any(_may_be_resident(step, mesh, hardware.device) for mesh in tried)
-    if (best.refuted or may_fit) and not best.is_interrupted:
-        answers.append(ask(_unhurried(_weightless(hardware) if hardware.device.own else hardware)))
+    may_be_small = any(_may_be_small(step, mesh, hardware.device) for mesh in tried)
+    if (best.refuted or may_be_small) and not best.is_interrupted:
+        answers.append(ask(_optimistic(hardware)))
         best = _best(answers, objective, hardware, pricing, known, unsplit)
     if best.refuted and best.is_interrupted:
         return attrs.evolve(best, refuted=None, lower_bound=0.0)
@@ -104,8 +259,8 @@ def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
 
 
 def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:
-    """How many bytes more than there are the tilings need at least when they are compiled; 0 where one fits, or there is none."""
-    held = [pricing(mesh, tiling.layout).tiled for tiling, mesh in _promising(answer, objective)]
+    """Return the bytes that the smallest compiled solution needs beyond the memory; 0 if one fits, or there is none."""
+    held = [pricing(mesh, each.layout).tiled for each, mesh in _promising(answer, objective)]
     return max(0.0, min(held, default=0) - hardware.device.memory)
 
 
@@ -113,22 +268,14 @@ def _with_memory(hardware: Hardware, memory: float) -> Hardware:
     return attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=max(memory, 0.0)))
 
 
-def _may_be_resident(step: Function, mesh: Mesh, device: Device) -> bool:
-    """Whether the program may lie in the processor's own memory, where kernels take less than the solver knows
-    (`tpu/scratchpad.py`).
-    """
-    own = device.own
-    if own is None or any(eqn.regions for eqn in step.body):
-        return False
-    return whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices <= own.bytes
+def _may_be_small(step: Function, mesh: Mesh, device: Device) -> bool:
+    """Return True if some layout may make the program small enough for a cheaper regime than the solver's."""
+    smallest, *others = regimes(step, device)
+    return bool(others) and whole(memory_of(step, mesh, Numbers(mesh)).total) / mesh.devices <= smallest.bytes
 
 
-def _weightless(hardware: Hardware) -> Hardware:
-    return attrs.evolve(hardware, device=hardware.device.weightless)
-
-
-def _unhurried(hardware: Hardware) -> Hardware:
-    """The machine with links that are as fast for what is small as for what is large: no collective gains by joining others."""
+def _optimistic(hardware: Hardware) -> Hardware:
+    """Return the machine with kernels of the cheapest regime, and links on which no collective gains by joining others."""
     links = (
         attrs.evolve(
             link,
@@ -138,7 +285,7 @@ def _unhurried(hardware: Hardware) -> Hardware:
         )
         for link in hardware.links
     )
-    return attrs.evolve(hardware, links=tuple(links))
+    return attrs.evolve(hardware, device=cheapest(hardware.device), links=tuple(links))
 
 
 def _ask(
@@ -152,8 +299,8 @@ def _ask(
     hardware: Hardware,
 ) -> _Answer:
     turns = [(Topology.of(mesh, hardware), weights) for mesh in meshes for weights in WEIGHTS[objective]]
-    found: list[tuple[Tiling, Mesh]] = []
-    bounds = {mesh: least_seconds(step, mesh, hardware.device) for mesh in meshes}
+    found: list[tuple[EquationLayouts, Mesh]] = []
+    bounds = {mesh: least_dot_seconds(step, mesh, hardware.device) for mesh in meshes}
     is_interrupted = False
     for number, (topology, weights) in enumerate(turns):
         mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
@@ -161,7 +308,7 @@ def _ask(
             network = timed_network(step, topology, hardware.device, splittable, weights, until)
             for name, rules in fixed.items():
                 fix(network, name, without_unit_axes(rules, mesh))
-            tiling = _on(network, mesh, hardware, deadline, progress)
+            best = _on(network, mesh, hardware, deadline, progress)
         except Infeasible:
             bounds[mesh] = inf
         except NotFound:
@@ -171,22 +318,24 @@ def _ask(
             break
         else:
             at_once = topology.at_once if objective == "overlap" else 0
-            bounds[mesh] = max(bounds[mesh], tiling.lower_bound / (1 + weights.communication * at_once))
-            found.append((tiling, mesh))
-            if tiling.is_interrupted:
+            bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + weights.communication * at_once))
+            found.append((best, mesh))
+            if best.is_interrupted:
                 is_interrupted = True
                 break
     return _Answer(found, min(bounds.values()), is_interrupted)
 
 
-def _on(network: Network, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress) -> Tiling:
+def _on(
+    network: ChoiceNetwork, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress
+) -> EquationLayouts:
     unit = unit_of(network)
 
     def tell(doing: str, cost: int | None, bound: int | None) -> None:
         seconds = [None if each is None else each / unit for each in (cost, bound)]
         progress(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
 
-    return best_tiling(network, hardware.device.memory, deadline, tell)
+    return best_layouts(network, hardware.device.memory, deadline, tell)
 
 
 def _best(
@@ -197,20 +346,21 @@ def _best(
     known: Iterable[tuple[Mesh, Layout]],
     unsplit: tuple[Mesh, Layout] | None,
 ) -> Found:
-    """The best tiling that fits, or the known layout that takes less time when both are compiled. Without overlap the solver's
-    cost says which tiling of an answer is best, and what it takes, if that is what it takes when it is compiled. The last answer
-    has the bound. `unsplit` counts as known where the time was up before there was any tiling.
+    """Return the best solution that fits, or a known layout that takes less time when both are compiled.
+
+    Without overlap, the solver's cost picks the best solution of an answer. The result has the solver's cost if the compiled program
+    agrees, and the bound of the last answer. unsplit: a layout that counts as known if the time was up before any solution.
     """
     bound, is_interrupted = answers[-1].bound, any(each.is_interrupted for each in answers)
     evaluated, least, found = 0, inf, None
-    for tiling, mesh in (each for answer in answers for each in _promising(answer, objective)):
-        price = pricing(mesh, tiling.layout)
+    for best, mesh in (each for answer in answers for each in _promising(answer, objective)):
+        price = pricing(mesh, best.layout)
         value = value_of(price, objective)
         evaluated += 1
         if price.tiled <= hardware.device.memory and value < least:
-            agrees = objective == "time" and isclose(value, tiling.cost, rel_tol=SMALL, abs_tol=ROUNDING)
-            cost, least = tiling.cost if agrees else value, value
-            found = Found(mesh, attrs.evolve(tiling.layout, name="found"), cost, min(bound, cost), 1)
+            agrees = objective == "time" and isclose(value, best.cost, rel_tol=SMALL, abs_tol=ROUNDING)
+            cost, least = best.cost if agrees else value, value
+            found = Found(mesh, attrs.evolve(best.layout, name="found"), cost, min(bound, cost), 1)
     others = [*known] if found or unsplit is None or bound == inf else [*known, unsplit]
     for mesh, layout in others:
         price = pricing(mesh, layout)
@@ -229,16 +379,16 @@ def _best(
     return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted, refuted=refuted)
 
 
-def _promising(answer: _Answer, objective: Objective) -> Sequence[tuple[Tiling, Mesh]]:
-    """The tilings that are worth compiling."""
+def _promising(answer: _Answer, objective: Objective) -> Sequence[tuple[EquationLayouts, Mesh]]:
+    """Return the solutions that are worth compiling."""
     if objective == "overlap":
-        return answer.tilings
-    return sorted(answer.tilings, key=lambda each: each[0].cost)[:1]
+        return answer.found
+    return sorted(answer.found, key=lambda each: each[0].cost)[:1]
 
 
 def exported(
     step: Function, splittable: Collection[str], mesh: Mesh, hardware: Hardware
 ) -> AssignmentProblem:
-    """What the solver is asked about one mesh."""
+    """Return the solver's problem for one mesh."""
     network = timed_network(step, Topology.of(mesh, hardware), hardware.device, splittable)
     return to_problem(network, unit_of(network), hardware.device.memory, step.name)

@@ -1,1 +1,1 @@
-"""The `soap` space: degrees and devices for each operator, found as FlexFlow does."""
+"""The placement search: degrees and devices for each operator, as FlexFlow finds them (command: `--space soap`)."""

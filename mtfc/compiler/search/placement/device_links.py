@@ -1,9 +1,9 @@
-"""Which link a transfer between two devices takes, and for how long (FlexFlow, section 5, A2: s / b).
+"""The link, the port and the time of a transfer between two devices (FlexFlow, section 5, A2: s / b).
 
-Devices are numbered from the innermost link outwards, so the innermost group that holds both devices says which link it is. A
-transfer occupies the port that its sender sends through: its own, or where so many neighbours share the bandwidth, theirs; on
-rings and tori there is one for each direction. What arrives is not queued for: whatever gathers in the forward pass scatters in
-the backward pass, so that one of the two is.
+Devices are numbered from the innermost link outwards. The innermost group that contains both devices determines the link. A
+transfer occupies the port of its sender; neighbours that share bandwidth share one port. Rings and tori have one port for each
+direction. Only sends contend for a port: data that gathers in the forward pass scatters in the backward pass, so the receiving
+side is counted there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Table = Any
 
 @attrs.frozen
 class Port:
-    """What the `sender`-th device, or group of `link.shared` devices, sends through into a direction: see `_hops`."""
+    """The port of a sender, or of a group of `link.shared` senders, in one direction (see `_hops`)."""
 
     link: Link
     sender: int
@@ -30,14 +30,14 @@ class Port:
 
     @property
     def lane(self) -> str:
-        """The link, of a torus with the side, as `cost/topology.py` calls it."""
+        """The link, with the side of a torus, as `cost/topology.py` names it."""
         sides = len(self.link.sizes)
         is_side = self.direction and sides > 1
         return f"{self.link.name}.{sides - 1 - (self.direction - 1) // 2}" if is_side else self.link.name
 
     @property
     def name(self) -> str:
-        """For people: `ici.1 from 3, down`."""
+        """A name for people: `ici.1 from 3, down`."""
         first, last = (i * max(self.link.shared, 1) for i in (self.sender, self.sender + 1))
         senders = str(first) if last - first == 1 else f"{first}-{last - 1}"
         way = ("", ", up", ", down")[2 - self.direction % 2 if self.direction else 0]
@@ -46,9 +46,7 @@ class Port:
 
 @attrs.frozen(eq=False)
 class DeviceLinks:
-    """Latencies, bandwidths and numbers of ports; these begin at `count`, as devices have those below. ports: by number, from
-    `count` on.
-    """
+    """Port, latency and bandwidth between devices. Ports are numbered from `count` on, after the devices; `ports` lists them."""
 
     count: int
     port: Table
@@ -58,16 +56,16 @@ class DeviceLinks:
 
     @property
     def idle(self) -> int:
-        """A device for tasks that take no time, after all ports."""
+        """The number of a pseudo-device for tasks that take no time, after all ports."""
         return self.count + len(self.ports)
 
     def seconds(self, source: Any, target: Any, size: Any) -> Any:
-        """What transfers of `size` bytes take."""
+        """Return the seconds of transfers of `size` bytes."""
         return self.latency[source, target] + size / self.bandwidth[source, target]
 
 
 def device_links(hardware: Hardware, count: int) -> DeviceLinks:
-    """The links between `count` devices. Of the outermost link there is as much as they need. Bandwidths are those of large
+    """Return the links between `count` devices. The outermost link is repeated as needed. Bandwidths are those of large
     arrays.
     """
     port = np.zeros((count, count), np.int64)
@@ -87,7 +85,7 @@ def device_links(hardware: Hardware, count: int) -> DeviceLinks:
 
 
 def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:
-    """The link that connects two devices, and how many devices each of what it connects has."""
+    """Return the link that connects two devices, and the number of devices inside each unit that it connects."""
     inner = 1
     for link in hardware.links[:-1]:
         outer = inner * (prod(link.sizes) if link.sizes else 1)
@@ -98,7 +96,7 @@ def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:
 
 
 def _hops(link: Link, a: int, b: int) -> tuple[int, int]:
-    """How many links data passes, and into which direction it starts: switches know neither."""
+    """Return the number of links that data passes and its first direction; 1 and 0 for switches."""
     if not link.has_neighbours:
         return 1, 0
     total, direction, stride = 0, 0, 1

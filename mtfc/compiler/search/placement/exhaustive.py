@@ -1,9 +1,9 @@
-"""The best of all strategies of a small graph, and that it is (FlexFlow, section 8.4: A*).
+"""Find the best of all strategies of a small graph, with a proof (FlexFlow, section 8.4: A*).
 
-What is looked at are sets of strategies: for each operator the configurations that it may still have. `strategy_bounds.py` says what a
-step takes at least with each of these; those with which it takes no less than under the best strategy that is known are dropped,
-which raises the bounds of others, until nothing changes. Then one operator's configurations are told apart. The set with the
-least bound is next, so that no strategy takes less than this, whenever the time is up.
+The search goes through sets of strategies: for each operator, the configurations that it may still have. `strategy_bounds.py`
+bounds the step for each of these configurations. Configurations whose bound is not below the best known strategy are dropped,
+which raises the bounds of others, until nothing changes. Then the set is split by the configuration of one operator. The set
+with the least bound is next, so this bound holds for all strategies whenever the time ends.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from mtfc.compiler.search.placement.strategy_bounds import (
 from mtfc.compiler.search.placement.task_graph_builder import Array
 
 ROUNDING = 1e-9
-"""Sums in another order differ by less."""
+"""Sums in another order differ by less, relatively."""
 
 
 @attrs.frozen
 class ExhaustiveResult:
-    """The best strategy, and what no strategy is below; how many there are, how many sets of them were looked at, how many were
-    simulated, and whether `KeyboardInterrupt` ended the search.
+    """The best strategy; a lower bound of all strategies; and the numbers of strategies, of sets visited and of strategies
+    simulated.
+
+    is_interrupted: True if `KeyboardInterrupt` ended the search.
     """
 
     best: EvaluatedStrategy
@@ -56,8 +58,9 @@ def best_strategy(
     deadline: float = inf,
     progress: Progress = silent,
 ) -> ExhaustiveResult:
-    """The best of all strategies; `known` is one that is already there. `deadline` is a time of `time.perf_counter`;
-    `KeyboardInterrupt` ends the search like that.
+    """Find the best of all strategies; `known` is a strategy to begin with.
+
+    `deadline` is a time of `time.perf_counter`. `KeyboardInterrupt` ends the search as the deadline does.
     """
     count = prod(each.count for each in choices)
     try:
@@ -79,16 +82,16 @@ class _Search:
         self,
         evaluator: StrategyEvaluator,
         choices: Sequence[OperatorConfigurations],
-        waits: TransferTimes,
+        times: TransferTimes,
         known: EvaluatedStrategy,
     ) -> None:
         self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
-        self.everything, self.bounds = waits.parts > 0, StrategyBounds(waits)
+        self.everything, self.bounds = times.parts > 0, StrategyBounds(times)
         self.sets = self.simulated = 0
         self.least = 0.0
 
     def run(self, deadline: float, progress: Progress) -> None:
-        """Until `least`, which no strategy but the best is below, is the best, or the time is up."""
+        """Search until the best is proven or the time is over. `least` is a lower bound of all strategies but the best."""
         open: list[tuple[float, int, Array]] = [(0.0, 0, self.everything)]
         pushed = 0
         while open and open[0][0] < self._limit:
@@ -107,7 +110,7 @@ class _Search:
         return self.best.seconds * (1 - ROUNDING)
 
     def _look(self, allowed: Array) -> list[tuple[float, Array]]:
-        """Smaller sets, and what is at least taken in them, that hold all that is better than the best in a set."""
+        """Split a set into smaller ones, with their bounds, that contain every strategy of the set that beats the best."""
         self.sets += 1
         left = -1
         while (now := int(allowed.sum())) != left:

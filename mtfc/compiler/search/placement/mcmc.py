@@ -1,15 +1,15 @@
-"""The search of FlexFlow (section 6): Markov chains from known and random strategies, and then descent to a local optimum.
+"""FlexFlow's search (section 6): Markov chains from known and random strategies, then descent to a local optimum.
 
-A proposal is a random configuration for a random operator; of a cost c' instead of c it is accepted with probability min(1,
-exp(beta (c - c'))), the random number being drawn first: it says how long a step may be at most, and simulation ends where that
-is exceeded. Two more kinds of proposals, which the paper does not have, change operators together that would else have to
-disagree on the way: all that have the same parameters, as the steps of a recurrent layer, to one random configuration; and a
-stretch of operators that follow each other to a random number of parts by samples. A chain ends when it has made its proposals,
-or half of them in a row have not improved its best strategy; or with the time.
+A proposal is a random configuration for a random operator. A proposal with cost c' instead of c is accepted with probability
+min(1, exp(beta (c - c'))). The random number is drawn first and gives a limit, at which simulation ends early. Two more kinds
+of proposals are not in the paper. They change operators together that would otherwise have to disagree on the way: all
+operators with the same parameters, as the iterations of a recurrent layer, to one random configuration; and a stretch of
+consecutive operators to a random number of parts by samples.
 
-The descent, too, changes layers as well as single operators: a local optimum is one that neither makes better.
+A chain ends after its proposals, when half of them in a row have not improved its best strategy, or with the time. The descent
+changes single operators and layers; a local optimum is one that no such change improves.
 
-No choice depends on the time but when it ends, so a search that has the time for its proposals finds the same wherever it runs.
+Apart from its end, no choice depends on time: a search that completes its proposals finds the same result on every machine.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from mtfc.compiler.search.placement.operators.strategy import (
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 
 SHARPNESS = 300.0
-"""beta times the cost at the start: what takes 1/300 longer is accepted with probability 1/e."""
+"""beta times the cost at the start: a proposal that takes 1/300 longer is accepted with probability 1/e."""
 CHAINS = 0.6
-"""How much of the time is for chains, all together; the rest is for the descent."""
+"""The share of the time for all chains; the rest is for the descent."""
 STRETCHES, LAYERS = 0.25, 0.4
-"""How often a stretch of operators changes, or a layer where operators share parameters; else it is one operator."""
+"""Probabilities that a proposal changes a stretch, or a layer if operators share parameters."""
 
 
 @attrs.frozen
 class SearchBudget:
-    """Of a whole search: seconds, proposals of each chain, and strategies that the descent may look at; None for any number."""
+    """Seconds of a search, proposals of each chain, and strategies that the descent may evaluate; None for no limit."""
 
     seconds: float
     proposals: int | None = None
@@ -51,9 +51,9 @@ class SearchBudget:
 
 @attrs.frozen
 class McmcResult:
-    """The best strategy, how many were looked at, and whether no change of one operator makes it better.
+    """The best strategy, the number of strategies evaluated, and whether no change of one operator improves it.
 
-    is_interrupted: whether `KeyboardInterrupt` ended the search.
+    is_interrupted: True if `KeyboardInterrupt` ended the search.
     """
 
     best: EvaluatedStrategy
@@ -63,9 +63,9 @@ class McmcResult:
 
 
 class McmcSearch:
-    """A search for a strategy of one graph. Every result is reached from the same random numbers.
+    """A search for a strategy of one graph, reproducible from a seed.
 
-    held: operators that have fewer choices than others alike, and so are changed by themselves.
+    held: operators with fewer configurations than others that are alike. They are not changed as part of a layer.
     """
 
     def __init__(
@@ -88,11 +88,10 @@ class McmcSearch:
         }
 
     def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> McmcResult:
-        """The best of chains from all starts, as far as time allows, which they share, and of the local optima next to what
-        these find, the best one's first.
+        """Run chains from all starts, which share the time, then descend from what they find, the best first.
 
-        Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised where
-        there is none.
+        Raises `NothingFits` if no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far,
+        and is raised if there is none.
         """
         first = self.evaluator.count
         try:
@@ -131,7 +130,7 @@ class McmcSearch:
         return found
 
     def chain(self, start: EvaluatedStrategy, proposals: int | None, deadline: float) -> EvaluatedStrategy:
-        """A chain from one strategy; the best that it comes by."""
+        """Run a chain from a strategy; return the best that it visits."""
         begin = time.perf_counter()
         best = current = self._keep(start)
         improved, since = 0, begin
@@ -153,14 +152,14 @@ class McmcSearch:
         return best
 
     def _limit(self, current: EvaluatedStrategy, start: EvaluatedStrategy) -> float:
-        """The cost up to which the next proposal is accepted."""
+        """Draw the cost up to which the next proposal is accepted."""
         if current.seconds == inf:
             return inf
         scale = start.seconds if start.seconds < inf else current.seconds
         return current.seconds - log(1.0 - self.random.random()) * scale / SHARPNESS
 
     def propose(self) -> dict[int, Configuration]:
-        """A random configuration for a random operator, for those of a random layer, or by samples for some in a row."""
+        """Propose a configuration for an operator, for the operators of a layer, or for a stretch."""
         kind = self.random.random()
         if kind < STRETCHES:
             return self._stretch()
@@ -171,7 +170,7 @@ class McmcSearch:
         return dict.fromkeys(operators, configuration)
 
     def _stretch(self) -> dict[int, Configuration]:
-        """Operators in a row by samples, on the same devices; those that cannot be are left as they are."""
+        """Split consecutive operators by samples, on the same devices; leave operators where this is illegal."""
         count = len(self.choices)
         first, length = self.random.randrange(count), 2 ** self.random.randint(1, count.bit_length())
         parts = self.random.choice(list(self.lists))
@@ -187,8 +186,8 @@ class McmcSearch:
     def descend(
         self, current: EvaluatedStrategy, deadline: float, last: float = inf
     ) -> tuple[EvaluatedStrategy, bool]:
-        """Change a layer or an operator at a time as long as that helps; whether none could help when it ended, with the time or
-        when `last` strategies had been looked at in all.
+        """Change a layer or an operator at a time while this helps. Return False if the time ended it, or `last`
+        strategies were evaluated.
         """
         changed = [*self.layers, *([operator] for operator in range(len(self.choices)))]
         since = at = 0
@@ -215,7 +214,7 @@ def _samples(operator: Operator, evaluator: StrategyEvaluator) -> Dim | None:
 def _layers(
     evaluator: StrategyEvaluator, choices: Sequence[OperatorConfigurations], held: Collection[int]
 ) -> list[list[int]]:
-    """Operators that share parameters and have the same legal degrees, by which they are; none that is held."""
+    """Group operators that share parameters and have the same legal degrees, without held operators."""
     graph = evaluator.tasks.graph
     found: Mapping[object, list[int]] = {}
     for number, operator in enumerate(graph.operators):

@@ -1,30 +1,16 @@
-"""How long parts take and what they keep, by the roofline of the device (`cost/roofline.py`), where FlexFlow measures.
+"""The sizes and times of a step's parts, by the roofline of the device (`cost/roofline.py`); FlexFlow measures them.
 
-All parts of a step count as one in the middle, which has neighbours on all sides.
+A *form* is a step at some degrees. Steps that differ only in names share forms (FlexFlow, section 5.1). All parts of a step
+count as the part in the middle, which has neighbours on all sides. For each value that a step makes or uses, a form has a
+*table*: the distinct pieces of the value, and the piece that each part has or needs.
 
+Tables follow from single splits, since a region along a dimension depends on the degree of one dimension only. Times and kept
+bytes follow from a `CostTemplate`: the part is written as a function once, and each length in this function is identified as a
+length of the step that depends on one degree. FLOPs and bytes are then products of lengths, and evaluating them takes 0.03 ms,
+where writing the function takes 1 ms. The result is equal to the last bit.
 
-What is known of a step in so many parts, wherever they are: flat arrays for the compiled loops of `task_graph_builder.py`.
-
-A *form* is a step in some degrees; steps that differ in names alone have forms in common, as in FlexFlow (section 5.1). Of each
-value that a step makes or uses a form has a *table*: the different pieces of it that parts have or need, and which of these each
-part does.
-
-
-What the parts of a step have and need in any legal degrees, from what they do where one dimension alone is split.
-
-For what a part needs along a dimension of a value depends on one dimension's degree at most (`operators/regions.py`). And which
-degrees are legal is found out by splitting one dimension at a time.
-
-
-Evaluates the formulas of a step (`size_formulas.py`) at some degrees, as compiled loops on flat arrays.
-
-Formulas for a step: what its parts have, need and take, from the degrees alone.
-
-What parts have and need is a `PieceShape` (`size_shapes.py`). How long a part takes follows from the lengths of its arrays' dimensions.
-The part is written as a function with its gradient once, at some degrees; each length in it is then known as that of something
-in the step, by the degree of one dimension, and FLOPs and bytes are products of such lengths: a `CostTemplate`. Parts whose functions
-are not the same but for lengths, as they use less of a value than they have, have a template of their own. There is none where
-it is not clear what a length is of.
+There is no template if a length is ambiguous, or if the times of the device are not linear in FLOPs and bytes. Then `part_cost`
+writes the function of each form and asks the roofline. Tests compare the two on all forms.
 """
 
 from __future__ import annotations
@@ -39,13 +25,14 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.buffer_kinds import storage
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.roofline import works
+from mtfc.compiler.cost.roofline import work_in
 from mtfc.compiler.ir.core import Equation, Function, Training, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
-from mtfc.compiler.search.jit import jit, jit_internal
+from mtfc.compiler.search.jit import jit, jit_internal, warm_up
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import (
@@ -58,12 +45,12 @@ from mtfc.compiler.search.placement.operators.strategy import Degrees, OperatorC
 from mtfc.compiler.search.placement.task_graph_builder import Array, PartTables
 
 ONE = Mesh("one", ())
-"""A part's function runs on one device."""
+"""The mesh of a part's function, which runs on one device."""
 
 
 @attrs.frozen
 class PartCost:
-    """Of one part of a step: seconds of its two passes, and bytes that it keeps for the second."""
+    """Seconds of the two passes of a part, and bytes that it keeps for the second pass."""
 
     forward: float
     backward: float
@@ -71,26 +58,26 @@ class PartCost:
 
 
 def middle(degrees: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The place of the part in the middle: its index along each split dimension."""
+    """Return the place of the part in the middle: its index along each split dimension."""
     return {name: degree // 2 for name, degree in degrees}
 
 
 def part_cost(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> PartCost:
-    """Of the part of a step in the middle."""
+    """Return the cost of the middle part of a step, by the roofline of its function."""
     local = flow.local(step, parts, middle(parts.degrees))
     function = local.function()
-    memory, seconds = Memory(function, ONE, device), {"forward": 0.0, "backward": 0.0}
-    for eqn, each in zip(function.body, works(function, memory, device), strict=True):
+    fusion, seconds = fusion_of(function, ONE, device), {"forward": 0.0, "backward": 0.0}
+    for eqn, each in zip(function.body, work_in(function, fusion), strict=True):
         seconds[eqn.stage] += each.seconds
     made = {value for eqn in local.forward for value in eqn.results}
-    kept = sum(value.type.local_bytes(ONE) for value in memory.stored if value in made)
+    kept = sum(value.type.local_bytes(ONE) for value in fusion.stored if value in made)
     return PartCost(seconds["forward"], seconds["backward"], kept)
 
 
 def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
-    """Seconds that the FLOPs of both passes of that part take at the device's peak rates."""
+    """Return the seconds of the FLOPs of both passes of the middle part, at the peak rates of the device."""
     function = flow.local(step, parts, middle(parts.degrees)).function()
-    done = works(function, Memory(function, ONE, device), device)
+    done = work_in(function, fusion_of(function, ONE, device))
     return sum(
         each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
         for eqn, each in zip(function.body, done, strict=True)
@@ -98,14 +85,14 @@ def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts:
 
 
 def optimizer_states(training: Training | None) -> int:
-    """How many numbers an optimizer keeps for each parameter between steps, at most."""
+    """Return the largest number of optimizer states of a parameter."""
     updates = training.updates if training is not None else ()
     kept = (sum(argument.role == "state" for argument in update.function.arguments) for update in updates)
     return max(kept, default=0)
 
 
 class StepForms:
-    """The forms of the steps of a graph on a device, each made when it is asked for first, of formulas that are made before."""
+    """The forms of the steps of a graph on a device. Each form is added when it is first asked for."""
 
     def __init__(
         self, flow: CotangentFlow, device: Device, choices: Sequence[OperatorConfigurations]
@@ -119,19 +106,18 @@ class StepForms:
             for each in dict.fromkeys(choices)
             for step in each.operator.steps
         }
-        self.known = self._arrays()
-        self._compile()
+        self.tables = self._arrays()
+        warm_up(self._compile)
 
     def number(self, step: OperatorStep, degrees: Degrees) -> int:
-        """The form of a step in some legal degrees."""
+        """Return the form of a step at some legal degrees."""
         key = (self.flow.signatures[step], degrees)
         if key not in self._numbers:
             self._numbers[key] = self._add(step, degrees)
-            self.known = self._arrays()
+            self.tables = self._arrays()
         return self._numbers[key]
 
     def _compile(self) -> None:
-        """Loops are compiled when they first run, so that no search has to wait for it."""
         for each in islice(self.formulas.values(), 1):
             piece_tables(each.shape, each.degrees(()), 0)
             template = each.template(())
@@ -166,7 +152,7 @@ class _Rows:
         self.count = 0
 
     def extend(self, rows: Sequence[Sequence[float]] | Array) -> int:
-        """Append some; where they begin."""
+        """Append rows; return the index of the first."""
         begin, end = self.count, self.count + len(rows)
         if end > len(self.array):
             self.array = np.concatenate([self.array, np.zeros((end, self.array.shape[1]), self.array.dtype)])
@@ -179,7 +165,7 @@ Degree = tuple[str, int]
 
 
 def shape_of(step: OperatorStep, dims: Sequence[Dim], alone: Mapping[Degree, StepNeeds]) -> PieceShape:
-    """Of a step's outputs, inputs and arguments."""
+    """Return the shape of a step's outputs, inputs and arguments."""
     names, most = [dim.name for dim in dims], max((degree for _, degree in alone), default=1)
     spans = _Spans(names, most)
     tables, axes = [], list[list[int]]()
@@ -212,7 +198,7 @@ class _Spans:
         self.ends: list[int] = []
 
     def add(self, dim: Dim, spans: Mapping[Degree, SplitSpan]) -> int:
-        """Its number."""
+        """Add the spans of a dimension; return their number."""
         at = [0, len(self.ends), *([0] * (self.most - 1))]
         self.ends += [0, dim.size]
         for (_, degree), span in spans.items():
@@ -231,12 +217,12 @@ def rows(found: Sequence[Sequence[int]], width: int) -> Array:
 
 
 class PieceShape(NamedTuple):
-    """What parts have and need of each value of a step: a table for each, as in `flat_encoding.Known`.
+    """The pieces of each value of a step, at any degrees. It has a table for each value, as `PartTables` has.
 
-    tables [table, 3]: which axes, the first and the one after the last, and bytes of the value. follows, divides [table, dim]:
-    whether parts at different indices along a dimension of the operator have different pieces, and whether the value has it.
-    axes [axis, 2]: number of a span, or -1, and size. by [span]: the dimension of the operator whose index decides. at [span,
-    degree]: where in `ends` the first position and the one after the last of each index begin.
+    tables [table, 3]: first axis, end of axes, and bytes of the value. follows, divides [table, dim]: 1 if parts at
+    different indices along an operator dimension have different pieces, and if the value has the dimension. axes [axis, 2]:
+    number of a span or -1, and size. by [span]: the operator dimension whose index decides. at [span, degree]: offset in
+    `ends` of the first position and the position after the last, for each index.
     """
 
     tables: Array
@@ -249,15 +235,13 @@ class PieceShape(NamedTuple):
 
 
 class CostTemplate(NamedTuple):
-    """What a part computes and moves, where its function is the same but for lengths.
+    """The kernels of a part's function, with lengths that depend on degrees.
 
-    by [length]: the dimension of the operator whose degree decides it. lengths [length, degree]. products [product, column]: a
-    coefficient, and lengths to be multiplied with it; length 0 is 1. kernels [kernel, 4]: whether it is of the backward pass,
-    the product that its FLOPs are, and the first of the arrays that it moves and the one after the last. moved [array, 2]:
-    where in `bytes` the
-    products begin, and end, of which the least is its bytes. rates [kernel, 2]: FLOP/s, and seconds of
-    overhead. kept: products that are bytes. bandwidth: bytes/s. exposed: the share of the shorter of computing and moving that
-    the longer one does not hide.
+    by [length]: the operator dimension whose degree decides. lengths [length, degree]. products [product, column]: a
+    coefficient, and lengths to multiply it with; length 0 is 1. kernels [kernel, 4]: 1 if backward, the product of its
+    FLOPs, first moved array, end of moved arrays. moved [array, 2]: range in `bytes` of products, of which the smallest is
+    moved. rates [kernel, 2]: FLOP/s, and seconds of overhead. kept: products that are bytes. bandwidth: bytes/s. exposed:
+    the share of the shorter of computing and moving that the longer does not hide.
     """
 
     by: Array
@@ -274,7 +258,7 @@ class CostTemplate(NamedTuple):
 
 @jit
 def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
-    """The tables of a form, and the numbers that are to be appended to those that there are already."""
+    """Return the tables of a form, and the numbers to append to those that exist."""
     parts, count = _product(degrees), len(shape.tables)
     size = begin
     found = np.empty((count, 4), np.int64)
@@ -305,7 +289,7 @@ def _product(degrees: Array) -> int:
 
 @jit_internal
 def _rows(rows: Array, follows: Array, degrees: Array, parts: int) -> None:
-    """Which piece each part has."""
+    """Write the piece of each part."""
     for part in range(parts):
         inside, rest, piece = 1, part, 0
         for dim in range(len(degrees) - 1, -1, -1):
@@ -318,7 +302,7 @@ def _rows(rows: Array, follows: Array, degrees: Array, parts: int) -> None:
 
 @jit_internal
 def _bounds(bounds: Array, shape: PieceShape, table: int, degrees: Array, count: int) -> None:
-    """Where each piece begins and ends along each dimension of the value."""
+    """Write the range of each piece along each dimension of the value."""
     index, i = np.zeros(len(degrees), np.int64), 0
     for piece in range(count):
         rest = piece
@@ -339,7 +323,7 @@ def _bounds(bounds: Array, shape: PieceShape, table: int, degrees: Array, count:
 
 @jit
 def evaluate_template(template: CostTemplate, degrees: Array) -> tuple[float, float, int]:
-    """Seconds of a part's two passes, and bytes that it keeps."""
+    """Return the seconds of a part's two passes, and the bytes that it keeps."""
     lengths, values = np.ones(len(template.by), np.int64), np.empty(len(template.products), np.int64)
     for i in range(1, len(lengths)):
         lengths[i] = template.lengths[i, degrees[template.by[i]]]
@@ -366,18 +350,12 @@ def evaluate_template(template: CostTemplate, degrees: Array) -> tuple[float, fl
 
 
 Cuts = frozenset[tuple[int, str]]
-"""Uses of values, by number, and dimensions in which they are of less than a part has."""
+"""Uses of values, by number, and dimensions, in which a part uses less than it has."""
 NONE: Cuts = frozenset()
 
 
-def has_formulas(device: Device) -> bool:
-    """Whether what kernels take follows from products of lengths: no rate depends on sizes, and nothing is filled up."""
-    rates = (*device.flops.values(), device.bandwidth)
-    return device.matrix is None and not device.ops and all(len(rate.points) == 1 for rate in rates)
-
-
 class StepFormulas:
-    """Of one step of an operator, and those alike."""
+    """The shape and the templates of a step, for all legal degrees."""
 
     def __init__(
         self, flow: CotangentFlow, device: Device, choices: OperatorConfigurations, step: OperatorStep
@@ -392,20 +370,22 @@ class StepFormulas:
             self.template(degrees)
 
     def degrees(self, degrees: Sequence[Degree]) -> Array:
-        """Of all dimensions of the operator."""
+        """Return the degrees of all dimensions of the operator."""
         of = dict(degrees)
         return np.array([of.get(dim.name, 1) for dim in self.operator.dims], np.int64)
 
     def template(self, degrees: Sequence[Degree]) -> CostTemplate | None:
-        """For these degrees."""
+        """Return the template for some degrees, or None. Degrees with the same cuts share a template."""
         cuts = {each[0]: self._cuts[each] for each in degrees}
         key = tuple([cuts.get(dim.name, NONE) for dim in self.operator.dims])
         if key not in self._templates:
-            self._templates[key] = self._made(key) if has_formulas(self.device) else None
+            self._templates[key] = self._made(key) if self.device.has_linear_times else None
         return self._templates[key]
 
     def _made(self, key: Sequence[Cuts]) -> CostTemplate | None:
-        """For all degrees with these cuts. The function is written at large degrees, at which lengths differ most."""
+        """Make the template of all degrees with some cuts. The function is written at large degrees, where lengths differ
+        most.
+        """
         alike: dict[str, list[int]] = {}
         for dim, cuts in zip(self.operator.dims, key, strict=True):
             own = [n for (name, n), each in self._cuts.items() if name == dim.name and each == cuts]
@@ -420,7 +400,7 @@ class StepFormulas:
 
 
 def _cuts(step: OperatorStep, need: StepNeeds, index: int) -> Cuts:
-    """Of a part at some index along the one dimension that is split."""
+    """Return the cuts of the part at some index along the only split dimension."""
     found = set()
     for number, (value, region) in enumerate(_uses(step, need)):
         have = need.values.get(value, {})
@@ -433,6 +413,7 @@ def _cuts(step: OperatorStep, need: StepNeeds, index: int) -> Cuts:
 
 
 def _uses(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Value, Region]]:
+    """Yield the values that a part uses, with the regions that it uses."""
     for eqn in step.equations:
         if eqn in need.equations or eqn.results[0] in step.pending:
             yield from zip(eqn.operands, need.used(step, eqn)[1], strict=True)
@@ -441,14 +422,14 @@ def _uses(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Value, Region]]
 
 @attrs.frozen
 class PartLength:
-    """Of a dimension called `name` of something in a part in the middle, by the degree of the operator's dimension `by`."""
+    """A length of dimension `name` of something in the middle part, for each degree of the operator's dimension `by`."""
 
     name: str
     by: str | None
     at: tuple[tuple[int, int], ...]
 
     def among(self, degrees: Sequence[int]) -> PartLength:
-        """For some degrees only."""
+        """Restrict the length to some degrees."""
         found = tuple((degree, size) for degree, size in self.at if degree in degrees)
         sizes = {size for _, size in found}
         return PartLength(self.name, self.by, found) if len(sizes) > 1 else _whole(self.name, *sizes)
@@ -459,7 +440,7 @@ def _whole(name: str, size: int) -> PartLength:
 
 
 def _lengths(step: OperatorStep, dims: Sequence[Dim], alone: Mapping[Degree, StepNeeds]) -> set[PartLength]:
-    """All that there are of what a step has, computes and uses."""
+    """Return all lengths that a step has, computes or uses."""
     values = {v for eqn in step.equations for v in (*eqn.operands, *eqn.results)}.union(step.outputs)
     found = {_whole(dim.name, dim.size) for value in values for dim in value.type.dims}
     for split in dims:
@@ -478,7 +459,7 @@ def _lengths(step: OperatorStep, dims: Sequence[Dim], alone: Mapping[Degree, Ste
 
 
 def _regions(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Sequence[Dim], Region]]:
-    """Regions of arrays with some dimensions."""
+    """Yield dimensions and regions of arrays."""
     for value, region in chain(need.values.items(), _uses(step, need)):
         yield value.type.dims, region
     for eqn, region in need.equations.items():
@@ -486,12 +467,12 @@ def _regions(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Sequence[Dim
 
 
 class Unclear(Exception):
-    """A length may be several."""
+    """A length of the function may be several lengths of the step."""
 
 
 @attrs.frozen
 class LengthProduct:
-    """Of a number and of lengths, by their numbers."""
+    """The product of a number and of lengths, given by their numbers."""
 
     coefficient: int
     lengths: tuple[int, ...] = ()
@@ -505,7 +486,9 @@ class LengthProduct:
 
 
 class TemplateWriter:
-    """Writes the template of a function: numbers its lengths, at the degrees `chosen` of those that it is for, and products."""
+    """Writes the template of a function. `chosen` are the degrees at which the function is written, `alike` all degrees that
+    the template is for.
+    """
 
     def __init__(
         self, lengths: Sequence[PartLength], alike: Mapping[str, Sequence[int]], chosen: Mapping[str, int]
@@ -535,25 +518,25 @@ class TemplateWriter:
         return self.product(self.elements(type) * ITEM_BYTES[type.dtype])
 
     def product(self, found: LengthProduct | int) -> int:
-        """Its number."""
+        """Return the number of a product."""
         return self.products.setdefault(LengthProduct(1) * found, len(self.products))
 
     def template(self, function: Function, device: Device) -> CostTemplate:
-        """Kernel by kernel what `roofline.work` adds up."""
-        memory = Memory(function, ONE, device)
+        """Write the kernels as `roofline.work_in` prices them."""
+        fusion = fusion_of(function, ONE, device)
         kernels, moved, rates, kept = [], list[list[int]](), [], []
         for eqn in function.body:
             is_forward = eqn.stage == "forward"
-            made = [self.bytes(value.type) for value in eqn.results if value in memory.stored]
+            made = [self.bytes(value.type) for value in eqn.results if value in fusion.stored]
             kept += made if is_forward else []
             if storage(eqn) in ("view", "made"):
                 continue
             first = len(moved)
-            moved += [*self._read(eqn, memory), *([each] for each in made)]
+            moved += [*self._read(eqn, fusion), *([each] for each in made)]
             flops = self.product(OPS[eqn.op].flops(eqn, self))
             kernels.append([not is_forward, flops, first, len(moved)])
             dtype = (eqn.operands or eqn.results)[0].type.dtype
-            rates.append([device.rate(dtype).peak, memory.waiting(eqn, device)])
+            rates.append([device.rate(dtype).peak, fusion.latency(eqn)])
         by, lengths = self._arrays()
         return CostTemplate(
             by,
@@ -568,16 +551,16 @@ class TemplateWriter:
             1 - device.overlap,
         )
 
-    def _read(self, eqn: Equation, memory: Memory) -> Iterator[list[int]]:
-        """What may be read of each operand that is in memory: see `kernels.Memory.moved`."""
+    def _read(self, eqn: Equation, fusion: FusionModel) -> Iterator[list[int]]:
+        """Yield the arrays that may be read for each operand in memory."""
         for i, value in enumerate(dict.fromkeys(eqn.operands)):
-            types = [each.type for each in memory.views(value)]
+            types = [each.type for each in fusion.views(value)]
             looked_up = [eqn.result.type] if i == 0 and storage(eqn) == "lookup" else []
             if types:
                 yield [self.bytes(each) for each in (*types, *looked_up)]
 
     def _factors(self) -> Array:
-        """Of each product: the number, and lengths."""
+        """Return coefficient and lengths of each product."""
         found = np.zeros(
             (len(self.products), 1 + max((len(each.lengths) for each in self.products), default=0)), np.int64
         )
@@ -586,7 +569,7 @@ class TemplateWriter:
         return found
 
     def _arrays(self) -> tuple[Array, Array]:
-        """The dimension that each length depends on, and the length for each of its degrees."""
+        """Return the dimension that each length depends on, and the length at each degree."""
         names = list(self.chosen)
         by = np.zeros(len(self.lengths) + 1, np.int64)
         sizes = np.ones(

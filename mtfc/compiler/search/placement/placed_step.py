@@ -1,13 +1,10 @@
-"""Which operators a step's time, bytes and memory come from, so that they add up to those of the whole.
+"""The step of a strategy as `mtfc simulate` and `--why-not` show it: time, bytes and memory, by operator and by source line.
 
-Time is that of one longest path through the timeline: each task on it begins when the one before it ends, which it needs or which
-runs before it on its device. So the path takes as long as the step, and every task of it belongs to an operator: it computes
-there, or on a port it communicates, and that is waited for. What is sent counts for the operator that takes it, or that gives it
-back in the backward pass; gradients of shared parameters for the first of their users. Memory is that of the device that holds
-the most.
-
-
-A step under a strategy as `mtfc simulate` shows it, read off the task graph and the timeline that the search compares by."""
+Time is attributed along one longest path through the timeline. Each task on it starts when the task before it ends, which it
+needs or which precedes it on its device. So the path takes as long as the step. A task counts as compute on a device, as
+exposed communication on a port. A transfer counts for the operator that receives it, or that returns it in the backward pass;
+gradients of shared parameters count for the first user. Memory is that of the device that holds the most.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ from mtfc.compiler.search.placement.task_graph_builder import Array
 
 @attrs.frozen
 class Attribution:
-    """Of one operator: seconds on the path, bytes that are sent among devices, and bytes held on one."""
+    """The part of a step that an operator accounts for: seconds on the path, bytes sent between devices, bytes on one device."""
 
     compute: float = 0.0
     exposed: float = 0.0
@@ -56,7 +53,7 @@ class Attribution:
 
 
 def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | None, Attribution]:
-    """By number of the operator; None for the norm of all gradients. Only where the timeline is known."""
+    """Attribute a step to operators, by number; None stands for the norm of all gradients. Requires a known timeline."""
     graph, total = found.base.graph, dict[int | None, Attribution]()
     device = int(np.argmax(found.held))
     seconds = np.zeros((len(tasks.names), 2))
@@ -72,13 +69,13 @@ def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | N
 
 
 def span_of(operator: Operator) -> Span | None:
-    """The place that what an operator does counts for: that of its last equation."""
+    """Return the source line that an operator counts for: the line of its last equation."""
     spans = [eqn.span for step in operator.steps for eqn in step.equations if eqn.span is not None]
     return spans[-1] if spans else None
 
 
 def operator_of(name: BlockName, tasks: StrategyTasks) -> int | None:
-    """The number of the operator that a block counts for."""
+    """Return the number of the operator that a block counts for."""
     if name.kind in ("read", "norm", "known"):
         return None
     if isinstance(name.of, ValueUse):
@@ -87,7 +84,7 @@ def operator_of(name: BlockName, tasks: StrategyTasks) -> int | None:
 
 
 def longest_path(base: SimulatedGraph) -> Iterator[int]:
-    """Tasks, the last one first, each of which begins when the next one ends; the earliest begins at 0."""
+    """Yield tasks from the last to the first, each of which starts when the next one ends. The first starts at 0."""
     graph, times = base.graph, base.timeline
     task = int(np.argmax(times.end)) if len(times.end) else None
     while task is not None:
@@ -96,9 +93,9 @@ def longest_path(base: SimulatedGraph) -> Iterator[int]:
 
 
 def _before(task: int, base: SimulatedGraph, begin: float) -> int | None:
-    """What ends when a task begins, of what it waits for or what its device does before."""
+    """Return the task that ends when a task begins, among its predecessors or before it on its device."""
     graph, times = base.graph, base.timeline
-    needed = graph.before.other[graph.before.first[task] : graph.before.first[task + 1]]
+    needed = graph.predecessors.other[graph.predecessors.first[task] : graph.predecessors.first[task + 1]]
     ended = needed[times.end[needed] == begin]
     if len(ended):
         return int(ended.min())
@@ -126,12 +123,12 @@ STAGES: Mapping[BlockKind, Stage] = {
 
 @attrs.frozen(eq=False)
 class PlacedStep:
-    """Where the time, the bytes and the memory of a step go.
+    """The time, bytes and memory of a step.
 
-    seconds: of the step. lines: of the longest path, which takes as long. computing, held [device]: seconds that it computes, and
-    bytes that it holds. memory: what the bytes are of the device that holds the most. communicating: seconds in which anything is
-    sent. busy: of each lane the seconds of the port that is used most. ideal: what the FLOPs of all parts would take at the peak
-    rates, if each device had as many.
+    seconds: of the step. lines: attribution by source line, which adds up to the step. computing, held [device]: seconds of
+    compute, and bytes. memory: kinds of bytes on the device that holds the most. communicating: seconds in which anything
+    is sent. busy: for each lane, the seconds of its busiest port. ideal: seconds of the FLOPs at peak rates, shared equally
+    by all devices.
     """
 
     seconds: float
@@ -153,7 +150,7 @@ class PlacedStep:
 
 
 def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
-    """The step of a strategy whose timeline is known."""
+    """Return the step of a strategy whose timeline is known."""
     graph, end, count = found.base.graph, found.base.timeline.end, tasks.links.count
     working = np.bincount(graph.device, graph.seconds, tasks.links.idle)
     is_sent = (graph.device >= count) & (graph.seconds > 0)
@@ -174,16 +171,14 @@ def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
 
 def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, Attribution]:
     lines: dict[Span | None, Attribution] = {}
-    for operator, blame in attributions(tasks, found).items():
+    for operator, attribution in attributions(tasks, found).items():
         span = None if operator is None else span_of(tasks.graph.operators[operator])
-        lines[span] = lines.get(span, Attribution()) + blame
+        lines[span] = lines.get(span, Attribution()) + attribution
     return lines
 
 
 def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
-    """As `cost/memory.py` names its parts. Of each parameter there is a copy; of one that is trained, its gradient and the
-    optimizer's state.
-    """
+    """Return the kinds of memory that `cost/memory.py` has. A trained parameter also has a gradient and optimizer states."""
     device = int(np.argmax(found.held))
     kinds, own = np.array([name.kind for name in tasks.names]), found.base.graph.held[:, device]
     copies, stored = int(own[kinds == "updated"].sum()), int(own[kinds == "stored"].sum())
@@ -198,7 +193,7 @@ def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
 
 
 def _covered(begin: Array, end: Array) -> float:
-    """How long at least one of some intervals lasts."""
+    """Return the time during which at least one of some intervals lasts."""
     order = np.argsort(begin)
     last = np.maximum.accumulate(end[order])
     before = np.concatenate([[0.0], last[:-1]])
@@ -206,7 +201,7 @@ def _covered(begin: Array, end: Array) -> float:
 
 
 def _ideal(tasks: StrategyTasks, found: EvaluatedStrategy) -> float:
-    """Seconds of the FLOPs of all parts at the device's peak rates."""
+    """Return the seconds of the FLOPs of all parts at the device's peak rates."""
     known: dict[object, float] = {}
     total = 0.0
     for operator, chosen in zip(tasks.graph.operators, found.strategy, strict=True):
@@ -220,12 +215,12 @@ def _ideal(tasks: StrategyTasks, found: EvaluatedStrategy) -> float:
 
 
 def tracks(tasks: StrategyTasks) -> list[str]:
-    """The names of all devices and ports, by number."""
+    """Return the names of all devices and ports, by number."""
     return [f"device {i}" for i in range(tasks.links.count)] + [port.name for port in tasks.links.ports]
 
 
 def events(tasks: StrategyTasks, found: EvaluatedStrategy) -> Iterator[Event]:
-    """What happens when, in the order of blocks."""
+    """Yield the tasks of a step that take time, in the order of blocks."""
     graph, end, devices = found.base.graph, found.base.timeline.end, tracks(tasks)
     for number, name in enumerate(tasks.names):
         operator = operator_of(name, tasks)
@@ -238,7 +233,7 @@ def events(tasks: StrategyTasks, found: EvaluatedStrategy) -> Iterator[Event]:
 
 
 def _text(name: BlockName, tasks: StrategyTasks) -> str:
-    """What a block is of: an operator, a value on its way, or parameters."""
+    """Describe a block: an operator, a value in transfer, or parameters."""
     if isinstance(name.of, ValueUse):
         maker, user = (tasks.graph.operator_of[step].name for step in (name.of.maker, name.of.user))
         return f"{maker} to {user}" if name.kind == "taken" else f"{user} to {maker}"

@@ -1,4 +1,4 @@
-"""The `soap` space of a program on a machine, and the search in it from all that FlexFlow starts from."""
+"""The space of placements of a program on a machine, and the search in it from FlexFlow's starting points."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from mtfc.compiler.search.placement.task_graph import StrategyTasks
 
 @attrs.frozen(eq=False)
 class PlacementSpace:
-    """What there is to choose: the configurations of each operator of a graph, and how strategies are evaluated. held: operators
-    that have fewer than they could.
+    """The configurations of each operator of a graph, and the evaluator of strategies.
+
+    held: operators whose configurations are restricted.
     """
 
     graph: OperatorGraph
@@ -47,13 +48,13 @@ class PlacementSpace:
     held: frozenset[int] = frozenset()
 
     def holding(self, asked: Mapping[int, Configuration]) -> PlacementSpace:
-        """The part of it with some configurations, by number of the operator; on any devices where one has none."""
+        """Restrict operators, by number, to some degrees, and to some devices if the configuration has any."""
         choices = [each.holding(asked[i]) if i in asked else each for i, each in enumerate(self.choices)]
         return attrs.evolve(self, choices=choices, held=frozenset(asked))
 
     @property
     def strategies(self) -> int:
-        """How many there are."""
+        """The number of strategies."""
         return prod(each.count for each in self.choices)
 
     def data_parallel(self) -> EvaluatedStrategy:
@@ -65,8 +66,9 @@ class PlacementSpace:
 
 @attrs.frozen(eq=False)
 class PlacementResult:
-    """The best strategy, and those that it is compared with by name; see `mcmc.Found`. proven: what an exhaustive search says
-    that no strategy is below.
+    """The best strategy, and the strategies to compare it with by name; see `McmcResult`.
+
+    proven: the lower bound of an exhaustive search, or 0.
     """
 
     space: PlacementSpace
@@ -79,7 +81,7 @@ class PlacementResult:
 
     @cached_property
     def lower_bound(self) -> float:
-        """No strategy is below."""
+        """The best known lower bound of all strategies."""
         return max(self.proven, lower_bound(self.space.evaluator.tasks, self.space.choices))
 
     @property
@@ -88,7 +90,7 @@ class PlacementResult:
 
 
 def operators_of(program: Program) -> OperatorGraph:
-    """The operator graph of a model's forward pass, which precision and local rewrites have been applied to."""
+    """Return the operator graph of a model's forward pass, after precision and local rewrites."""
     minimize = program.training.minimize if program.training is not None else None
     return operator_graph(unroll(program.function("forward")), minimize)
 
@@ -103,8 +105,10 @@ def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
 
 
 def placement_space(program: Program, hardware: Hardware, devices: int, parts: int = 1) -> PlacementSpace:
-    """The space of a program on some devices of a machine: its training step, or where there is none its forward pass. parts:
-    how many a strategy may have of an operator, if more than there are devices; its search has no meaning then.
+    """Return the space of a program on some devices: of its training step, or else of its forward pass.
+
+    parts: the number of parts that an operator may have, if larger than the number of devices. Such a space is for
+    evaluation, not for search.
     """
     graph = _without_frozen(operators_of(program), program)
     found = cotangent_flow(graph)
@@ -120,11 +124,10 @@ def placement_search(
     progress: Progress = silent,
     given: Mapping[str, Strategy] = {},
 ) -> PlacementResult:
-    """The best strategy that chains from data parallelism, the expert's and those `given` by name, the best one first, and from a
-    random strategy find; from this where there is more than thrice the time that the others took to be evaluated.
+    """Search from data parallelism, the expert's strategy and `given` strategies, the best first, then from a random one.
 
-    Raises `NothingFits` where memory suffices for none. `KeyboardInterrupt` ends it with the best so far, and is raised
-    where there is none.
+    The random start is used only if the time is more than four times that of evaluating the others. Raises `NothingFits` if
+    no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far, and is raised if there is none.
     """
     known: dict[str, EvaluatedStrategy] = {}
     try:
@@ -147,7 +150,7 @@ def _chains(
     given: Mapping[str, Strategy],
     known: dict[str, EvaluatedStrategy],
 ) -> McmcResult:
-    """See `soap_search`. What chains start from, and is not random, is put into `known` as soon as it is evaluated."""
+    """Run the search. Put each start that is not random into `known` as soon as it is evaluated."""
     begin = time.perf_counter()
     known["data_parallel"] = within.data_parallel()
     known["expert"] = within.expert()
@@ -169,8 +172,8 @@ def forced_search(
     budget: SearchBudget,
     progress: Progress = silent,
 ) -> PlacementResult:
-    """The best strategy that chains find in a space in which operators are held: from what is known of the whole space, with
-    these operators changed. Raises like `soap_search`.
+    """Search a space with held operators, from known strategies in which these operators are changed. Raises like
+    `placement_search`.
     """
     starts: dict[Strategy, None] = {}
     for each in known:
@@ -189,7 +192,9 @@ def forced_search(
 def proven(
     within: PlacementSpace, result: PlacementResult, seconds: float, progress: Progress = silent
 ) -> PlacementResult:
-    """What an exhaustive search makes of a result, as far as it comes in some seconds, or before `KeyboardInterrupt`."""
+    """Return the result of an exhaustive search of some seconds, which starts from `result`. `KeyboardInterrupt` ends it
+    early.
+    """
     deadline = time.perf_counter() + seconds
     found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
     return PlacementResult(

@@ -1,22 +1,12 @@
-"""How long parts at least wait for each other, by the configurations of the operators that they belong to.
+"""Lower bounds for sets of strategies, in which each operator still has some allowed configurations.
 
-What two neighbours send each other is decided by their two configurations alone, so all of it is written down once: for each use
-of a value, each pair of configurations, each part of the maker and each of the user, the longest path of tasks from one to the
-other. Of the transfers that a part sends through one port each waits for those before it, which were ready at the same time.
+All forward passes come before the loss and all backward passes after it, so a step takes at least the sum of the bounds of both
+passes. A pass has two bounds. Paths: a part starts after the parts that it waits for, each under its best allowed
+configuration. Work: between the first start of some operators' parts and the last end, the devices compute all of these parts.
 
-
-What strategies must take at least that have some configurations for each operator.
-
-Everything forward comes before the loss and everything backward after it, so a step takes at least the sum of what the two passes
-take at least. Of each pass two things are known. Paths: a part starts after the parts that it waits for, whose operators have the
-configuration that is best for it. And work: between the first start of some operators' parts and the last end the devices compute
-all of these, each its own, and on average all together.
-
-
-What no strategy is below, for graphs of any size: paths and work as in `strategy_bounds.py`, where nothing is sent.
-
-All parts of an operator together take no less than the whole of it does in one: what is split is read and computed by some part,
-what is not by all.
+Transfers between two operators depend on their two configurations only. So `TransferTimes` has a table for each use of a value:
+the longest path of tasks for each pair of configurations and each pair of parts. A transfer waits for earlier transfers of the
+same sender through the same port that were ready at the same time.
 """
 
 from __future__ import annotations
@@ -39,17 +29,18 @@ from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
 @attrs.frozen(eq=False)
 class TransferTimes:
-    """Seconds, by steps, configurations (of their operators) and parts; -inf where nothing is waited for.
+    """Seconds by step, configuration of its operator, and part; -inf where there is no wait.
 
-    operator: of each step. loss: the step that makes it, or -1. parts [operator, configuration]: how many.
-    forward, backward [step, configuration]: what a part takes.
-    makers, users [use]: steps. taken, returned [use, of maker, of user, part of maker, part of user]: from the end of the maker's
-    forward pass to the start of the user's, and from the end of the user's backward pass to the start of the maker's.
-    updated [step, configuration, part]: from the end of its backward pass to the end of updates that its operator alone decides.
-    sharers, others [pair]: a step, and another operator with parameters of its operator. shared [pair, own configuration, the
-    other's, part]: the same for updates that these two decide.
-    work [kind, operator, configuration, device]: what devices compute forward, backward and in updates. common: further updates,
-    of all devices together.
+    operator: of each step. loss: the step that makes the loss, or -1. parts [operator, configuration]: number of parts.
+    forward, backward [step, configuration]: seconds of a part. makers, users [use]: steps. taken, returned [use, of maker,
+    of user, part of maker, part of user]: from the end of the maker's forward pass to the start of the user's, and from the
+    end of the user's backward pass to the start of the maker's.
+
+    updated [step, configuration, part]: from the end of the backward pass to the end of updates that its operator alone
+    determines. sharers, others [pair]: a step, and another operator with common parameters. shared [pair, own
+    configuration, the other's, part]: the same for updates that both determine. work [kind, operator, configuration,
+    device]: seconds of devices in forward passes, backward passes and updates. common: seconds of further updates, of all
+    devices together.
     """
 
     operator: Array
@@ -70,24 +61,26 @@ class TransferTimes:
 
 
 MOST = 50_000_000
-"""Entries that a table may have."""
+"""The largest number of entries of a table."""
 
 
 class TablesTooLarge(Exception):
-    """There are too many pairs of configurations for the time, or for tables of them."""
+    """There are too many pairs of configurations for the time limit or for the tables."""
 
 
 def transfer_times(
     tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float = inf
 ) -> TransferTimes:
-    """All waits of a graph on few devices, with few configurations: tables have an entry for each pair of these.
+    """Return the tables of a graph, for few devices and few configurations.
 
-    Raises `TablesTooLarge`; `deadline` is a time of `time.perf_counter`.
+    Raises `TablesTooLarge`. `deadline` is a time of `time.perf_counter`.
     """
-    return _Tables(tasks, choices, deadline).waits()
+    return _Tables(tasks, choices, deadline).times()
 
 
 class _Tables:
+    """Fills the tables. `strategy` has the configurations of the entry that is being computed."""
+
     def __init__(
         self, tasks: StrategyTasks, choices: Sequence[Sequence[Configuration]], deadline: float
     ) -> None:
@@ -104,7 +97,7 @@ class _Tables:
         self.work = np.zeros((3, *self.parts.shape, self.room))
         self.common = 0.0
 
-    def waits(self) -> TransferTimes:
+    def times(self) -> TransferTimes:
         graph = self.tasks.graph
         uses: list[ValueUse] = [name.of for name in self.tasks.names if name.kind == "taken"]
         forward, backward = self._compute()
@@ -130,12 +123,12 @@ class _Tables:
         )
 
     def _compute(self) -> Array:
-        """What the parts of each step take in each pass; their devices work for so long."""
+        """Return the seconds of parts in each pass, and add them to the work of their devices."""
         found = np.zeros((2, len(self.steps), self.parts.shape[1]))
         for i, step in enumerate(self.steps):
             operator = self.tasks.number[step]
             for c, configuration in enumerate(self.choices[operator]):
-                form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.known
+                form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.tables
                 found[:, i, c] = known.seconds[form] * (1.0, bool(self.tasks.flow.gradients[step]))
                 for device in configuration.devices:
                     self.work[:2, operator, c, device] += found[:, i, c]
@@ -158,14 +151,16 @@ class _Tables:
         return self.tasks.number[use.maker], self.tasks.number[use.user]
 
     def _kind(self, use: ValueUse) -> object:
-        """Equal for uses with the same waits."""
+        """Return a key that is equal for uses with the same table."""
         signatures, (a, b) = self.tasks.flow.signatures, self._operators(use)
         positions = use.maker.outputs.index(use.value), use.user.inputs.index(use.value)
         options = tuple(self.choices[a]), tuple(self.choices[b]), a == b
         return (signatures[use.maker], signatures[use.user], *positions, *options)
 
     def _pairs(self, a: int, b: int) -> Iterator[tuple[int, int]]:
-        """The configurations of two operators, which are then the strategy's; of a single one only the same for both."""
+        """Yield all pairs of configurations of two operators, after putting them into the strategy. For a single operator
+        yield equal pairs.
+        """
         both = product(enumerate(self.choices[a]), enumerate(self.choices[b]))
         for (i, self.strategy[a]), (j, self.strategy[b]) in both:
             if time.perf_counter() > self.deadline:
@@ -188,7 +183,9 @@ class _Tables:
         )[0].T
 
     def _between(self, *names: BlockName) -> tuple[Array, Array]:
-        """The longest times from the end of each task of the first block to the start of each of the last, and to its end."""
+        """Return the longest times from the end of each task of the first block to the start and the end of each task of
+        the last.
+        """
         ids = [self.tasks.index[name] for name in names]
         blocks = self.tasks.build(np.array(ids), self.tasks.placed(self.strategy))
         offsets = blocks.offsets
@@ -244,7 +241,7 @@ class _Tables:
         return self.tasks.build(np.array([self.tasks.index[name]]), self.tasks.placed(self.strategy))
 
     def _update_work(self, name: BlockName) -> Array:
-        """What devices take for the updates of a bundle."""
+        """Return the seconds of the devices for the updates of a bundle."""
         found = np.zeros(self.room)
         for each in (BlockName("added", name.of), name):
             block = self._build(each)
@@ -254,9 +251,10 @@ class _Tables:
 
 @jit
 def starts(before: Array, after: Array, device: Array, seconds: Array, sources: int, middle: int) -> Array:
-    """Of tasks numbered along their edges: the longest time from the end of each of the first `sources` to the start of each.
+    """Return the longest time from the end of each of the first `sources` tasks to the start of each task.
 
-    Tasks from there up to `middle` have no other edges than these. Those that come after one task alone are ready together.
+    Tasks are numbered along edges. Tasks before `middle` have no other edges than these. Tasks whose only predecessor is
+    the same are ready together, so they queue for a device.
     """
     count = len(device)
     incoming, only = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -283,7 +281,7 @@ def starts(before: Array, after: Array, device: Array, seconds: Array, sources: 
 
 @attrs.frozen(eq=False)
 class _StepEdges:
-    """Edges from step to step, in an order in which all that lead to a step come before those from it.
+    """Edges between steps, ordered so that all edges to a step come before the edges from it.
 
     tables [edge, configuration of the source, of the target, part of the source, of the target]: seconds between parts.
     """
@@ -293,61 +291,61 @@ class _StepEdges:
     tables: Array
 
     def reversed(self) -> _StepEdges:
-        """The other way, of edges that go from lower to higher steps."""
+        """Reverse edges that lead from lower to higher steps."""
         order = np.argsort(-self.sources, kind="stable")
         tables = self.tables[order].transpose(0, 2, 1, 4, 3).copy()
         return _StepEdges(self.targets[order], self.sources[order], tables)
 
 
 class StrategyBounds:
-    """Lower bounds for sets of strategies of one graph."""
+    """Lower bounds for sets of strategies of a graph."""
 
-    def __init__(self, waits: TransferTimes) -> None:
-        self.waits = waits
-        order = np.argsort(waits.users, kind="stable")
-        makers, users = waits.makers[order], waits.users[order]
-        self.forth = _StepEdges(makers, users, waits.taken[order])
-        self.to_start = _StepEdges(makers, users, waits.returned[order])
+    def __init__(self, times: TransferTimes) -> None:
+        self.times = times
+        order = np.argsort(times.users, kind="stable")
+        makers, users = times.makers[order], times.users[order]
+        self.forth = _StepEdges(makers, users, times.taken[order])
+        self.to_start = _StepEdges(makers, users, times.returned[order])
         self.back = self.to_start.reversed()
-        is_before = self.forth.sources != waits.loss
+        is_before = self.forth.sources != times.loss
         self.to_loss = _StepEdges(*(each[is_before] for each in attrs.astuple(self.forth))).reversed()
-        parts = waits.parts[waits.operator]
-        self.zero = np.where(np.arange(waits.taken.shape[-1]) < parts[:, :, None], 0.0, -inf)
+        parts = times.parts[times.operator]
+        self.zero = np.where(np.arange(times.taken.shape[-1]) < parts[:, :, None], 0.0, -inf)
 
     def of(self, allowed: Array) -> Array:
-        """For each operator and configuration: what a step takes at least with it, where each operator has one that is `allowed`
-        [operator, configuration]; infinity for those that are not.
+        """Return a lower bound of the step for each operator and configuration, given `allowed` [operator, configuration];
+        infinity for configurations that are not allowed.
         """
-        w = self.waits
-        start = self._longest(self.forth, self.zero, w.forward, allowed)
-        rest = self._longest(self.to_loss, self._loss(-w.forward), w.forward, allowed)
-        nothing = np.zeros_like(w.work[0])
-        found = self._of_pass(start, rest, w.forward, w.work[0], nothing, 0.0, allowed)
-        if w.loss >= 0:
-            start = self._longest(self.back, self._loss(w.forward), w.backward, allowed)
-            rest = self._longest(self.to_start, self._updates(allowed), w.backward, allowed)
-            found = found + self._of_pass(start, rest, w.backward, w.work[1], w.work[2], w.common, allowed)
+        t = self.times
+        start = self._longest(self.forth, self.zero, t.forward, allowed)
+        rest = self._longest(self.to_loss, self._loss(-t.forward), t.forward, allowed)
+        nothing = np.zeros_like(t.work[0])
+        found = self._of_pass(start, rest, t.forward, t.work[0], nothing, 0.0, allowed)
+        if t.loss >= 0:
+            start = self._longest(self.back, self._loss(t.forward), t.backward, allowed)
+            rest = self._longest(self.to_start, self._updates(allowed), t.backward, allowed)
+            found = found + self._of_pass(start, rest, t.backward, t.work[1], t.work[2], t.common, allowed)
         return np.where(allowed, found, inf)
 
     def _loss(self, seconds: Array) -> Array:
-        """Seconds of the loss's step where its parts are, else -inf; 0 everywhere without a loss."""
-        if self.waits.loss < 0:
+        """Return seconds at the step of the loss and -inf elsewhere; 0 everywhere without a loss."""
+        if self.times.loss < 0:
             return self.zero
         found = np.full_like(self.zero, -inf)
-        found[self.waits.loss] = self.zero[self.waits.loss] + seconds[self.waits.loss][:, None]
+        found[self.times.loss] = self.zero[self.times.loss] + seconds[self.times.loss][:, None]
         return found
 
     def _updates(self, allowed: Array) -> Array:
-        """What at least follows the end of a part's backward pass in updates, [step, configuration, part]."""
-        w = self.waits
-        found = np.maximum(self.zero, w.updated)
-        shared = np.where(allowed[w.others][:, None, :, None], w.shared, inf).min(axis=2)
-        np.maximum.at(found, w.sharers, shared)
+        """Return the least time from the end of a part's backward pass to the end of updates. [step, configuration, part]"""
+        t = self.times
+        found = np.maximum(self.zero, t.updated)
+        shared = np.where(allowed[t.others][:, None, :, None], t.shared, inf).min(axis=2)
+        np.maximum.at(found, t.sharers, shared)
         return found
 
-    def _longest(self, way: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
+    def _longest(self, edges: _StepEdges, first: Array, seconds: Array, allowed: Array) -> Array:
         found = first.copy()
-        raise_along(way.sources, way.targets, way.tables, self.waits.operator, seconds, allowed, found)
+        raise_along(edges.sources, edges.targets, edges.tables, self.times.operator, seconds, allowed, found)
         return found
 
     def _of_pass(
@@ -360,11 +358,11 @@ class StrategyBounds:
         common: float,
         allowed: Array,
     ) -> Array:
-        """Of one pass: `start` when parts start at least and `rest` what follows their ends; and with it the best of others."""
-        w = self.waits
+        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends."""
+        t = self.times
         found = np.zeros(allowed.shape)
-        np.maximum.at(found, w.operator, (start + rest).max(axis=2) + seconds)
-        add_work(w.operator, w.parts, start, rest, seconds, work, later, common, allowed, found)
+        np.maximum.at(found, t.operator, (start + rest).max(axis=2) + seconds)
+        add_work(t.operator, t.parts, start, rest, seconds, work, later, common, allowed, found)
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
 
 
@@ -378,8 +376,8 @@ def raise_along(
     allowed: Array,
     found: Array,
 ) -> None:
-    """Raise times [step, configuration, part] of targets to those at which they hear from all sources, which take `seconds`
-    [step, configuration] and have the configuration that is best for that part.
+    """Raise times [step, configuration, part] of targets to the earliest times at which all their sources, under their best
+    configurations, have been received. Sources take `seconds` [step, configuration].
     """
     most, room = found.shape[1], found.shape[2]
     for e in range(len(sources)):
@@ -412,8 +410,9 @@ def add_work(
     allowed: Array,
     found: Array,
 ) -> None:
-    """Raise bounds [operator, configuration] to those from the work [operator, configuration, device] of operators in a row,
-    after the first of them starts and before what follows the last; or with what they do `later`, after which nothing follows.
+    """Raise bounds [operator, configuration] by work [operator, configuration, device] of consecutive operators. This work
+    lies after the first start of these operators and before the least rest after them, or with the work `later`, before the
+    end.
     """
     count, most, room = work.shape
     head, tail, counts = np.full(count, np.inf), np.full(count, np.inf), np.ones(count, np.bool_)
@@ -459,15 +458,20 @@ def add_work(
 
 
 def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:
-    """Seconds that a step takes under each strategy at least."""
+    """Return the least seconds of a step under any strategy, for graphs of any size. Transfers are left out."""
     if not choices:
         return 0.0
-    waits = _least(tasks, choices)
-    return float(StrategyBounds(waits).of(waits.parts > 0).max())
+    times = _least(tasks, choices)
+    return float(StrategyBounds(times).of(times.parts > 0).max())
 
 
 def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> TransferTimes:
-    """All operators as if they had one configuration that is best for everything, on a device as fast as all."""
+    """Return times in which each operator has one configuration that is best for everything, on a device as fast as all
+    together.
+
+    The parts of an operator together take no less than the whole: split data is read and computed by some part, replicated
+    data by all.
+    """
     graph, count = tasks.graph, tasks.links.count
     steps = graph.steps
     uses = [name.of for name in tasks.names if name.kind == "taken"]
@@ -475,7 +479,7 @@ def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> T
     work, seconds = np.zeros((3, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
     for i, step in enumerate(steps):
         operator = tasks.number[step]
-        form, known = tasks.forms.number(step, ()), tasks.forms.known
+        form, known = tasks.forms.number(step, ()), tasks.forms.tables
         whole = known.seconds[form] * (1.0, bool(tasks.flow.gradients[step]))
         seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
         work[:2, operator, 0, 0] += whole / count

@@ -1,20 +1,18 @@
-"""Which blocks a task graph has, and which operators decide each (FlexFlow, section 5.1).
+"""The task graph of any strategy (FlexFlow, section 5.1), in blocks of tasks. A configuration determines few of the blocks.
 
-- taken: what the parts of a step take of a value, a transfer for each pair of parts on different devices that share some of it
+- taken: transfers of a value from its maker's parts to its user's parts, for each pair on different devices with common
+  elements
 - step: the forward pass of a step, a task for each part
-- summed: the terms of a pending value, added up among those that hold it
-- returned, collected, back: the same for the cotangents, from the users to the makers
-- added: gradients of parameters, added up among the devices that hold the same part of one
-- read, norm, known: where gradients are clipped, all have been read; their norm, added up among all devices that have some;
-  nothing is updated before it is known
-- updated: the updates on each device
-- stored: parameters that are not trained, on each device that uses them; no tasks, only bytes
+- summed: the all-reduce of the terms of a pending value
+- returned, collected, back: the same for cotangents, from users to makers
+- added: the all-reduce of parameter gradients, among the devices that hold the same piece
+- read, norm, known: where gradients are clipped, all gradients have been read; the all-reduce of their norm; the norm is known,
+  and updates may begin
+- updated: the parameter updates on each device
+- stored: parameters that are not trained; no tasks, only bytes
 
-
-The task graph of a strategy (FlexFlow, section 5.1), in blocks: one operator's configuration decides few of them.
-
-`block_names.py` says which blocks there are. They stand in an order in which every edge goes upward, which numbers their tasks.
-`task_graph_builder.py` makes them; what it needs to know about each is said here.
+Blocks are ordered so that every edge leads upward, and their tasks are numbered in this order. `task_graph_builder.py` makes
+the tasks of blocks from the flat arrays that are written here.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ BlockKind = Literal[
 
 @attrs.frozen
 class ValueUse:
-    """A value that a step makes and another uses."""
+    """A value that one step makes and another step uses."""
 
     value: Value
     maker: OperatorStep
@@ -64,21 +62,21 @@ class ValueUse:
 
 @attrs.frozen(eq=False)
 class ParameterBundle:
-    """Parameters that the same operators use: their gradients are complete at the same time."""
+    """Parameters with the same users. Their gradients are complete at the same time."""
 
     parameters: tuple[Value, ...]
     steps: tuple[OperatorStep, ...]
 
     @cached_property
     def places(self) -> list[tuple[int | None, ...]]:
-        """Of each step: which of its arguments the parameters are, None for those that it does not use."""
+        """For each step, the index of each parameter among the step's arguments; None if the step does not use it."""
         found = [{value: i for i, value in enumerate(step.arguments)} for step in self.steps]
         return [tuple(each.get(value) for value in self.parameters) for each in found]
 
 
 @attrs.frozen
 class BlockName:
-    """Which block: its kind, and the step, the value of a step, the use or the bundle that it belongs to."""
+    """The identity of a block: its kind, and the step, the value of a step, the use or the bundle that it belongs to."""
 
     kind: BlockKind
     of: Any
@@ -86,11 +84,11 @@ class BlockName:
 
 
 READ, KNOWN = BlockName("read", None), BlockName("known", None)
-"""One task each, which ends when all gradients have been read, or their norm is known."""
+"""Blocks of one task each, which end when all gradients have been read, and when their norm is known."""
 
 
 def block_names(flow: CotangentFlow, clips: bool) -> Iterator[BlockName]:
-    """All blocks, in an order in which every edge goes upward."""
+    """Yield all blocks, in an order in which every edge leads upward."""
     graph = flow.graph
     uses: dict[OperatorStep, list[ValueUse]] = {step: [] for step in graph.steps}
     for step in graph.steps:
@@ -121,7 +119,7 @@ def block_names(flow: CotangentFlow, clips: bool) -> Iterator[BlockName]:
 
 
 def _bundles(flow: CotangentFlow, trained: bool = True) -> Iterator[ParameterBundle]:
-    """Of the parameters that some step gives a gradient to, or of the others."""
+    """Yield the bundles of the parameters that get a gradient, or else of those that get none."""
     graph: OperatorGraph = flow.graph
     together: dict[tuple[int, ...], tuple[list[Value], dict[OperatorStep, None]]] = {}
     number = {step: i for i, operator in enumerate(graph.operators) for step in operator.steps}
@@ -140,12 +138,13 @@ def _bundles(flow: CotangentFlow, trained: bool = True) -> Iterator[ParameterBun
 
 
 def _all(bundles: Sequence[ParameterBundle]) -> ParameterBundle:
+    """Return all bundles as one."""
     parameters = tuple(value for bundle in bundles for value in bundle.parameters)
     return ParameterBundle(parameters, tuple({step: None for bundle in bundles for step in bundle.steps}))
 
 
 def blocks_of_operators(names: Sequence[BlockName], number: dict[OperatorStep, int]) -> list[list[int]]:
-    """For each operator the blocks that its configuration decides."""
+    """Return for each operator the blocks that its configuration determines."""
     found: list[list[int]] = [[] for _ in range(max(number.values(), default=-1) + 1)]
     for i, name in enumerate(names):
         if isinstance(name.of, ValueUse):
@@ -160,7 +159,7 @@ def blocks_of_operators(names: Sequence[BlockName], number: dict[OperatorStep, i
 
 
 class StrategyTasks:
-    """Makes the blocks of a graph on a machine, for any configurations."""
+    """Makes the blocks of a graph on a machine, for any strategy."""
 
     def __init__(
         self,
@@ -182,19 +181,21 @@ class StrategyTasks:
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
         self.plan = self._plan(place)
-        self.leads = edge_targets(self.plan.blocks)
+        self.edge_targets = edge_targets(self.plan.blocks)
         self.room = np.array([64, 64, 4])  # of `built`
 
     def update_seconds(self, size: int) -> float:
-        """A parameter of so many bytes, its gradient and states are read, it and the states written."""
+        """Return the seconds of an update: it reads the parameter, its gradient and states, and writes the parameter and
+        its states.
+        """
         return size * (3 + 2 * self.states) / self.bandwidth
 
     def norm_seconds(self, size: int) -> float:
-        """A gradient of so many bytes is read for the norm, where gradients are clipped."""
+        """Return the seconds of reading a gradient for the norm; 0 if gradients are not clipped."""
         return size / self.bandwidth if self.clips else 0.0
 
     def placed(self, strategy: Sequence[Configuration]) -> FlatStrategy:
-        """A strategy as the compiled loops know it."""
+        """Encode a strategy for the compiled loops."""
         most = max([self.links.count, *(len(each.devices) for each in strategy)])
         found = FlatStrategy(
             np.empty(len(self.graph.steps), np.int64), np.zeros((len(strategy), most), np.int64)
@@ -202,7 +203,7 @@ class StrategyTasks:
         return self._set(found, enumerate(strategy))
 
     def changed(self, placed: FlatStrategy, changes: Mapping[int, Configuration]) -> FlatStrategy:
-        """The same with other configurations of some operators."""
+        """Return an encoded strategy with other configurations of some operators."""
         return self._set(FlatStrategy(placed.form.copy(), placed.devices.copy()), changes.items())
 
     def _set(self, placed: FlatStrategy, changes: Iterable[tuple[int, Configuration]]) -> FlatStrategy:
@@ -213,8 +214,8 @@ class StrategyTasks:
         return placed
 
     def build(self, numbers: Array, placed: FlatStrategy) -> TaskBlocks:
-        """The blocks with some numbers, in ascending order."""
-        return build_blocks(numbers, self.plan, self.forms.known, placed, self.room)
+        """Make the blocks with some numbers, which are ascending."""
+        return build_blocks(numbers, self.plan, self.forms.tables, placed, self.room)
 
     def _plan(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
         bundles: list[ParameterBundle] = [
@@ -256,7 +257,7 @@ class StrategyTasks:
     def _columns(
         self, name: BlockName, place: Mapping[OperatorStep, int], bundles: Mapping[ParameterBundle, int]
     ) -> list[int]:
-        """What a block is made of: see `flat_encoding.Plan`."""
+        """Return the columns of a block after its kind; see `FlatGraph`."""
         if name.kind in ("taken", "returned"):
             use: ValueUse = name.of
             value = use.value
@@ -280,7 +281,7 @@ class StrategyTasks:
         return [self.index[READ], self.index[KNOWN], ITEM_BYTES["f32"]] if name.kind == "norm" else []
 
     def _maker(self, use: ValueUse, summed: BlockKind, plain: BlockKind) -> int:
-        """The block that a value comes from, or its cotangent goes to."""
+        """Return the block that a value comes from, or that its cotangent goes to."""
         is_pending = use.value in use.maker.pending
         return self.index[
             BlockName(summed, use.maker, use.value) if is_pending else BlockName(plain, use.maker)
@@ -288,11 +289,11 @@ class StrategyTasks:
 
 
 def edge_targets(blocks: Array) -> Array:
-    """For each block the one, if it is another, that edges of it may lead to; else -1."""
+    """Return for each block the other block to which its edges may lead, or -1."""
     column = {TAKEN: 7, RETURNED: 7, COLLECTED: 3, ADDED: 2, NORM: 2}
     return np.array([row[column[row[0]]] if row[0] in column else -1 for row in blocks.tolist()], np.int64)
 
 
 def _place(argument: int | None, step: OperatorStep) -> int:
-    """Which of a step's tables an argument has."""
+    """Return the number of an argument's table in its step, or -1."""
     return -1 if argument is None else len(step.outputs) + len(step.inputs) + argument

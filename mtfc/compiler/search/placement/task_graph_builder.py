@@ -1,20 +1,12 @@
-"""Blocks of a task graph as flat arrays, one after the other.
+"""Build the tasks and edges of blocks (see `task_graph.py`), in compiled loops over flat arrays.
 
-What the compiled loops that make a task graph are told, in flat arrays: of graph and machine, of parts, of a strategy.
-
-Makes the blocks of a task graph (`block_names.py` says which there are), as compiled loops on flat arrays.
-
-A sum among devices is an all-reduce: a task on the port of each, from each to the next around a ring of them in ascending
-order, that takes as long as the ring or, where that is sooner, a tree
+A sum among devices is an all-reduce. It is one task on the port of each member, towards the next member in ascending order.
+Each task takes as long as the ring, or as the tree if that is faster:
 
     ring  2 (n - 1) latency + 2 (n - 1) s / (n b)        tree  2 ceil(log2 n) (latency + s / b)
 
-of the largest latency and the least bandwidth around the ring. FlexFlow's paper does not say how it synchronizes parameters.
-
-
-Which devices hold the same parts of the parameters of a bundle, whose gradients they add up.
-
-A parameter is cut wherever a part that some step uses ends; the pieces are then sorted by who holds them.
+with the largest latency and the smallest bandwidth around the ring. FlexFlow's paper does not say how it synchronizes
+parameters.
 """
 
 from __future__ import annotations
@@ -30,10 +22,10 @@ Array = Any
 
 
 class TaskBlocks(NamedTuple):
-    """Block i has the tasks from `offsets[i]` on and the edges from `edge_offsets[i]` on, up to those of the next.
+    """Blocks of tasks, one after the other. Block i has the tasks from `offsets[i]` and the edges from `edge_offsets[i]`.
 
-    device, seconds [task]: where a task runs, which may be a port, and for how long. edges [edge, 4]: block and number there of a
-    task, and of one that waits for it. sent [block]: bytes that go from device to device. held [block, device]: bytes kept.
+    device, seconds [task]: the device or port of a task, and its duration. edges [edge, 4]: block and task number of a
+    predecessor, then of its successor. sent [block]: bytes sent between devices. held [block, device]: bytes kept.
     """
 
     offsets: Array
@@ -46,33 +38,31 @@ class TaskBlocks(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
         return len(self.device)
 
 
 TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED, STORED = range(12)
-"""The kinds of blocks, in the order of `block_names.Kind`."""
+"""The kinds of blocks, in the order of `task_graph.BlockKind`."""
 
 
 class FlatGraph(NamedTuple):
-    """What all strategies of a graph on a machine have in common.
+    """The part of the encoding that all strategies of a graph on a machine share.
 
     blocks [block, column]: the kind, and then
 
-    - taken, returned: the maker, which of its outputs, the user, which of its tables, whether the value is pending, the blocks
-      before and after, the value's dimensions, and bytes of an item
-    - step, back: the step, and the block of its first pass
-    - summed, collected: the step, which of its outputs, and the block of its pass
+    - taken, returned: the maker, the output's index, the user, the index of the user's table, 1 if pending, the blocks
+      before and after, the value's dimensions, and bytes of an element
+    - step, back: the step, and the block of its forward pass
+    - summed, collected: the step, the output's index, and the block of its pass
     - added, updated: the bundle, and the block after or before
     - stored: the bundle
     - norm: the blocks before and after, and bytes of the norm
 
-    operator [step]. bundles [bundle, 4]: its first user and the one after its last, and the same of parameters. users [user, 2]:
-    a step, and the block of its backward pass, -1 where parameters are not trained. parameters [parameter, 3]: dimensions, bytes
-    of an item, and where in `places` it begins: for each user of the bundle the number of its table, or -1.
-    port, latency, bandwidth [sender, receiver]. idle: the number of a device for tasks that take no time. memory: bytes/s of a
-    device's memory. states: numbers that the optimizer keeps for each parameter. clips: whether gradients are clipped by their
-    norm.
+    operator [step]. bundles [bundle, 4]: first user and end of users, first parameter and end of parameters. users [user,
+    2]: a step, and the block of its backward pass or -1. parameters [parameter, 3]: dimensions, bytes of an element, and
+    the offset in `places`, where each user of the bundle has the number of its table or -1. port, latency, bandwidth
+    [sender, receiver]. idle: the pseudo-device of tasks without duration. memory: bytes/s of a device's memory. states:
+    optimizer states per parameter. clips: 1 if gradients are clipped by their norm.
     """
 
     blocks: Array
@@ -91,16 +81,18 @@ class FlatGraph(NamedTuple):
 
 
 PARTS, KEPT, FIRST = range(3)
+"""Columns of `PartTables.forms`."""
 PIECES, SIZE, ROWS, BOUNDS = range(4)
+"""Columns of `PartTables.tables`."""
 
 
 class PartTables(NamedTuple):
-    """What parts of steps have, need and take, wherever they are: see `part_sizes.py`.
+    """Sizes and times of all known forms. A form is a step at some degrees; see `part_costs.py`.
 
-    forms [form, 3]: how many parts, bytes that one keeps, and the number of the first table: that of the first output; those of
-    other outputs, inputs and arguments follow. seconds [form, 2]: of a part's passes. tables [table, 4]: how many pieces, bytes
-    of one of an output, and where in `numbers` its rows and bounds begin. Rows: the number of the piece of each part. Bounds: of
-    each piece, for each dimension of the value, the first position and the one after the last.
+    forms [form, 3]: number of parts, bytes that a part keeps, and its first table. The tables of outputs, inputs and
+    arguments follow each other. seconds [form, 2]: a part's forward and backward pass. tables [table, 4]: number of pieces,
+    bytes of a piece of an output, and offsets in `numbers` of rows and bounds. Rows: the piece of each part. Bounds: for
+    each piece and dimension, the first position and the position after the last.
     """
 
     forms: Array
@@ -117,9 +109,9 @@ class FlatStrategy(NamedTuple):
 
 
 class ReplicaGroups(NamedTuple):
-    """Who holds how much of the parameters of bundles in common: those of bundle i begin at `at[i]`.
+    """The devices that hold the same piece of a bundle's parameters. Groups of bundle i begin at `at[i]`.
 
-    members [share, device], sizes [share]: bytes.
+    members [group, device], sizes [group]: bytes.
     """
 
     at: Array
@@ -128,12 +120,12 @@ class ReplicaGroups(NamedTuple):
 
 
 TICK = 2.0**-44
-"""Seconds of which all times of tasks are multiples, so that sums of them are exact; they are rounded up."""
+"""All task times are multiples of this many seconds, rounded up, so that their sums are exact."""
 
 
 class BlockBuffers(NamedTuple):
-    """Room for blocks, which are `block_arrays.Blocks` when they are made. used: tasks and edges that there are, and tasks that there
-    were when the present block was begun. Where room does not suffice they are counted only. members [device]: room for a set.
+    """Buffers for blocks. used [3]: tasks, edges, and tasks before the current block; overflowing entries are only counted.
+    members [device]: a scratch set of devices. Other fields: see `TaskBlocks`.
     """
 
     offsets: Array
@@ -149,31 +141,34 @@ class BlockBuffers(NamedTuple):
 
 @jit
 def build_blocks(
-    numbers: Array, plan: FlatGraph, known: PartTables, placed: FlatStrategy, room: Array
+    numbers: Array, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, room: Array
 ) -> TaskBlocks:
-    """The blocks with some numbers, in ascending order. room [3]: for how many tasks, edges and shares; is made larger."""
-    devices = len(plan.port)
+    """Build the blocks with some numbers, which are ascending.
+
+    room [3]: the sizes of buffers for tasks, edges and replica groups; grows if they do not suffice.
+    """
+    devices = len(graph.port)
     while True:
-        at, members = np.empty(len(plan.bundles) + 1, np.int64), np.empty((room[2], devices), np.bool_)
-        shares = ReplicaGroups(at, members, np.empty(room[2], np.int64))
-        if find_groups(numbers, plan, known, placed, shares):
+        at, members = np.empty(len(graph.bundles) + 1, np.int64), np.empty((room[2], devices), np.bool_)
+        groups = ReplicaGroups(at, members, np.empty(room[2], np.int64))
+        if find_groups(numbers, graph, tables, strategy, groups):
             break
         room[2] *= 2
     while True:
-        made = _empty(len(numbers), room[0], room[1], devices)
-        _build(numbers, plan, known, placed, shares, made)
-        tasks, edges = made.used[0], made.used[1]
+        out = _empty(len(numbers), room[0], room[1], devices)
+        _build(numbers, graph, tables, strategy, groups, out)
+        tasks, edges = out.used[0], out.used[1]
         if tasks <= room[0] and edges <= room[1]:
             break
         room[0], room[1] = max(tasks, room[0]), max(edges, room[1])
     return TaskBlocks(
-        made.offsets,
-        made.edge_offsets,
-        made.device[:tasks],
-        made.seconds[:tasks],
-        made.edges[:edges],
-        made.sent,
-        made.held,
+        out.offsets,
+        out.edge_offsets,
+        out.device[:tasks],
+        out.seconds[:tasks],
+        out.edges[:edges],
+        out.sent,
+        out.held,
     )
 
 
@@ -195,114 +190,113 @@ def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
 @jit_no_refcount
 def _build(
     numbers: Array,
-    plan: FlatGraph,
-    known: PartTables,
-    placed: FlatStrategy,
-    shares: ReplicaGroups,
-    made: BlockBuffers,
+    graph: FlatGraph,
+    tables: PartTables,
+    strategy: FlatStrategy,
+    groups: ReplicaGroups,
+    out: BlockBuffers,
 ) -> None:
-    """The blocks with some numbers, in ascending order."""
-    made.offsets[0] = made.edge_offsets[0] = 0
+    out.offsets[0] = out.edge_offsets[0] = 0
     for i in range(len(numbers)):
         own = numbers[i]
-        kind = plan.blocks[own, 0]
-        made.used[2] = made.used[0]
+        kind = graph.blocks[own, 0]
+        out.used[2] = out.used[0]
         if kind in (STEP, BACK):
-            _computed(own, i, plan, known, placed, made)
+            _add_pass(own, i, graph, tables, strategy, out)
         elif kind in (TAKEN, RETURNED):
-            _exchanged(own, i, plan, known, placed, made)
+            _add_transfers(own, i, graph, tables, strategy, out)
         elif kind in (SUMMED, COLLECTED):
-            _summed(own, i, plan, known, placed, made)
+            _add_sum(own, i, graph, tables, strategy, out)
         elif kind == ADDED:
-            _added(own, i, plan, known, placed, shares, made)
+            _add_gradients(own, i, graph, tables, strategy, groups, out)
         elif kind == NORM:
-            _norm(own, i, plan, known, placed, made)
+            _add_norm(own, i, graph, tables, strategy, out)
         elif kind in (READ, KNOWN):
-            _task(made, plan.idle, 0.0)
+            _add_task(out, graph.idle, 0.0)
         elif kind == STORED:
-            _stored(own, i, plan, shares, made)
+            _add_stored(own, i, graph, groups, out)
         else:
-            _updated(own, i, plan, shares, made)
-        made.offsets[i + 1], made.edge_offsets[i + 1] = made.used[0], made.used[1]
+            _add_updates(own, i, graph, groups, out)
+        out.offsets[i + 1], out.edge_offsets[i + 1] = out.used[0], out.used[1]
 
 
 @jit_inline
-def _task(made: BlockBuffers, device: int, seconds: float) -> int:
-    """Append a task to the present block; its number there."""
-    at = made.used[0]
-    if at < len(made.device):
-        made.device[at], made.seconds[at] = device, np.ceil(seconds / TICK) * TICK
-    made.used[0] += 1
-    return int(at - made.used[2])
+def _add_task(out: BlockBuffers, device: int, seconds: float) -> int:
+    """Append a task to the current block; return its number there."""
+    at = out.used[0]
+    if at < len(out.device):
+        out.device[at], out.seconds[at] = device, np.ceil(seconds / TICK) * TICK
+    out.used[0] += 1
+    return int(at - out.used[2])
 
 
 @jit_inline
-def _edge(made: BlockBuffers, block: int, task: int, after: int, other: int) -> None:
-    """The second task waits for the first."""
-    at = made.used[1]
-    if at < len(made.edges):
-        made.edges[at, 0], made.edges[at, 1], made.edges[at, 2], made.edges[at, 3] = block, task, after, other
-    made.used[1] += 1
+def _add_edge(out: BlockBuffers, block: int, task: int, after: int, other: int) -> None:
+    """Make the second task wait for the first."""
+    at = out.used[1]
+    if at < len(out.edges):
+        out.edges[at, 0], out.edges[at, 1], out.edges[at, 2], out.edges[at, 3] = block, task, after, other
+    out.used[1] += 1
 
 
 @jit_inline
-def _computed(
-    own: int, i: int, plan: FlatGraph, known: PartTables, placed: FlatStrategy, made: BlockBuffers
+def _add_pass(
+    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
 ) -> None:
-    """A pass of a step."""
-    step, before = plan.blocks[own, 1], plan.blocks[own, 2]
-    form, devices = placed.form[step], placed.devices[plan.operator[step]]
-    for part in range(known.forms[form, PARTS]):
-        if plan.blocks[own, 0] == STEP:
-            _task(made, devices[part], known.seconds[form, 0])
-            made.held[i, devices[part]] += known.forms[form, KEPT]
+    """Add a pass of a step: a task for each part."""
+    step, before = graph.blocks[own, 1], graph.blocks[own, 2]
+    form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
+    for part in range(tables.forms[form, PARTS]):
+        if graph.blocks[own, 0] == STEP:
+            _add_task(out, devices[part], tables.seconds[form, 0])
+            out.held[i, devices[part]] += tables.forms[form, KEPT]
         else:
-            _task(made, devices[part], known.seconds[form, 1])
-            _edge(made, before, part, own, part)
+            _add_task(out, devices[part], tables.seconds[form, 1])
+            _add_edge(out, before, part, own, part)
 
 
 @jit_inline
-def _exchanged(
-    own: int, i: int, plan: FlatGraph, known: PartTables, placed: FlatStrategy, made: BlockBuffers
+def _add_transfers(
+    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
 ) -> None:
-    """What parts of the user of a value take of it from its maker's, or return of its cotangent."""
-    kind, maker, output, user, taken, is_pending, block, after, dims, item = plan.blocks[own]
-    here, there = placed.devices[plan.operator[maker]], placed.devices[plan.operator[user]]
-    parts, targets = known.forms[placed.form[maker], PARTS], known.forms[placed.form[user], PARTS]
-    given = known.forms[placed.form[maker], FIRST] + output
-    wanted = known.forms[placed.form[user], FIRST] + taken
+    """Add the transfers of a value to its user's parts, or of its cotangent back to its maker's parts."""
+    kind, maker, output, user, taken, is_pending, block, after, dims, item = graph.blocks[own]
+    here, there = strategy.devices[graph.operator[maker]], strategy.devices[graph.operator[user]]
+    parts, targets = tables.forms[strategy.form[maker], PARTS], tables.forms[strategy.form[user], PARTS]
+    given = tables.forms[strategy.form[maker], FIRST] + output
+    wanted = tables.forms[strategy.form[user], FIRST] + taken
     sums = 0
-    for piece in range(known.tables[given, PIECES]):
+    for piece in range(tables.tables[given, PIECES]):
         first = sums
         if is_pending:
-            _hold(known, given, piece, parts, here, made.members)
-            sums += _tasks(_count(made.members))
+            _find_holders(tables, given, piece, parts, here, out.members)
+            sums += _tasks_of_sum(_count_members(out.members))
         for part in range(targets):
-            size = item * _shared(known, given, piece, wanted, part, dims)
+            size = item * _common_elements(tables, given, piece, wanted, part, dims)
             if size == 0:
                 continue
-            giver = _giver(known, given, piece, parts, here, there[part], part)
+            giver = _sender(tables, given, piece, parts, here, there[part], part)
             if kind == TAKEN:
                 task = sums - 1 if is_pending else giver
-                ends = _sent(i, here[giver], there[part], size, plan, made)
+                ends = _add_transfer(i, here[giver], there[part], size, graph, out)
                 if ends >= 0:
-                    made.held[i, there[part]] += size
-                _passed(own, block, task, after, part, ends, made)
+                    out.held[i, there[part]] += size
+                _connect(own, block, task, after, part, ends, out)
             else:
                 task = first if is_pending else giver
-                ends = _sent(i, there[part], here[giver], size, plan, made)
-                _passed(own, block, part, after, task, ends, made)
+                ends = _add_transfer(i, there[part], here[giver], size, graph, out)
+                _connect(own, block, part, after, task, ends, out)
 
 
 @jit_inline
-def _shared(known: PartTables, given: int, piece: int, wanted: int, part: int, dims: int) -> int:
-    """How many elements a piece of one table and that of a part in another have in common."""
-    a = known.tables[given, BOUNDS] + 2 * dims * piece
-    b = known.tables[wanted, BOUNDS] + 2 * dims * known.numbers[known.tables[wanted, ROWS] + part]
+def _common_elements(tables: PartTables, given: int, piece: int, wanted: int, part: int, dims: int) -> int:
+    """Return the number of elements that a piece of one table and the piece of a part in another table have in common."""
+    a = tables.tables[given, BOUNDS] + 2 * dims * piece
+    b = tables.tables[wanted, BOUNDS] + 2 * dims * tables.numbers[tables.tables[wanted, ROWS] + part]
     size = 1
     for dim in range(dims):
-        low = max(known.numbers[a + 2 * dim], known.numbers[b + 2 * dim])
-        high = min(known.numbers[a + 2 * dim + 1], known.numbers[b + 2 * dim + 1])
+        low = max(tables.numbers[a + 2 * dim], tables.numbers[b + 2 * dim])
+        high = min(tables.numbers[a + 2 * dim + 1], tables.numbers[b + 2 * dim + 1])
         if high <= low:
             return 0
         size *= high - low
@@ -310,21 +304,21 @@ def _shared(known: PartTables, given: int, piece: int, wanted: int, part: int, d
 
 
 @jit_inline
-def _giver(
-    known: PartTables, table: int, piece: int, parts: int, devices: Array, target: int, turn: int
+def _sender(
+    tables: PartTables, table: int, piece: int, parts: int, devices: Array, target: int, turn: int
 ) -> int:
-    """Of the parts that have a piece the one on the target's device, if there is one; else they take turns."""
-    if known.tables[table, PIECES] == parts:
+    """Return the part with a piece that sends it: one on the target's device if there is one, else the parts take turns."""
+    if tables.tables[table, PIECES] == parts:
         return piece
-    rows, count = known.tables[table, ROWS], 0
+    rows, count = tables.tables[table, ROWS], 0
     for part in range(parts):
-        if known.numbers[rows + part] == piece:
+        if tables.numbers[rows + part] == piece:
             if devices[part] == target:
                 return part
             count += 1
     turn %= count
     for part in range(parts):
-        if known.numbers[rows + part] == piece:
+        if tables.numbers[rows + part] == piece:
             if turn == 0:
                 return part
             turn -= 1
@@ -332,33 +326,35 @@ def _giver(
 
 
 @jit_inline
-def _sent(i: int, source: int, target: int, size: int, plan: FlatGraph, made: BlockBuffers) -> int:
-    """A transfer; the number of its task, or -1 on one device."""
+def _add_transfer(i: int, source: int, target: int, size: int, graph: FlatGraph, out: BlockBuffers) -> int:
+    """Add a transfer; return its task, or -1 on one device."""
     if source == target:
         return -1
-    made.sent[i] += size
-    seconds = plan.latency[source, target] + size / plan.bandwidth[source, target]
-    return _task(made, plan.port[source, target], seconds)
+    out.sent[i] += size
+    seconds = graph.latency[source, target] + size / graph.bandwidth[source, target]
+    return _add_task(out, graph.port[source, target], seconds)
 
 
 @jit_inline
-def _passed(
-    own: int, block: int, task: int, after: int, other: int, transfer: int, made: BlockBuffers
+def _connect(
+    own: int, block: int, task: int, after: int, other: int, transfer: int, out: BlockBuffers
 ) -> None:
-    """A task waits for another one, by a transfer if there is one."""
+    """Make a task wait for another one, through a transfer if there is one."""
     if transfer < 0:
-        _edge(made, block, task, after, other)
+        _add_edge(out, block, task, after, other)
     else:
-        _edge(made, block, task, own, transfer)
-        _edge(made, own, transfer, after, other)
+        _add_edge(out, block, task, own, transfer)
+        _add_edge(out, own, transfer, after, other)
 
 
 @jit_inline
-def _hold(known: PartTables, table: int, piece: int, parts: int, devices: Array, members: Array) -> None:
-    """Find which devices have a part with a piece."""
+def _find_holders(
+    tables: PartTables, table: int, piece: int, parts: int, devices: Array, members: Array
+) -> None:
+    """Mark the devices that have a part with a piece."""
     _clear(members)
     for part in range(parts):
-        if known.numbers[known.tables[table, ROWS] + part] == piece:
+        if tables.numbers[tables.tables[table, ROWS] + part] == piece:
             members[devices[part]] = True
 
 
@@ -369,31 +365,30 @@ def _clear(members: Array) -> None:
 
 
 @jit_inline
-def _reduced(own: int, i: int, members: Array, size: int, plan: FlatGraph, made: BlockBuffers) -> Any:
-    """A sum of `size` bytes on each of some devices; the numbers of its start and its end."""
-    start, count, seconds = _task(made, plan.idle, 0.0), _count(members), 0.0
+def _add_all_reduce(own: int, i: int, members: Array, size: int, graph: FlatGraph, out: BlockBuffers) -> Any:
+    """Add a sum of `size` bytes on each of some devices; return its first and its last task."""
+    start, count, seconds = _add_task(out, graph.idle, 0.0), _count_members(members), 0.0
     if count > 1:
-        seconds = _around(members, count, size, plan)
-        made.sent[i] += 2 * (count - 1) * size
+        seconds = _all_reduce_seconds(members, count, size, graph)
+        out.sent[i] += 2 * (count - 1) * size
     for device in range(len(members) if count > 1 else 0):
         if members[device]:
-            task = _task(made, plan.port[device, _next(members, device)], seconds)
-            _edge(made, own, start, own, task)
-    end = _task(made, plan.idle, 0.0)
+            task = _add_task(out, graph.port[device, _next_member(members, device)], seconds)
+            _add_edge(out, own, start, own, task)
+    end = _add_task(out, graph.idle, 0.0)
     for task in range(min(start + 1, end - 1), end):
-        _edge(made, own, task, own, end)
+        _add_edge(out, own, task, own, end)
     return start, end
 
 
 @jit_inline
-def _around(members: Array, count: int, size: int, plan: FlatGraph) -> float:
-    """Seconds of an all-reduce."""
+def _all_reduce_seconds(members: Array, count: int, size: int, graph: FlatGraph) -> float:
     latency, bandwidth, rounds = 0.0, np.inf, 0
     for device in range(len(members)):
         if members[device]:
-            other = _next(members, device)
-            latency = max(latency, plan.latency[device, other])
-            bandwidth = min(bandwidth, plan.bandwidth[device, other])
+            other = _next_member(members, device)
+            latency = max(latency, graph.latency[device, other])
+            bandwidth = min(bandwidth, graph.bandwidth[device, other])
     while 1 << rounds < count:
         rounds += 1
     ring = 2 * (count - 1) * (latency + size / (count * bandwidth))
@@ -402,8 +397,7 @@ def _around(members: Array, count: int, size: int, plan: FlatGraph) -> float:
 
 
 @jit_inline
-def _next(members: Array, device: int) -> int:
-    """The next member."""
+def _next_member(members: Array, device: int) -> int:
     other = (device + 1) % len(members)
     while not members[other]:
         other = (other + 1) % len(members)
@@ -411,7 +405,7 @@ def _next(members: Array, device: int) -> int:
 
 
 @jit_inline
-def _count(members: Array) -> int:
+def _count_members(members: Array) -> int:
     found = 0
     for is_member in members:
         found += is_member
@@ -419,111 +413,115 @@ def _count(members: Array) -> int:
 
 
 @jit_inline
-def _summed(
-    own: int, i: int, plan: FlatGraph, known: PartTables, placed: FlatStrategy, made: BlockBuffers
+def _add_sum(
+    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
 ) -> None:
-    """The terms of a pending value, or of its cotangent, added up among the parts that have them."""
-    step, output, block = plan.blocks[own, 1], plan.blocks[own, 2], plan.blocks[own, 3]
-    form, devices = placed.form[step], placed.devices[plan.operator[step]]
-    parts, table = known.forms[form, PARTS], known.forms[form, FIRST] + output
-    for piece in range(known.tables[table, PIECES]):
-        _hold(known, table, piece, parts, devices, made.members)
-        start, end = _reduced(own, i, made.members, known.tables[table, SIZE], plan, made)
+    """Add the all-reduce of a pending value, or of its cotangent, among the parts that have terms."""
+    step, output, block = graph.blocks[own, 1], graph.blocks[own, 2], graph.blocks[own, 3]
+    form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
+    parts, table = tables.forms[form, PARTS], tables.forms[form, FIRST] + output
+    for piece in range(tables.tables[table, PIECES]):
+        _find_holders(tables, table, piece, parts, devices, out.members)
+        start, end = _add_all_reduce(own, i, out.members, tables.tables[table, SIZE], graph, out)
         for part in range(parts):
-            if known.numbers[known.tables[table, ROWS] + part] == piece:
-                if plan.blocks[own, 0] == SUMMED:
-                    _edge(made, block, part, own, start)
+            if tables.numbers[tables.tables[table, ROWS] + part] == piece:
+                if graph.blocks[own, 0] == SUMMED:
+                    _add_edge(out, block, part, own, start)
                 else:
-                    _edge(made, own, end, block, part)
+                    _add_edge(out, own, end, block, part)
 
 
 @jit_inline
-def _added(
+def _add_gradients(
     own: int,
     i: int,
-    plan: FlatGraph,
-    known: PartTables,
-    placed: FlatStrategy,
-    shares: ReplicaGroups,
-    made: BlockBuffers,
+    graph: FlatGraph,
+    tables: PartTables,
+    strategy: FlatStrategy,
+    groups: ReplicaGroups,
+    out: BlockBuffers,
 ) -> None:
-    """The gradients of a bundle; before they are clipped each device reads its own, for their norm."""
-    bundle, after = plan.blocks[own, 1], plan.blocks[own, 2]
-    for number in range(shares.at[bundle], shares.at[bundle + 1]):
-        members, size = shares.members[number], shares.sizes[number]
-        start, end = _reduced(own, i, members, size, plan, made)
-        for user in range(plan.bundles[bundle, 0], plan.bundles[bundle, 1]):
-            step, back = plan.users[user]
-            for part in range(known.forms[placed.form[step], PARTS]):
-                if members[placed.devices[plan.operator[step], part]]:
-                    _edge(made, back, part, own, start)
-        for device in range(len(members) if plan.clips else 0):
+    """Add the all-reduce of a bundle's gradients. If they are clipped, each device then reads its gradient for the norm."""
+    bundle, after = graph.blocks[own, 1], graph.blocks[own, 2]
+    for number in range(groups.at[bundle], groups.at[bundle + 1]):
+        members, size = groups.members[number], groups.sizes[number]
+        start, end = _add_all_reduce(own, i, members, size, graph, out)
+        for user in range(graph.bundles[bundle, 0], graph.bundles[bundle, 1]):
+            step, back = graph.users[user]
+            for part in range(tables.forms[strategy.form[step], PARTS]):
+                if members[strategy.devices[graph.operator[step], part]]:
+                    _add_edge(out, back, part, own, start)
+        for device in range(len(members) if graph.clips else 0):
             if members[device]:
-                read = _task(made, device, size / plan.memory)
-                _edge(made, own, end, own, read)
-                _edge(made, own, read, after, 0)
+                read = _add_task(out, device, size / graph.memory)
+                _add_edge(out, own, end, own, read)
+                _add_edge(out, own, read, after, 0)
 
 
 @jit_inline
-def _norm(
-    own: int, i: int, plan: FlatGraph, known: PartTables, placed: FlatStrategy, made: BlockBuffers
+def _add_norm(
+    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
 ) -> None:
-    """The norm of all gradients, added up among all devices that have some."""
-    _clear(made.members)
-    for user in range(len(plan.users)):
-        step, back = plan.users[user]
-        for part in range(known.forms[placed.form[step], PARTS] if back >= 0 else 0):
-            made.members[placed.devices[plan.operator[step], part]] = True
-    start, end = _reduced(own, i, made.members, plan.blocks[own, 3], plan, made)
-    _edge(made, plan.blocks[own, 1], 0, own, start)
-    _edge(made, own, end, plan.blocks[own, 2], 0)
+    """Add the all-reduce of the gradient norm, among all devices that have gradients."""
+    _clear(out.members)
+    for user in range(len(graph.users)):
+        step, back = graph.users[user]
+        for part in range(tables.forms[strategy.form[step], PARTS] if back >= 0 else 0):
+            out.members[strategy.devices[graph.operator[step], part]] = True
+    start, end = _add_all_reduce(own, i, out.members, graph.blocks[own, 3], graph, out)
+    _add_edge(out, graph.blocks[own, 1], 0, own, start)
+    _add_edge(out, own, end, graph.blocks[own, 2], 0)
 
 
 @jit_inline
-def _updated(own: int, i: int, plan: FlatGraph, shares: ReplicaGroups, made: BlockBuffers) -> None:
-    """Each device's copy of the parameters of a bundle, once their gradients are added up, or the norm of all is known."""
-    bundle, before, end = plan.blocks[own, 1], plan.blocks[own, 2], -1
-    for number in range(shares.at[bundle], shares.at[bundle + 1]):
-        members, size = shares.members[number], shares.sizes[number]
-        end += _tasks(_count(members))
+def _add_updates(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: BlockBuffers) -> None:
+    """Add the update of a bundle on each device, after its gradients are added up or the norm is known."""
+    bundle, before, end = graph.blocks[own, 1], graph.blocks[own, 2], -1
+    for number in range(groups.at[bundle], groups.at[bundle + 1]):
+        members, size = groups.members[number], groups.sizes[number]
+        end += _tasks_of_sum(_count_members(members))
         for device in range(len(members)):
             if members[device]:
-                task = _task(made, device, size * (3 + 2 * plan.states) / plan.memory)
-                _edge(made, before, 0 if plan.clips else end, own, task)
-                made.held[i, device] += size * (2 + plan.states)
+                task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory)
+                _add_edge(out, before, 0 if graph.clips else end, own, task)
+                out.held[i, device] += size * (2 + graph.states)
 
 
 @jit_inline
-def _stored(own: int, i: int, plan: FlatGraph, shares: ReplicaGroups, made: BlockBuffers) -> None:
-    """Each device's copy of the parameters of a bundle that are not trained."""
-    bundle = plan.blocks[own, 1]
-    for number in range(shares.at[bundle], shares.at[bundle + 1]):
-        for device in range(len(plan.port)):
-            if shares.members[number, device]:
-                made.held[i, device] += shares.sizes[number]
+def _add_stored(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: BlockBuffers) -> None:
+    """Add the bytes of a bundle that is not trained."""
+    bundle = graph.blocks[own, 1]
+    for number in range(groups.at[bundle], groups.at[bundle + 1]):
+        for device in range(len(graph.port)):
+            if groups.members[number, device]:
+                out.held[i, device] += groups.sizes[number]
 
 
 @jit_inline
-def _tasks(count: int) -> int:
-    """How many tasks a sum among so many devices is."""
+def _tasks_of_sum(count: int) -> int:
+    """Return the number of tasks of an all-reduce."""
     return count + 2 if count > 1 else 2
 
 
 @jit_internal
 def find_groups(
-    numbers: Array, plan: FlatGraph, known: PartTables, placed: FlatStrategy, found: ReplicaGroups
+    numbers: Array, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, found: ReplicaGroups
 ) -> bool:
-    """Find the shares of the bundles that some blocks belong to; whether there was room for them."""
-    wanted = np.zeros(len(plan.bundles), np.bool_)
+    """Find the replica groups of the bundles that some blocks belong to; return whether there was room.
+
+    A parameter is cut wherever a region that some step uses ends. The pieces are then grouped by the devices that hold
+    them.
+    """
+    wanted = np.zeros(len(graph.bundles), np.bool_)
     for block in numbers:
-        if plan.blocks[block, 0] in (ADDED, UPDATED, STORED):
-            wanted[plan.blocks[block, 1]] = True
+        if graph.blocks[block, 0] in (ADDED, UPDATED, STORED):
+            wanted[graph.blocks[block, 1]] = True
     found.at[0] = 0
     for bundle in range(len(wanted)):
         found.at[bundle + 1] = found.at[bundle]
-        first, last = plan.bundles[bundle, 2], plan.bundles[bundle, 3]
+        first, last = graph.bundles[bundle, 2], graph.bundles[bundle, 3]
         for parameter in range(first, last if wanted[bundle] else first):
-            if not _find_groups_of(bundle, parameter, plan, known, placed, found):
+            if not _find_groups_of(bundle, parameter, graph, tables, strategy, found):
                 return False
     return True
 
@@ -532,28 +530,28 @@ def find_groups(
 def _find_groups_of(
     bundle: int,
     parameter: int,
-    plan: FlatGraph,
-    known: PartTables,
-    placed: FlatStrategy,
+    graph: FlatGraph,
+    tables: PartTables,
+    strategy: FlatStrategy,
     found: ReplicaGroups,
 ) -> bool:
-    """Add those of a parameter."""
-    bounds, holders = _regions(bundle, parameter, plan, known, placed)
-    marks, steps = _marks(bounds)
+    """Add the groups of a parameter; return whether there was room."""
+    bounds, holders = _regions_used(bundle, parameter, graph, tables, strategy)
+    marks, steps = _grid_marks(bounds)
     pieces = 1
     for step in steps:
         pieces *= step
-    mine = np.empty(len(plan.port), np.bool_)
+    mine = np.empty(len(graph.port), np.bool_)
     for piece in range(pieces):
-        size = plan.parameters[parameter, 1] * _piece(piece, marks, steps, bounds, holders, mine)
-        if size and not _put(bundle, mine, size, found):
+        size = graph.parameters[parameter, 1] * _piece_size(piece, marks, steps, bounds, holders, mine)
+        if size and not _add_to_group(bundle, mine, size, found):
             return False
     return True
 
 
 @jit_internal
-def _put(bundle: int, mine: Array, size: int, found: ReplicaGroups) -> bool:
-    """Add bytes that some devices have; whether there is room."""
+def _add_to_group(bundle: int, mine: Array, size: int, found: ReplicaGroups) -> bool:
+    """Add bytes to the group with these members; return whether there was room."""
     last = found.at[bundle + 1]
     for at in range(found.at[bundle], last):
         is_same = True
@@ -572,35 +570,37 @@ def _put(bundle: int, mine: Array, size: int, found: ReplicaGroups) -> bool:
 
 
 @jit_internal
-def _regions(bundle: int, parameter: int, plan: FlatGraph, known: PartTables, placed: FlatStrategy) -> Any:
-    """The different parts of a parameter that are used, and which devices do. [region, 2 * dimension], [region, device]"""
-    first, last, places = plan.bundles[bundle, 0], plan.bundles[bundle, 1], plan.parameters[parameter, 2]
+def _regions_used(
+    bundle: int, parameter: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy
+) -> Any:
+    """Return the regions of a parameter that are used, and their devices. [region, 2 * dimension], [region, device]"""
+    first, last, places = graph.bundles[bundle, 0], graph.bundles[bundle, 1], graph.parameters[parameter, 2]
     most = 0
     for i in range(last - first):
-        if plan.places[places + i] >= 0:
-            form = placed.form[plan.users[first + i, 0]]
-            most += known.tables[known.forms[form, FIRST] + plan.places[places + i], PIECES]
-    bounds = np.empty((most, 2 * plan.parameters[parameter, 0]), np.int64)
-    holders, count = np.zeros((most, len(plan.port)), np.bool_), 0
+        if graph.places[places + i] >= 0:
+            form = strategy.form[graph.users[first + i, 0]]
+            most += tables.tables[tables.forms[form, FIRST] + graph.places[places + i], PIECES]
+    bounds = np.empty((most, 2 * graph.parameters[parameter, 0]), np.int64)
+    holders, count = np.zeros((most, len(graph.port)), np.bool_), 0
     for i in range(last - first):
-        step = plan.users[first + i, 0]
-        form, operator = placed.form[step], plan.operator[step]
-        table = known.tables[known.forms[form, FIRST] + max(plan.places[places + i], 0)]
-        for part in range(known.forms[form, PARTS] if plan.places[places + i] >= 0 else 0):
-            piece = known.numbers[table[ROWS] + part]
+        step = graph.users[first + i, 0]
+        form, operator = strategy.form[step], graph.operator[step]
+        table = tables.tables[tables.forms[form, FIRST] + max(graph.places[places + i], 0)]
+        for part in range(tables.forms[form, PARTS] if graph.places[places + i] >= 0 else 0):
+            piece = tables.numbers[table[ROWS] + part]
             begin = table[BOUNDS] + bounds.shape[1] * piece
-            region = _find(bounds, count, known.numbers, begin, piece)
+            region = _region_number(bounds, count, tables.numbers, begin, piece)
             if region == count:
                 for end in range(bounds.shape[1]):
-                    bounds[region, end] = known.numbers[begin + end]
+                    bounds[region, end] = tables.numbers[begin + end]
                 count += 1
-            holders[region, placed.devices[operator, part]] = True
+            holders[region, strategy.devices[operator, part]] = True
     return bounds[:count], holders[:count]
 
 
 @jit_internal
-def _find(bounds: Array, count: int, numbers: Array, begin: int, likely: int) -> int:
-    """The number of the region whose bounds begin at some place among numbers, or else `count`."""
+def _region_number(bounds: Array, count: int, numbers: Array, begin: int, likely: int) -> int:
+    """Return the region with the bounds that begin at `begin` among numbers, or else `count`."""
     for k in range(count):
         region = (likely + k) % count
         is_same = True
@@ -612,8 +612,8 @@ def _find(bounds: Array, count: int, numbers: Array, begin: int, likely: int) ->
 
 
 @jit_internal
-def _marks(bounds: Array) -> Any:
-    """Along each dimension the ends of regions, in order, and how many intervals they make. [dimension, mark], [dimension]"""
+def _grid_marks(bounds: Array) -> Any:
+    """Return the ends of regions along each dimension, sorted, and the number of intervals. [dimension, mark], [dimension]"""
     count, dims = len(bounds), bounds.shape[1] // 2
     marks, steps = np.zeros((dims, 2 * count), np.int64), np.full(dims, -1)
     for dim in range(dims):
@@ -631,8 +631,8 @@ def _marks(bounds: Array) -> Any:
 
 
 @jit_internal
-def _piece(number: int, marks: Array, steps: Array, bounds: Array, holders: Array, mine: Array) -> int:
-    """How many elements a piece of the grid of marks has, or 0 where nobody does; `mine` becomes who has it."""
+def _piece_size(number: int, marks: Array, steps: Array, bounds: Array, holders: Array, mine: Array) -> int:
+    """Return the elements of a piece of the grid, 0 if no device has it; `mine` receives the devices that have it."""
     inside, size, is_held = np.ones(len(bounds), np.bool_), 1, False
     for dim in range(len(steps) - 1, -1, -1):
         at = number % steps[dim]

@@ -1,5 +1,5 @@
-"""The solver of the search: one strategy for each node, at the least total cost, within memory at all times.
+"""The solver of pairwise assignment problems: one strategy for each node at the least total cost, within memory at all times.
 
-It knows nothing of programs and layouts, and nothing here reads or writes files. `problem.py` says what is solved,
-`solve.py` how; the contest's format is in `contest_format.py`.
+It knows nothing of programs and layouts. `assignment_problem.py` defines the problem and `solve.py` solves it;
+`contest_format.py` reads and writes the contest's files.
 """

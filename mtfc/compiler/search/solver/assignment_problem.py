@@ -1,7 +1,7 @@
-"""The problem: a strategy for each node, so that nodes and edges cost little in total, and memory suffices at all times.
+"""The problem: choose a strategy for each node, so that nodes and edges cost little in total and memory suffices at all times.
 
-This is the intra-operator parallelism problem of the ASPLOS 2025 contest (google/iopddl), a pairwise graphical model with
-one resource. All quantities are integers of 64 bits, and sums are exact.
+This is the intra-operator parallelism problem of the ASPLOS 2025 contest (google/iopddl): a pairwise graphical model with one
+resource. All quantities are integers of 64 bits, and sums are exact.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ChosenStrategies: TypeAlias = Sequence[int] | Integers
 
 
 class Infeasible(Exception):
-    """It is proven that every choice has an impossible part, or exceeds the memory."""
+    """It is proven that every choice has an impossible part or exceeds the memory."""
 
 
 class NotFound(Exception):
-    """The search ended without a choice that fits; there may be one."""
+    """The search ended without a choice that fits. There may be one."""
 
 
 FORBIDDEN = 10**18
-"""A cost from here on says that a strategy, or a pair of strategies, is impossible."""
+"""A strategy, or a pair of strategies, with at least this cost is impossible."""
 
 
 @attrs.frozen(eq=False)
@@ -61,8 +61,8 @@ class Ragged:
 class AssignmentProblem:
     """Strategy s of node i costs `costs[i][s]` and holds `usages[i][s]` bytes during `intervals[i]`, half-open.
 
-    `edges[e]` are the two different nodes of edge e and `edge_costs[e]` its table, row-major over their strategies; parallel
-    edges add up. Without `limit` memory does not count. Costs and usages are at least 0.
+    `edges[e]` are the two different nodes of edge e, and `edge_costs[e]` is its table, row-major over their strategies.
+    Parallel edges add up. Without `limit`, memory does not count. Costs and usages are at least 0.
     """
 
     costs: Ragged
@@ -78,12 +78,12 @@ class AssignmentProblem:
         return len(self.costs)
 
     def table(self, edge: int) -> Integers:
-        """The costs of an edge, [strategies of its first node, strategies of its second]."""
+        """Return the costs of an edge. [strategies of its first node, strategies of its second node]"""
         first = int(self.edges[edge, 0])
         return self.edge_costs[edge].reshape(len(self.costs[first]), -1)
 
     def cost(self, choices: ChosenStrategies) -> int:
-        """The total cost of a choice, FORBIDDEN or more where it has an impossible part."""
+        """Return the total cost of a choice, FORBIDDEN or more if a part of it is impossible."""
         chosen = np.asarray(choices, np.int64)
         first, second = self.edges.T
         places = chosen[first] * self.costs.lengths[second] + chosen[second]
@@ -92,7 +92,7 @@ class AssignmentProblem:
         return _total(nodes) + _total(edges)
 
     def peak(self, choices: ChosenStrategies) -> int:
-        """The most bytes that a choice holds at any time."""
+        """Return the most bytes that a choice holds at any time."""
         held = self.usages.values[self.usages.offsets[:-1] + np.asarray(choices, np.int64)]
         return max(
             accumulate(change for _, change in changes(self.intervals.tolist(), held.tolist())), default=0
@@ -104,7 +104,7 @@ class AssignmentProblem:
 
 
 def changes(intervals: Iterable[Sequence[int]], held: Iterable[int]) -> list[tuple[int, int]]:
-    """At which times memory grows by how many bytes, in order of time."""
+    """Return the times at which memory changes, and by how many bytes, in order."""
     found: dict[int, int] = defaultdict(int)
     for (start, end), bytes in zip(intervals, held, strict=True):
         if start < end:
@@ -114,6 +114,6 @@ def changes(intervals: Iterable[Sequence[int]], held: Iterable[int]) -> list[tup
 
 
 def _total(values: Integers) -> int:
-    """An exact sum: two halves of each number cannot overflow."""
+    """Return an exact sum. The two halves of each number cannot overflow."""
     low = values & 0xFFFFFFFF
     return int(low.sum()) + (int((values >> 32).sum()) << 32)

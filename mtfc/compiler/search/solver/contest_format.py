@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 GZIP = b"\x1f\x8b"
 LARGEST = 4 * 10**18
-"""What a number may be at most, so that sums of two fit into 64 bits."""
+"""The largest number in a file, so that the sum of two fits into 64 bits."""
 
 
 class MalformedInstance(Exception):
-    """A file that is no instance: says where, what was expected and what is there."""
+    """The file is not an instance. The message says where, what was expected and what was found."""
 
 
 def read(content: bytes) -> AssignmentProblem:
-    """The problem in a file's content, compressed by gzip or not. Raises `MalformedInstance`."""
+    """Read a problem from a file's content, compressed by gzip or not. Raises `MalformedInstance`."""
     with _without_collection():
         return _problem(_object(_parsed(_unzipped(content)), "problem", "the file"))
 
 
 def write(problem: AssignmentProblem) -> str:
-    """The problem as JSON text, on one line."""
+    """Return the problem as JSON text on one line."""
     nodes = {
         "costs": _lists(problem.costs),
         "usages": _lists(problem.usages),
@@ -55,7 +55,7 @@ def _lists(rows: Ragged) -> list[list[int]]:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Millions of lists in which there is no garbage."""
+    """Pause garbage collection: parsing makes millions of lists, none of them garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -152,7 +152,7 @@ def _lists_of(record: dict[str, Any], key: str, of: str) -> list[list[Any]]:
 
 
 def _numbers(lists: list[list[Any]], path: str) -> Integers:
-    """The lists' entries, one list after the other."""
+    """Return the entries of all lists, one list after the other."""
     flat = list(chain.from_iterable(lists))
     if all(kind is int for kind in set(map(type, flat))):
         try:
@@ -204,7 +204,7 @@ def _expect_ends(ends: Integers, nodes: int) -> None:
 
 
 def _kind(value: Any) -> str:
-    """A value in a few words."""
+    """Describe a value in a few words."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     return f"`{json.dumps(value):.40}`"

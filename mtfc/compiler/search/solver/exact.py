@@ -1,8 +1,8 @@
 """Exact solutions of small networks: an integer program, solved by HiGHS.
 
-One variable says whether a node takes a strategy, one whether an edge's nodes take a pair of them; only the former need be
-declared integral. Sums of the latter are the former (the local polytope of the graphical model). Rows of memory are many and
-few of them matter: those that a solution violates are added, and the program solved again.
+One variable says whether a node takes a strategy, and one whether an edge's nodes take a pair of strategies. The sums of the
+latter equal the former (the local polytope of the graphical model), so only the former must be integral. There are many memory
+rows, and few of them matter: rows that a solution violates are added, and the program is solved again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 ALL_ROWS = 200
-"""Up to so many rows of memory are in the program from the beginning."""
+"""Up to this many memory rows, all are in the program from the beginning."""
 
 MORE_ROWS = 30
-"""So many are added at a time."""
+"""The number of memory rows that are added at a time."""
 
 LARGEST_COST = 1e6
-"""What costs are scaled to at most."""
+"""Costs are scaled so that the largest has this value."""
 
 
 @attrs.frozen(eq=False)
 class ExactOutcome:
-    """The best choice that was found, by the network's numbers, if any; and whether no other is better."""
+    """The best choice found, by the network's numbers, or None; and whether no other choice is better."""
 
     choices: Integers | None
     is_optimal: bool
@@ -39,7 +39,7 @@ class ExactOutcome:
 
 @attrs.frozen(eq=False)
 class _Program:
-    """Minimize `cost @ x` where `equal @ x == right`; variables of nodes come first, those of node i from `first[i]` on."""
+    """Minimize `cost @ x` subject to `equal @ x == right`. Variables of nodes come first; those of node i begin at `first[i]`."""
 
     first: dict[int, int]
     integral: int
@@ -49,7 +49,7 @@ class _Program:
 
 
 def solve_exactly(network: ReducibleNetwork, until: float) -> ExactOutcome:
-    """The best choice for a network, searched until a time of `time.monotonic`. No strategy may cost FORBIDDEN by itself."""
+    """Return the best choice for a network, within a time of `time.monotonic`. No strategy may cost FORBIDDEN by itself."""
     program = _program(network)
     rows = _first_rows(network)
     while True:
@@ -66,7 +66,7 @@ def solve_exactly(network: ReducibleNetwork, until: float) -> ExactOutcome:
 
 
 def _first_rows(network: ReducibleNetwork) -> Integers:
-    """In the order of time, as `_memory` needs all rows."""
+    """Return the first memory rows, in the order of time, which `_memory` requires."""
     count = len(network.free)
     if count <= ALL_ROWS:
         return np.arange(count)
@@ -95,7 +95,7 @@ def _program(network: ReducibleNetwork) -> _Program:
 
 
 def _marginal(row: int, column: int, place: Integers, first: int, count: int) -> list[tuple[Any, Any, Any]]:
-    """The pairs with a strategy are taken as often as it is: entries of these rows."""
+    """Return the entries of rows which say that pairs with a strategy are taken as often as the strategy."""
     pairs = (row + place, column + np.arange(len(place)), np.ones(len(place)))
     single = (row + np.arange(count), first + np.arange(count), -np.ones(count))
     return [pairs, single]
@@ -120,7 +120,7 @@ def _assembled(
 
 
 def _memory(network: ReducibleNetwork, program: _Program, rows: Integers) -> Any:
-    """Constraints that no more is used in these rows than is free, None if there are no rows."""
+    """Return the constraints that these rows use no more than is free; None without rows."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
 
@@ -138,7 +138,7 @@ def _memory(network: ReducibleNetwork, program: _Program, rows: Integers) -> Any
 
 
 def _minimized(program: _Program, memory: Any, until: float) -> tuple[Any, bool]:
-    """The solution, None if there is none; and whether that is certain."""
+    """Return the solution, or None if there is none; and whether this is certain."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     integrality = np.zeros(len(program.cost))
@@ -162,7 +162,7 @@ def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Intege
 
 
 def _violated(network: ReducibleNetwork, choices: Integers) -> Integers:
-    """In each stretch of rows where more is used than is free, the row where most is; of those the worst."""
+    """Return the row with the largest excess in each stretch of violated rows; of these the worst."""
     used = [(i.start, i.end, i.usage[choices[node]]) for node in network.nodes for i in network.items[node]]
     starts, ends, held = np.array(used, np.int64).reshape(-1, 3).T
     beyond = profile(starts, ends, held, len(network.free)) - network.free

@@ -1,15 +1,9 @@
-"""The loops that take the time, compiled by Numba where it is installed; without it the same code runs as it is, slowly.
-
-Everything here takes `NetworkArrays`. The compiled code is kept beside this file, or where Numba finds another place for it, so
-that only the first run compiles, and the first after a change to any of the loops.
-
-
-Lower bounds: memory gets a price per byte and row, and what is left is bounded by message passing.
+"""Lower bounds: memory has a price per byte and row, and message passing bounds the rest. All loops are compiled.
 
 For any prices of at least 0, the least of cost + prices * (used - free) over all choices is a lower bound (Lagrangian
-relaxation). That least is bounded in turn by reparametrization. The prices take steps along the average of what recent
-choices used too much (a deflected subgradient, as in the volume algorithm of Barahona and Anbil, 2000), and return to the
-best ones when that has not helped for a while. Messages stay from one step to the next, so both climb together.
+relaxation). Sequential tree-reweighted message passing bounds this minimum (Kolmogorov, 2006). Prices move along the averaged
+excess of recent choices (a deflected subgradient, as in the volume algorithm of Barahona and Anbil, 2000), and return to the
+best prices after steps without success. Messages persist between steps, so prices and messages improve together.
 """
 
 from __future__ import annotations
@@ -25,17 +19,17 @@ from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
 from mtfc.compiler.search.solver.network_arrays import Floats, NetworkArrays
 
 LARGE = 1e16
-"""A message that is larger says "impossible", and is this."""
+"""Larger messages mean "impossible", and are replaced by this."""
 
 
 @jit
 def pass_messages(
     a: NetworkArrays, theta: Floats, messages: Floats, choices: Integers, total: Floats, forward: bool
 ) -> float:
-    """One pass of sequential tree-reweighted message passing (Kolmogorov, 2006) over the nodes; a lower bound of the energy.
+    """Pass messages once over the nodes; return a lower bound of the energy.
 
-    `theta` are costs per strategy, `messages[slot[arc] + s]` what the arc's other node tells about strategy s; `total` is
-    room for one node. Going forward, `choices` becomes the nodes' best strategies given those before them.
+    `theta` are costs per strategy. `messages[slot[arc] + s]` is the message from the arc's other node about strategy s.
+    `total` is room for one node. Going forward, `choices` becomes each node's best strategy given the nodes before it.
     """
     bound = 0.0
     count = len(a.first) - 1
@@ -54,7 +48,7 @@ def pass_messages(
 
 @jit
 def _gather(a: NetworkArrays, theta: Floats, messages: Floats, node: int, total: Floats) -> Any:
-    """What each strategy of a node costs as far as it is known there, into `total`; the least."""
+    """Write the cost of each strategy of a node, with all messages to it, into `total`; return the least."""
     first, count = a.first[node], a.first[node + 1] - a.first[node]
     for s in range(count):
         total[s] = theta[first + s]
@@ -70,7 +64,7 @@ def _gather(a: NetworkArrays, theta: Floats, messages: Floats, node: int, total:
 
 @jit
 def _weight(a: NetworkArrays, node: int) -> float:
-    """One over the number of monotonic chains through a node."""
+    """Return one over the number of monotonic chains through a node."""
     after = 0
     for arc in range(a.arcs[node], a.arcs[node + 1]):
         if a.head[arc] > node:
@@ -83,7 +77,7 @@ def _weight(a: NetworkArrays, node: int) -> float:
 def _send(
     a: NetworkArrays, messages: Floats, node: int, arc: int, total: Floats, least: float, weight: float
 ) -> float:
-    """Send a message along an arc, from 0 on; the least, which it was reduced by."""
+    """Send a message along an arc, reduced to a minimum of 0; return the reduction."""
     other = a.head[arc]
     count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
     out, own = a.slot[a.back[arc]], a.slot[arc]
@@ -104,7 +98,7 @@ def _send(
 
 @jit
 def _conditional(a: NetworkArrays, theta: Floats, messages: Floats, choices: Integers, node: int) -> int:
-    """The best strategy of a node when those before it have chosen, and those after it have sent messages."""
+    """Return the best strategy of a node, given the choices before it and the messages from after it."""
     best, found = np.inf, 0
     for s in range(a.first[node + 1] - a.first[node]):
         cost = theta[a.first[node] + s]
@@ -123,7 +117,7 @@ def _conditional(a: NetworkArrays, theta: Floats, messages: Floats, choices: Int
 
 @jit
 def total_cost(a: NetworkArrays, choices: Integers) -> int:
-    """What a choice costs, in integers."""
+    """Return the cost of a choice, in integers."""
     cost = 0
     for node in range(len(a.first) - 1):
         cost += a.cost[a.first[node] + choices[node]]
@@ -139,10 +133,10 @@ def total_cost(a: NetworkArrays, choices: Integers) -> int:
 def reparametrize(
     a: NetworkArrays, theta: Integers, messages: Integers, rest: Integers, pair_rest: Integers
 ) -> int:
-    """Move costs between nodes and edges as messages say, exactly; the bound that results.
+    """Move costs between nodes and edges as messages say, exactly; return the resulting bound.
 
-    Whatever the messages are, every choice costs the bound plus its entries of `rest` (per strategy) and of `pair_rest` (of
-    each edge in the table of the arc from its lower node), all of which are at least 0.
+    For any messages, every choice costs the bound plus its entries of `rest` (per strategy) and of `pair_rest` (of each
+    edge, in the table of the arc from its lower node). All of these entries are at least 0.
     """
     bound = 0
     count = len(a.first) - 1
@@ -160,7 +154,7 @@ def reparametrize(
 def _keep_part(
     a: NetworkArrays, theta: Integers, messages: Integers, node: int, rest: Integers, given: Integers
 ) -> int:
-    """What a node keeps when it gives its chains to earlier nodes their parts; `given` is what edges then give to it."""
+    """Return the least of what a node keeps after giving parts to its chains; `given` receives what edges give to the node."""
     first, count = a.first[node], a.first[node + 1] - a.first[node]
     for s in range(count):
         rest[first + s] = theta[first + s]
@@ -184,7 +178,7 @@ def _keep_part(
 
 @jit
 def _edge_rest(a: NetworkArrays, given: Integers, node: int, arc: int, pair_rest: Integers) -> int:
-    """What an edge keeps of its costs, from 0 on; the least, which was taken away."""
+    """Reduce what an edge keeps of its costs to a minimum of 0; return the reduction."""
     other = a.head[arc]
     count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
     own, back, table = a.slot[arc], a.slot[a.back[arc]], a.table[arc]
@@ -201,7 +195,7 @@ def _edge_rest(a: NetworkArrays, given: Integers, node: int, arc: int, pair_rest
 
 @jit
 def excess_of_pairs(a: NetworkArrays, rest: Integers, pair_rest: Integers, excess: Integers) -> None:
-    """By how much every choice with a pair of strategies exceeds the bound at least, in place of `pair_rest`.
+    """Replace `pair_rest` by the least excess over the bound of any choice with a pair of strategies.
 
     The same per strategy is added to `excess`.
     """
@@ -243,7 +237,7 @@ FIRST_STEP = 0.05
 """The part of the gap that the first step tries to close."""
 
 PATIENCE = 10
-"""After so many steps without a better bound, return to the best prices, and make shorter steps."""
+"""After this many steps without a better bound, return to the best prices and make shorter steps."""
 
 SHORTER = 0.7
 
@@ -256,11 +250,11 @@ TIGHTENING = 5
 """Passes before a bound is certified."""
 
 DIGITS = 40
-"""Prices are fractions with so many binary digits where bounds are exact."""
+"""Prices in exact bounds are fractions with this many binary digits."""
 
 
 class Lagrangian:
-    """Prices and messages while they are improved. `bound` is what they promise, up to rounding; see `certify`."""
+    """Prices and messages that are improved step by step. `bound` is their lower bound, up to rounding; see `certify`."""
 
     def __init__(self, arrays: NetworkArrays, constant: int) -> None:
         self.arrays = arrays
@@ -283,15 +277,15 @@ class Lagrangian:
         self._places = _places(arrays)
 
     def theta(self, prices: Floats) -> Floats:
-        """Costs per strategy, memory included."""
+        """Return costs per strategy, with the price of memory."""
         paid = np.repeat(self.arrays.price(prices), self._repeat) * self.arrays.bytes
         size = int(self.arrays.first[-1])
         return self.arrays.cost.astype(np.float64) + np.bincount(self._places, paid, minlength=size)
 
     def advance(self, target: float) -> Floats:
-        """One step of prices and one pass of messages each way; what the new `choices` use of each row.
+        """Move prices once and pass messages both ways; return the memory that the new `choices` use in each row.
 
-        `target` is a cost that the bound will not exceed, such as that of the best choice known.
+        `target` is a cost that the bound will not exceed, such as the cost of the best known choice.
         """
         a, theta = self.arrays, self.theta(self._trial)
         pass_messages(a, theta, self.messages, self.choices, self._room, True)
@@ -309,7 +303,7 @@ class Lagrangian:
         return used
 
     def _move(self, bound: float, target: float) -> None:
-        """Where to try next: a step along the average excess."""
+        """Step along the average excess."""
         assert self._average is not None
         wanted = np.where((self._trial > 0) | (self._average > 0), self._average, 0.0)
         gap = min(max(target - bound, 0.0), 2 * max(target - self.bound, 0.0))
@@ -317,7 +311,7 @@ class Lagrangian:
         self._trial = np.maximum(self._trial + length * wanted, 0.0)
 
     def _judge(self, bound: float) -> None:
-        """Keep the trial's prices if they are better; return to the best ones if none were for long."""
+        """Keep the trial prices if they are better; return to the best prices after long failure."""
         if bound > self.bound:
             self.bound, self.prices, self._failures = bound, self._trial, 0
             self.best_messages = self.messages.copy()
@@ -329,7 +323,7 @@ class Lagrangian:
 
 
 def _places(arrays: NetworkArrays) -> Integers:
-    """The place per strategy of each entry of `bytes`."""
+    """Return the strategy of each entry of `bytes`."""
     counts = np.diff(arrays.first)
     owner = np.repeat(np.arange(arrays.size), np.diff(arrays.items))
     rows = [np.arange(arrays.first[node], arrays.first[node] + counts[node]) for node in owner]
@@ -338,17 +332,19 @@ def _places(arrays: NetworkArrays) -> Integers:
 
 @attrs.frozen(eq=False)
 class BoundCertificate:
-    """A lower bound that holds exactly, and by how much any choice with a strategy, or a pair of them, exceeds it at least."""
+    """A lower bound that holds exactly, and the least excess over it of any choice with a strategy, or with a pair of
+    strategies.
+    """
 
     bound: int
     excess: Integers
     """Per strategy."""
     pair_excess: Integers
-    """In the tables of arcs from lower to higher nodes; the others' entries mean nothing."""
+    """In the tables of arcs from lower to higher nodes; other entries have no meaning."""
 
 
 def certify(lagrangian: Lagrangian) -> BoundCertificate:
-    """The bound of the best prices, in integers throughout."""
+    """Return the bound of the best prices, computed in integers throughout."""
     a = lagrangian.arrays
     theta, paid = _exact_theta(lagrangian)
     theta_float = theta.astype(np.float64)
@@ -364,7 +360,7 @@ def certify(lagrangian: Lagrangian) -> BoundCertificate:
 
 
 def _exact_theta(lagrangian: Lagrangian) -> tuple[Integers, int]:
-    """Costs per strategy rounded down, and prices * free rounded up."""
+    """Return costs per strategy rounded down, and prices * free rounded up."""
     a, prices = lagrangian.arrays, lagrangian.prices
     digits = DIGITS - int(np.frexp(prices.sum())[1])
     down = _shift(digits)
@@ -378,5 +374,5 @@ def _exact_theta(lagrangian: Lagrangian) -> tuple[Integers, int]:
 
 
 def _shift(digits: int) -> Callable[[Any], Any]:
-    """Division by 2**digits, rounded down."""
+    """Return a division by 2**digits that rounds down."""
     return (lambda value: value >> digits) if digits >= 0 else (lambda value: value << -digits)

@@ -1,10 +1,8 @@
-"""The best choice so far, and the search for better ones by moves of trees.
+"""Local search: choose the strategies of all nodes of a tree in the network anew, optimally given all other nodes.
 
-Local search: choose anew the strategies of all nodes of a tree in the network, at once and in the best way given all others.
-
-A tree is grown from a random node so that no two of its nodes have another edge between them; dynamic programming then finds
-its best choices at given prices for memory (subproblem trees: Hamze and de Freitas, 2004). What results is taken if it is
-cheaper and fits. The loops are compiled like those of `kernels.py`.
+A tree grows from a random node so that no two of its nodes have another edge between them. Dynamic programming then finds its
+best choices at given prices for memory (subproblem trees: Hamze and de Freitas, 2004). A result is accepted if it is cheaper
+and fits.
 """
 
 from __future__ import annotations
@@ -19,17 +17,17 @@ from mtfc.compiler.search.solver.lagrangian import total_cost
 from mtfc.compiler.search.solver.network_arrays import Floats, NetworkArrays
 
 TREE = 200
-"""Nodes of a tree at most."""
+"""The most nodes of a tree."""
 
 ROUNDS = 250
-"""Trees between two looks at the clock."""
+"""Trees between two checks of the clock."""
 
 PRICE_FACTORS = (0.0, 1.0, 0.0, 0.5, 1.25)
-"""Memory counts with its price or a part of it, in turn; with none, only costs count."""
+"""Memory counts with its price times these factors, in turn; with 0 only costs count."""
 
 
 class Incumbent:
-    """A choice that fits and what it costs, when one is known. Costs are those of the network, without its constant."""
+    """The best known choice that fits, and its cost without the network's constant."""
 
     def __init__(self, arrays: NetworkArrays) -> None:
         self.arrays = arrays
@@ -39,7 +37,7 @@ class Incumbent:
         self._turn = 0
 
     def offer(self, choices: Integers, used: Floats | None = None) -> bool:
-        """Keep a choice if it fits and costs less; whether it does."""
+        """Keep a choice if it fits and costs less; return whether it does."""
         used = self.arrays.used(choices) if used is None else used
         if (used > self.arrays.free).any():
             return False
@@ -62,7 +60,7 @@ class Incumbent:
         return self.offer(choices)
 
     def polish(self, prices: Floats) -> bool:
-        """Try to save cost by some moves; whether that succeeded."""
+        """Try to save cost by some moves; return whether this succeeded."""
         assert self.choices is not None
         choices = self.choices.copy()
         self._move(choices, PRICE_FACTORS[self._turn % len(PRICE_FACTORS)] * prices, np.zeros(len(prices)))
@@ -70,9 +68,9 @@ class Incumbent:
         return self.offer(choices)
 
     def repair(self, choices: Integers, prices: Floats, strength: float) -> bool:
-        """Change a choice towards one that fits; whether it does.
+        """Move a choice towards one that fits; return whether it fits now.
 
-        Rows where too much is used cost more, by `strength`, than prices say.
+        Excess memory costs `strength` more than prices say.
         """
         penalty = np.full(len(prices), strength * (prices.sum() or 1.0))
         beyond = self.arrays.used(choices) > self.arrays.free
@@ -86,7 +84,7 @@ class Incumbent:
 
 
 class SearchTree(NamedTuple):
-    """Room for a tree. Positions in it are in the order in which it grew, so that a node's parent comes before it."""
+    """Room for a tree. Positions are in the order of growth, so a node's parent comes before it."""
 
     node: Integers
     parent: Integers
@@ -98,9 +96,9 @@ class SearchTree(NamedTuple):
     """The best strategy of a node given its parent's. [positions, strategies of the parent]"""
     chosen: Integers
     place: Integers
-    """The position of each node of the network, -1 of those outside."""
+    """The position of each node of the network, -1 for nodes outside the tree."""
     touching: Integers
-    """How many neighbours in the tree each node of the network has."""
+    """The number of neighbours in the tree of each node of the network."""
     waiting: Integers
     change: Floats
     """Changes of memory at the start of each row. [rows + 1]"""
@@ -108,7 +106,7 @@ class SearchTree(NamedTuple):
 
 
 def room(a: NetworkArrays, size: int, seed: int) -> SearchTree:
-    """Room for trees of up to so many nodes."""
+    """Allocate room for trees of up to `size` nodes."""
     widest = int(np.diff(a.first).max(initial=1))
     return SearchTree(
         node=np.zeros(size, np.int64),
@@ -127,7 +125,7 @@ def room(a: NetworkArrays, size: int, seed: int) -> SearchTree:
 
 @jit
 def _random(seed: Integers, below: int) -> int:
-    """A number from 0 to below `below`, from a linear congruential generator."""
+    """Return a number from 0 to below `below`, from a linear congruential generator."""
     seed[0] = (seed[0] * 1103515245 + 12345) & 0x7FFFFFFFFFFF
     return ((seed[0] >> 16) * below) >> 31  # type: ignore[no-any-return]
 
@@ -142,10 +140,10 @@ def improve(
     tree: SearchTree,
     rounds: int,
 ) -> float:
-    """Choose so many trees anew; the cost that is saved. `choices` and `used`, per row, are changed.
+    """Choose the nodes of `rounds` trees anew; return the cost saved. `choices` and `used`, per row, are changed.
 
-    `price` is what a byte of each item costs while trees are solved. `penalty` says what a byte beyond what is free costs in
-    each row; where it is 0, nothing is taken that uses more than is free, or more than before.
+    `price` is the price of a byte of each item while trees are solved. `penalty` is the cost of a byte beyond the free
+    memory in each row. Where it is 0, no result is accepted that uses more than is free, or more than before.
     """
     saved = 0.0
     for _ in range(rounds):
@@ -164,7 +162,7 @@ def improve(
 
 @jit
 def _grow(a: NetworkArrays, tree: SearchTree) -> int:
-    """Grow a tree; how many nodes it has."""
+    """Grow a tree; return the number of its nodes."""
     limit = 1 + _random(tree.seed, 1 + _random(tree.seed, len(tree.node)))
     tree.waiting[0] = _random(tree.seed, len(a.first) - 1)
     waiting, size = 1, 0
@@ -201,7 +199,7 @@ def _forget(a: NetworkArrays, tree: SearchTree, size: int) -> None:
 def _cost_given_others(
     a: NetworkArrays, choices: Integers, price: Floats, tree: SearchTree, position: int
 ) -> None:
-    """The costs of a node's strategies, with prices and edges to nodes outside the tree."""
+    """Write the costs of a node's strategies, with prices and edges to nodes outside the tree."""
     node = tree.node[position]
     first, count = a.first[node], a.first[node + 1] - a.first[node]
     cost = tree.cost[position]
@@ -221,7 +219,7 @@ def _cost_given_others(
 
 @jit
 def _tell_parent(a: NetworkArrays, tree: SearchTree, position: int) -> None:
-    """Add what a node and those below it cost at best to its parent's costs."""
+    """Add the least cost of a node and its subtree to its parent's costs."""
     node, parent = tree.node[position], tree.node[tree.parent[position]]
     count, others = a.first[node + 1] - a.first[node], a.first[parent + 1] - a.first[parent]
     table = a.table[a.back[tree.arc[position]]]
@@ -237,7 +235,7 @@ def _tell_parent(a: NetworkArrays, tree: SearchTree, position: int) -> None:
 
 @jit
 def _choose(a: NetworkArrays, choices: Integers, tree: SearchTree, size: int) -> bool:
-    """The best choices of a tree, those that there are where they are as good; whether one is another."""
+    """Choose the best strategies of a tree, present ones in ties; return whether one changes."""
     root = tree.node[0]
     chosen = choices[root]
     for s in range(a.first[root + 1] - a.first[root]):
@@ -279,7 +277,7 @@ def _fits(
     size: int,
     cheaper: float,
 ) -> bool:
-    """Take a tree's choices if they are cheaper, penalties included."""
+    """Accept a tree's choices if they are cheaper, penalties included."""
     low, high = len(used), 0
     for position in range(size):
         node, new = tree.node[position], tree.chosen[position]
@@ -306,7 +304,7 @@ def _fits(
 
 @jit
 def _penalized(a: NetworkArrays, used: Floats, penalty: Floats, change: Floats, low: int, high: int) -> float:
-    """What a change of memory costs in penalties; infinite where it may not be."""
+    """Return the penalty of a change of memory; infinite if the change is not allowed."""
     cost, more = 0.0, 0.0
     for row in range(low, high):
         more += change[row]

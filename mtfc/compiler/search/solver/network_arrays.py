@@ -1,4 +1,4 @@
-"""A network as flat arrays, as the compiled loops of `message_passing.py` take it. It does not change any more."""
+"""A network as flat arrays, for the compiled loops. It does not change any more."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Floats = NDArray[np.float64]
 
 
 class NetworkArrays(NamedTuple):
-    """Nodes are numbered from 0 on in the order of `nodes`, the numbers that they have in the network.
+    """Nodes are numbered from 0 in the order of `nodes`, which are their numbers in the network.
 
-    An arc is an edge seen from one of its ends; arcs are sorted by that node, then by the other. "Per strategy" arrays have
+    An arc is an edge seen from one of its ends. Arcs are sorted by this node, then by the other. "Per strategy" arrays have
     the strategies of node i at `first[i] : first[i + 1]`.
     """
 
@@ -29,25 +29,25 @@ class NetworkArrays(NamedTuple):
     head: Integers
     """The other node of an arc. [arcs]"""
     back: Integers
-    """The same edge seen from there. [arcs]"""
+    """The same edge seen from the other node. [arcs]"""
     table: Integers
-    """Where an arc's costs start in `pair_cost`, row-major over (this node's strategies, the other's). [arcs]"""
+    """Offset of an arc's costs in `pair_cost`, row-major over (this node's strategies, the other's). [arcs]"""
     slot: Integers
-    """Where a vector over this node's strategies starts that belongs to an arc: see messages. [arcs]"""
+    """Offset of an arc's vector over this node's strategies, such as its message. [arcs]"""
     pair_cost: Integers
     pair_float: Floats
     items: Integers
-    """The items of node i are `items[i] : items[i + 1]`."""
+    """The memory items of node i are `items[i] : items[i + 1]`."""
     start: Integers
     """First row of an item. [items]"""
     end: Integers
     usage: Integers
-    """Where the bytes of an item start in `bytes`, over its node's strategies. [items]"""
+    """Offset of an item's bytes in `bytes`, over its node's strategies. [items]"""
     bytes: Floats
     free: Floats
-    """What memory there is in each row. [rows]"""
+    """Free memory of each row. [rows]"""
     impossible: int
-    """What stands for FORBIDDEN here: more than any possible choice costs, and little enough that sums of it fit."""
+    """Replaces FORBIDDEN here: more than any possible choice costs, and small enough that sums of it fit."""
 
     @property
     def size(self) -> int:
@@ -59,13 +59,13 @@ class NetworkArrays(NamedTuple):
         return int(self.slot[-1] + self.first[-1]) if len(self.slot) else 0
 
     def price(self, prices: Floats) -> Floats:
-        """What an item's byte costs under prices per row. [items]"""
+        """Return the price of a byte of each item, from prices per row. [items]"""
         total = np.concatenate([[0.0], prices.cumsum()])
         priced: Floats = total[self.end] - total[self.start]
         return priced
 
     def used(self, choices: Integers) -> Floats:
-        """What a choice uses of `free`. [rows]"""
+        """Return the memory that a choice uses in each row. [rows]"""
         owner = np.repeat(np.arange(self.size), np.diff(self.items))
         held = self.bytes[self.usage + choices[owner]]
         change = np.zeros(len(self.free) + 1)
@@ -75,7 +75,7 @@ class NetworkArrays(NamedTuple):
 
 
 def pack(network: ReducibleNetwork) -> NetworkArrays:
-    """The network's arrays, in the order of the nodes' numbers."""
+    """Return the arrays of a network, in the order of its nodes' numbers."""
     nodes = sorted(network.nodes)
     place = {node: index for index, node in enumerate(nodes)}
     ends = [(node, other) for node in nodes for other in sorted(network.tables[node])]
@@ -106,7 +106,7 @@ def pack(network: ReducibleNetwork) -> NetworkArrays:
 
 
 def _impossible(network: ReducibleNetwork) -> int:
-    """One more than if each node and edge cost the most that it can."""
+    """Return one more than the sum of the largest possible costs of all nodes and edges."""
     costs = [network.costs[node] for node in network.nodes]
     tables = [
         table for node in network.nodes for other, table in network.tables[node].items() if other > node
@@ -116,7 +116,7 @@ def _impossible(network: ReducibleNetwork) -> int:
 
 
 def _starts(lengths: list[int]) -> Integers:
-    """Where each of several rows of these lengths starts, and where the last one ends."""
+    """Return the offset of each row of some lengths, and the end of the last."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 

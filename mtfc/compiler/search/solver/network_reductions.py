@@ -1,17 +1,13 @@
-"""Memory as rows: the few times at which a limit on memory can be exceeded, and who holds something then.
+"""A network that is made smaller while its least cost stays the same, and the way back to the problem's choices.
 
-A problem while it is made smaller: nodes with costs and tables that may change, and the way back to the problem's choices.
+Each reduction rule looks at one node and its neighbours, and rules are applied until none fits. Every change appends an
+`UndoStep`, which finds the choice of the removed node from the choices of the rest. Most of a large problem disappears:
+operations whose strategy is that of their operand (`merge`), tensors that nothing else depends on (`fold_leaf`), strategies
+that another beats in any case (`dominated`). The last rule is the dead-end elimination of side-chain placement (Goldstein,
+1994); folding comes from partitioned boolean quadratic problems (Scholz and Eckstein, 2002). Both take memory into account
+here.
 
-Every change keeps the least total cost, and appends a `Step` that finds the choice of what it removed from the choices of
-what it left.
-
-
-Reductions: rules that make a network smaller and keep its least cost, applied until none fits.
-
-The rules look at one node and its neighbours. Most of a large problem goes this way: operations whose strategy is that of
-their operand (`merge`), tensors that nothing else depends on (`fold_leaf`), strategies that another one beats in any case
-(`dominated`). The last is the dead-end elimination of side-chain placement (Goldstein, 1994), the folding that of
-partitioned boolean quadratic problems (Scholz and Eckstein, 2002); both here in the presence of memory.
+Memory is a set of rows: the few times at which the limit can be exceeded.
 """
 
 from __future__ import annotations
@@ -45,10 +41,10 @@ class MemoryItem:
 
 
 def rows_of(intervals: Integers) -> Integers:
-    """The half-open intervals in rows in place of times. [nodes, 2]
+    """Map half-open intervals of time to intervals of rows. [nodes, 2]
 
-    A row is a time at which something begins to be held, and after which something ends to be before anything else begins: at any
-    other time no more is held than at one of those.
+    A row is a time at which something begins to be held, if something else ends before anything more begins. At any other
+    time no more is held than at one of these.
     """
     empty = intervals[:, 0] >= intervals[:, 1]
     starts, ends = intervals[~empty, 0], intervals[~empty, 1]
@@ -62,7 +58,7 @@ def rows_of(intervals: Integers) -> Integers:
 
 
 def profile(starts: Integers, ends: Integers, held: Integers, rows: int) -> Integers:
-    """What is held in each row, in bytes. [rows]"""
+    """Return the bytes held in each row. [rows]"""
     change = np.zeros(rows + 1, np.int64)
     np.add.at(change, starts, held)
     np.add.at(change, ends, -held)
@@ -70,14 +66,14 @@ def profile(starts: Integers, ends: Integers, held: Integers, rows: int) -> Inte
 
 
 class UndoStep(Protocol):
-    """Undoes a change: completes `choices`, in which every node that is left has its choice."""
+    """Undoes a change: completes `choices`, in which every remaining node has its choice."""
 
     def undo(self, choices: Integers) -> None: ...
 
 
 @attrs.frozen(eq=False)
 class KeptStrategies:
-    """Of a node's strategies only these were kept."""
+    """Only these strategies of a node were kept."""
 
     node: int
     strategies: Integers
@@ -88,7 +84,7 @@ class KeptStrategies:
 
 @attrs.frozen(eq=False)
 class FollowsOne:
-    """A node's strategy was made to follow from another's."""
+    """The strategy of a node follows from the strategy of another."""
 
     node: int
     other: int
@@ -100,7 +96,7 @@ class FollowsOne:
 
 @attrs.frozen(eq=False)
 class FollowsTwo:
-    """A node's strategy was made to follow from those of two others."""
+    """The strategy of a node follows from the strategies of two others."""
 
     node: int
     others: tuple[int, int]
@@ -112,7 +108,7 @@ class FollowsTwo:
 
 
 class ReducibleNetwork:
-    """Nodes by their numbers. `tables[i][j]` is [strategies of i, strategies of j], and `tables[j][i]` its transpose."""
+    """Nodes by number. `tables[i][j]` has shape [strategies of i, strategies of j], and `tables[j][i]` is its transpose."""
 
     def __init__(self, problem: AssignmentProblem) -> None:
         self.constant = 0
@@ -125,9 +121,9 @@ class ReducibleNetwork:
             self.add_table(first, second, problem.table(edge))
         self.limit = problem.limit
         self.free = np.zeros(0, np.int64)
-        """What memory is left in each row, beside items. [rows]"""
+        """Free memory in each row, without items. [rows]"""
         self.prices = np.zeros(0)
-        """What a byte is thought to be worth in each row: says which rows matter. [rows]"""
+        """The estimated price of a byte in each row. It tells which rows matter. [rows]"""
         if problem.limit is not None:
             self._add_items(problem, problem.limit)
 
@@ -140,7 +136,7 @@ class ReducibleNetwork:
                 self.items[node].append(MemoryItem(start, end, problem.usages[node]))
 
     def copy(self) -> ReducibleNetwork:
-        """A network that can be changed apart from this one; its steps lead back to this one."""
+        """Return a network that can be changed independently. Its steps lead back to this one."""
         other = copy(self)
         other.nodes, other.costs, other.items = set(self.nodes), list(self.costs), list(self.items)
         other.tables = [dict(tables) for tables in self.tables]
@@ -148,7 +144,7 @@ class ReducibleNetwork:
         return other
 
     def add_table(self, first: int, second: int, table: Integers) -> None:
-        """Add an edge, or to one that is there."""
+        """Add an edge, or add to an existing one."""
         there = self.tables[first].get(second)
         if there is not None:
             table = there + table
@@ -172,14 +168,14 @@ class ReducibleNetwork:
         del self.tables[first][second], self.tables[second][first]
 
     def remove(self, node: int) -> None:
-        """Remove a node and its edges, when what they cost has gone elsewhere."""
+        """Remove a node and its edges, after their costs have moved elsewhere."""
         for other in list(self.tables[node]):
             self.cut(node, other)
         self.nodes.remove(node)
         self.items[node] = []
 
     def follow(self, node: int, other: int, strategies: Integers) -> None:
-        """Make a node's strategy follow from another's: `strategies[s]` where that has s. What it costs and uses goes there."""
+        """Make a node take strategy `strategies[s]` when `other` has s. Its costs and memory move there."""
         self.steps.append(FollowsOne(node, other, strategies))
         table = self.tables[node].pop(other)
         del self.tables[other][node]
@@ -190,7 +186,7 @@ class ReducibleNetwork:
         self.remove(node)
 
     def restore(self, choices: Integers) -> Integers:
-        """The problem's choices, from those of the nodes that are left; other entries of `choices` do not matter."""
+        """Return the problem's choices from the choices of the remaining nodes. Other entries of `choices` are ignored."""
         complete = np.zeros(len(self.costs), np.int64)
         left = list(self.nodes)
         complete[left] = choices[left]
@@ -199,7 +195,9 @@ class ReducibleNetwork:
         return complete
 
     def settle_memory(self) -> None:
-        """Take what every strategy uses from what is free, and drop rows that have room for anything. Raises `Infeasible`."""
+        """Subtract what every strategy uses from the free memory, and drop rows that cannot be exceeded. Raises
+        `Infeasible`.
+        """
         most = np.zeros(len(self.free), np.int64)
         for node in self.nodes:
             self.items[node] = self._settled(self.items[node])
@@ -211,7 +209,7 @@ class ReducibleNetwork:
         self._keep_rows(most > self.free)
 
     def _settled(self, items: list[MemoryItem]) -> list[MemoryItem]:
-        """Items of one node, one for each interval, from 0 bytes on; the rest is taken from what is free."""
+        """Merge a node's items with equal intervals, and subtract the least usage of each from the free memory."""
         joined: dict[tuple[int, int], Integers] = {}
         for item in items:
             key = item.start, item.end
@@ -225,7 +223,6 @@ class ReducibleNetwork:
         return settled
 
     def _keep_rows(self, kept: Booleans) -> None:
-        """Drop the other rows."""
         place = np.concatenate([[0], np.cumsum(kept)])
         self.free, self.prices = self.free[kept], self.prices[kept]
         for node in self.nodes:
@@ -234,13 +231,13 @@ class ReducibleNetwork:
 
 
 PAIR_TABLE = 4096
-"""The most entries of a table that folding a node of degree two may make."""
+"""The most entries of a table that `fold_between` may make."""
 
 COMPARISONS = 2_000_000
-"""The most numbers that one search for dominated strategies looks at."""
+"""The most comparisons in one search for dominated strategies."""
 
 Rule = Callable[[ReducibleNetwork, int], list[int]]
-"""Changes the network around a node; the nodes whose surroundings are others now, none if the rule does not fit."""
+"""Changes the network around a node; returns the nodes whose surroundings changed, none if the rule does not fit."""
 
 
 def reduce(network: ReducibleNetwork, until: float = inf) -> None:
@@ -251,7 +248,7 @@ def reduce(network: ReducibleNetwork, until: float = inf) -> None:
 
 
 def _pass(network: ReducibleNetwork, until: float) -> bool:
-    """Apply the rules to all nodes, and to those whose surroundings change; whether one did."""
+    """Apply the rules to all nodes, and again to nodes whose surroundings change. Return whether a rule fitted."""
     queue = deque(sorted(network.nodes, key=lambda node: len(network.tables[node])))
     waiting = set(queue)
     changed = False
@@ -275,7 +272,7 @@ def _apply(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def forbidden(network: ReducibleNetwork, node: int) -> list[int]:
-    """Drop strategies that cost FORBIDDEN, or that do so with every strategy of a neighbour (arc consistency)."""
+    """Drop strategies that are impossible alone, or with every strategy of a neighbour (arc consistency)."""
     possible = network.costs[node] < FORBIDDEN
     for other, table in network.tables[node].items():
         possible &= ((table < FORBIDDEN) & (network.costs[other] < FORBIDDEN)).any(axis=1)
@@ -288,7 +285,7 @@ def forbidden(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def single(network: ReducibleNetwork, node: int) -> list[int]:
-    """A node with one strategy: what it costs is a constant, and costs of its neighbours."""
+    """Remove a node with one strategy: its cost is a constant plus costs of its neighbours."""
     if len(network.costs[node]) > 1:
         return []
     others = list(network.tables[node])
@@ -302,7 +299,7 @@ def single(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def merge(network: ReducibleNetwork, node: int) -> list[int]:
-    """Two nodes where each strategy of either is possible with only one of the other become one."""
+    """Merge two nodes, if each strategy of either is possible with exactly one of the other."""
     for other, table in network.tables[node].items():
         if table.shape[0] == table.shape[1]:
             possible = table < FORBIDDEN
@@ -315,7 +312,7 @@ def merge(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def separable(network: ReducibleNetwork, node: int) -> list[int]:
-    """A table that is the sum of a vector for each side is no edge."""
+    """Remove an edge whose table is the sum of a vector for each side."""
     for other, table in list(network.tables[node].items()):
         row = table[0]
         column = table[:, 0] - row[0]
@@ -329,7 +326,7 @@ def separable(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def alone(network: ReducibleNetwork, node: int) -> list[int]:
-    """A node without edges and memory takes the cheapest strategy."""
+    """Keep the cheapest strategy of a node without edges and memory."""
     if network.tables[node] or network.items[node]:
         return []
     network.keep(node, network.costs[node].argmin(axis=0, keepdims=True))
@@ -337,7 +334,7 @@ def alone(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def fold_leaf(network: ReducibleNetwork, node: int) -> list[int]:
-    """A node with one neighbour, if for each strategy of that its own cheapest one also uses the least memory."""
+    """Remove a node with one neighbour, if its cheapest strategy always uses the least memory as well."""
     if len(network.tables[node]) != 1:
         return []
     (other,) = network.tables[node]
@@ -350,7 +347,7 @@ def fold_leaf(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def _cheapest(network: ReducibleNetwork, node: int, total: Integers) -> Integers | None:
-    """The strategy in each row of `total` [rows, strategies] that costs least, if no possible one uses less memory."""
+    """Return the cheapest strategy in each row of `total` [rows, strategies], or None if a possible one uses less memory."""
     items = network.items[node]
     if not items:
         cheapest: Integers = total.argmin(axis=1)
@@ -363,7 +360,7 @@ def _cheapest(network: ReducibleNetwork, node: int, total: Integers) -> Integers
 
 
 def fold_between(network: ReducibleNetwork, node: int) -> list[int]:
-    """A node without memory between two others becomes an edge of those."""
+    """Replace a node without memory between two others by an edge of those."""
     if len(network.tables[node]) != 2 or network.items[node]:
         return []
     (first, to_first), (second, to_second) = network.tables[node].items()
@@ -377,7 +374,7 @@ def fold_between(network: ReducibleNetwork, node: int) -> list[int]:
 
 
 def dominated(network: ReducibleNetwork, node: int) -> list[int]:
-    """Drop a strategy if another one uses no more memory and costs no more, whatever the neighbours choose."""
+    """Drop a strategy if another uses no more memory and costs no more, whatever the neighbours choose."""
     count = len(network.costs[node])
     if count**2 * (1 + sum(table.shape[1] for table in network.tables[node].values())) > COMPARISONS:
         return []
@@ -405,4 +402,4 @@ RULES: tuple[Rule, ...] = (
     fold_between,
     dominated,
 )
-"""In the order in which they are tried."""
+"""The rules, in the order in which they are tried."""

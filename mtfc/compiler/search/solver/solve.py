@@ -1,7 +1,7 @@
-"""How a problem is solved: reduce it, then raise the lower bound and lower the cost until they meet or time is up.
+"""Solve a problem: reduce it, then raise the lower bound and lower the cost until they meet or the time is over.
 
-What reduction leaves of many problems is small: that is solved exactly at once, in a process of its own. Otherwise
-`search.py` has the plan.
+Many problems are small after reduction. These are solved exactly at once, in a process of their own. Otherwise see
+`solver_search.py`, which is imported only then, as it loads Numba.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, red
 from mtfc.compiler.search.solver.worker import ExactWorker, solved
 
 MARGIN, MARGIN_SHARE = 0.8, 0.1
-"""Seconds that are left for putting things together, a tenth of the time at most, and so is `SHARE` of it."""
+"""Seconds reserved for the final assembly, but at most a tenth of the time; `SHARE` of the time is reserved as well."""
 
 SHARE = 0.01
 
 SMALL = 4_000
-"""A network with at most so many pairs is solved sooner than a process for it starts."""
+"""A network with at most this many pairs is solved faster than a process starts."""
 
 DIRECT = 60_000
-"""A network with at most so many pairs is given to the exact solver before anything else is tried."""
+"""A network with at most this many pairs is given to the exact solver before anything else."""
 
 ALONE = 0.3
-"""For which part of the time nothing else is, so that the exact solver has the machine to itself;"""
+"""The part of the time for which the exact solver then has the machine to itself;"""
 
 LONG_ALONE, MOST_ALONE = 3.0, 0.6
-"""or for so many seconds, if they are at most that part."""
+"""or this many seconds, if they are at most that part of the time."""
 
 
 @attrs.frozen
 class Solution:
-    """A strategy for each node, what they cost, and a bound that no choice is below: equal where that is proven optimal.
+    """A strategy for each node, the cost, and a lower bound of every choice: equal to the cost if it is proven optimal.
 
-    is_interrupted: whether `KeyboardInterrupt` ended the search.
+    is_interrupted: True if `KeyboardInterrupt` ended the search.
     """
 
     cost: int
@@ -50,18 +50,18 @@ class Solution:
 
 
 Progress = Callable[[str, int | None, int | None], None]
-"""Is told what is being done, the best cost and the best bound, where known."""
+"""Receives the current activity, and the best cost and the best bound where known."""
 
 
 def silent(doing: str, cost: int | None, bound: int | None) -> None:
-    """Reports nothing."""
+    """Report nothing."""
 
 
 def solve(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
-    """The best choice that is found before `deadline`, a time of `time.monotonic`.
+    """Return the best choice found before `deadline`, a time of `time.monotonic`.
 
-    Raises `Infeasible` where it is proven that there is none, `NotFound` where none was found. `KeyboardInterrupt` ends it with
-    the best so far, and is raised where there is none.
+    Raises `Infeasible` if it is proven that there is none, `NotFound` if none was found. `KeyboardInterrupt` ends the
+    search with the best so far, and is raised if there is none.
     """
     started = monotonic()
     seconds = deadline - started
@@ -78,7 +78,7 @@ def solve(problem: AssignmentProblem, deadline: float, progress: Progress = sile
 
 
 def _solved(network: ReducibleNetwork, until: float, progress: Progress) -> tuple[int, Integers, bool]:
-    """A lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
+    """Return a lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
     if not network.nodes:
         return network.constant, np.zeros(len(network.costs), np.int64), False
     pairs = _pairs(network)

@@ -1,19 +1,12 @@
-"""The search on a reduced network, from both sides until they meet.
+"""The search on a reduced network, which raises the bound and lowers the cost until they meet.
 
 One processor alternates between prices for memory (`lagrangian.py`), whose choices are good or nearly so, and local search
-(`incumbent.py`). Another one solves cores exactly (`network_core.py`, `worker.py`): a small one first, then larger ones, with what
-was found meanwhile, until the core has all that can be better and its solution is a proof. Where even a small allowance
-leaves too much, it solves regions in turn, with everything around them as it is.
-
-
-The core of a network: what choices that are much better than the bound's slack allows can still consist of.
-
-A strategy or pair whose excess over the lower bound (see `BoundCertificate`) is more than the gap is in no choice better than the
-best one known, so dropping it loses nothing (reduced cost fixing). With less than the gap allowed the core is smaller, an
-exact solution of it quicker, and often as good (core problems of Balas and Zemel, 1980).
-
-
-Has the loops of the solver compiled before a search begins: once after an installation that takes longer than a budget."""
+(`local_search.py`). A second processor solves cores exactly (`worker.py`). A core has only strategies and pairs with small
+excess over the bound (see `BoundCertificate`). With the whole gap allowed, it contains every choice better than the best known,
+so its solution is a proof (reduced cost fixing). With less allowed, it is smaller, solved sooner, and often as good (core
+problems of Balas and Zemel, 1980). Cores grow as the gap shrinks. If even a small allowance leaves too much, regions are solved
+in turn, with everything around them fixed.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +16,7 @@ from time import monotonic
 
 import numpy as np
 
+from mtfc.compiler.search.jit import warm_up
 from mtfc.compiler.search.solver.assignment_problem import (
     FORBIDDEN,
     AssignmentProblem,
@@ -42,13 +36,13 @@ PAIRS = 40_000
 """Pairs of the first core."""
 
 GROWTH = 3
-"""How much larger the next one is after one that was solved in time; after another, as much smaller."""
+"""The factor by which cores grow after success in time, and shrink after failure."""
 
 SLICE = 1.0
-"""Seconds for prices, and as many for local search, in turn."""
+"""Seconds for prices and for local search, in turn."""
 
 STEPS = 500
-"""Steps of prices before the first core, unless steps are short before, or `PATIENCE` of the time is over."""
+"""Steps of prices before the first core, unless steps become short or `PATIENCE` of the time is over before."""
 
 SHORT = 0.002
 
@@ -58,13 +52,13 @@ REPAIRS = 80
 """Attempts to make a choice fit, each stronger than the one before."""
 
 SHORTEST = 2.0
-"""Seconds for which it is worth to start a core."""
+"""The fewest seconds in which a core is worth starting."""
 
 RESERVE = 1.5
-"""How much longer than before the last bound may take."""
+"""The factor by which the last bound may take longer than before."""
 
 BOUND_PER_PAIR = 3e-7
-"""Seconds that the first bound may take, per entry of a table; where there are not so many left, the bound is only 0."""
+"""Seconds expected for the first bound, per entry of a table. With less time left, the bound is only 0."""
 
 STRONGER = 1.15
 
@@ -72,7 +66,7 @@ WEAKEST = 0.003
 
 
 class SolverSearch:
-    """What is known of a network while it is searched, and what the other processor does."""
+    """The state of the search on one network, and the task of the second processor."""
 
     def __init__(
         self, network: ReducibleNetwork, until: float, progress: Callable[[str, int | None, int | None], None]
@@ -91,7 +85,9 @@ class SolverSearch:
         self.first_core = monotonic() + PATIENCE * (until - monotonic())
 
     def run(self, worker: ExactWorker | None) -> tuple[int, Integers]:
-        """The bound, and choices by the network's numbers; `worker` is at work on the whole network. Raises like `solve`."""
+        """Return the bound, and choices by the network's numbers. `worker` is solving the whole network. Raises like
+        `solve`.
+        """
         self.worker, self.is_whole = worker, worker is not None
         try:
             self._alternate()
@@ -116,14 +112,14 @@ class SolverSearch:
 
     @property
     def cost(self) -> int:
-        """Of the best choice; if none is known, more than any would cost."""
+        """The cost of the best choice; if none is known, more than any would cost."""
         return self.network.constant + self.incumbent.cost
 
     def _is_proven(self) -> bool:
         return self.bound >= self.cost
 
     def _is_answered(self) -> bool:
-        """Whether the other processor has solved the whole network, so that nothing else is left to do."""
+        """Return whether the worker has solved the whole network, so that nothing else is left to do."""
         return self.is_whole and self.worker is not None and not self.worker.is_running
 
     def _result(self) -> tuple[int, Integers]:
@@ -140,7 +136,7 @@ class SolverSearch:
         self.progress(doing, self.cost if known else None, self.bound if self.bound > -FORBIDDEN else None)
 
     def _certify(self) -> BoundCertificate:
-        """The bound as it is; and, as that is also the last thing to do, leave time for it."""
+        """Update the bound, and reserve time for the last bound."""
         started = monotonic()
         certificate = certify(self.lagrangian)
         self.bound = max(self.bound, certificate.bound)
@@ -149,7 +145,7 @@ class SolverSearch:
         return certificate
 
     def _climb(self) -> None:
-        """Improve prices for a while, and see whether choices found on the way fit."""
+        """Improve prices for a while, and offer the choices found on the way."""
         self._report("bounding")
         end = min(monotonic() + SLICE, self.until)
         while monotonic() < end and not self._is_answered():
@@ -162,7 +158,7 @@ class SolverSearch:
         return self.lagrangian.bound + 0.05 * abs(self.lagrangian.bound) + 1.0
 
     def _descend(self) -> None:
-        """Local search for a while, from the newest choices if they can be made to fit, then from the best ones."""
+        """Search locally for a while, from the newest choices if they can be made to fit, then from the best ones."""
         self._report("local search")
         end = min(monotonic() + (SLICE if self._is_ready() else SLICE / 3), self.until)
         prices = self.lagrangian.prices
@@ -179,7 +175,7 @@ class SolverSearch:
             strength *= STRONGER
 
     def _tend(self) -> None:
-        """See to the other processor: take what it found, and give it something to do."""
+        """Take the result of the worker, and start a new one."""
         if self.worker is not None and not self.worker.is_running:
             self._take(self.worker)
         can_start = self.worker is None and self.incumbent.choices is not None and self._is_ready()
@@ -187,7 +183,7 @@ class SolverSearch:
             self._start()
 
     def _is_ready(self) -> bool:
-        """Whether prices are good enough for cores."""
+        """Return whether prices are good enough for cores."""
         lagrangian = self.lagrangian
         return lagrangian.steps >= STEPS or lagrangian.step < SHORT or monotonic() > self.first_core
 
@@ -205,7 +201,7 @@ class SolverSearch:
         self.pairs = self.pairs * GROWTH if outcome.is_optimal else max(self.pairs // GROWTH, PAIRS // 10)
 
     def _start(self) -> None:
-        """Give the other processor a core."""
+        """Start a worker on a core."""
         assert self.incumbent.choices is not None
         certificate = self._certify()
         gap = self.cost - certificate.bound - 1
@@ -227,7 +223,7 @@ class SolverSearch:
 
 
 def allowance(arrays: NetworkArrays, certificate: BoundCertificate, gap: int, pairs: int) -> int:
-    """The largest excess, up to `gap`, with which at most so many pairs are in the core."""
+    """Return the largest excess, up to `gap`, with which at most this many pairs are in the core."""
     lower = np.repeat(np.arange(arrays.size), np.diff(arrays.arcs)) < arrays.head
     sizes = np.diff(np.append(arrays.table, len(arrays.pair_cost)))
     excess = certificate.pair_excess[np.repeat(lower, sizes)]
@@ -238,7 +234,7 @@ def allowance(arrays: NetworkArrays, certificate: BoundCertificate, gap: int, pa
 
 
 def region(arrays: NetworkArrays, root: int, pairs: int) -> Booleans:
-    """Nodes around `root` (breadth first) whose edges have about so many pairs. [nodes]"""
+    """Return nodes around `root` (breadth first) whose edges have about this many pairs. [nodes]"""
     inside = np.zeros(arrays.size, bool)
     queue, size = deque([root]), 0
     inside[root] = True
@@ -262,7 +258,9 @@ def core(
     most: int,
     inside: Booleans | None = None,
 ) -> ReducibleNetwork:
-    """A copy of a network with strategies and pairs of at most so much excess, `inside` a region, and those of `choices`."""
+    """Return a copy of a network with strategies and pairs of at most `most` excess, `inside` a region, and those of
+    `choices`.
+    """
     small = network.copy()
     nodes, first = arrays.nodes.tolist(), arrays.first
     allowed = certificate.excess <= most
@@ -291,7 +289,7 @@ def _restricted(
     node: int,
     arc: int,
 ) -> Integers:
-    """The table of an arc, with allowed strategies only, where pairs of more excess are forbidden."""
+    """Return the table of an arc, with allowed strategies only, in which pairs of more excess are forbidden."""
     other, start = arrays.head[arc], arrays.table[arc]
     ends = [slice(arrays.first[end], arrays.first[end + 1]) for end in (node, other)]
     shape = [end.stop - end.start for end in ends]
@@ -306,7 +304,12 @@ NODES = 3
 
 
 def compile_loops() -> None:
-    """Run all of them on a triangle of choices, with a memory that binds."""
+    """Compile all loops of the solver."""
+    warm_up(_solve_triangle)
+
+
+def _solve_triangle() -> None:
+    """Run all loops on a triangle of nodes whose memory limit binds."""
     ones = np.ones(NODES, np.int64)
     edges = np.array([(0, 1), (0, 2), (1, 2)], np.int64)
     problem = AssignmentProblem(

@@ -1,8 +1,7 @@
-"""Exact solutions in a process of their own: beside the search on a second processor, and ended when time is up.
+"""Solve a network exactly in a process of its own, beside the search on a second processor. It is killed when the time is over.
 
-It is in a process group of its own, so that the terminal's interrupts are for the search alone.
-
-A subprocess rather than `multiprocessing`, so that a script that uses the solver needs no guard around its main part.
+The process has its own process group, so that the terminal's interrupts reach only the search. It is a subprocess rather than
+`multiprocessing`, so that scripts that use the solver need no guard around their main part.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, red
 
 
 class ExactWorker:
-    """Solves one network, for so many seconds."""
+    """Solves one network within some seconds."""
 
     def __init__(self, network: ReducibleNetwork, seconds: float) -> None:
         self.started = monotonic()
@@ -50,7 +49,7 @@ class ExactWorker:
 
 
 def solved(network: ReducibleNetwork, seconds: float) -> ExactOutcome:
-    """The outcome for a network that was not reduced yet."""
+    """Return the outcome for a network that is not yet reduced."""
     until = monotonic() + seconds
     try:
         reduce(network)
@@ -67,7 +66,7 @@ def solved(network: ReducibleNetwork, seconds: float) -> ExactOutcome:
 
 
 def main() -> None:
-    """Read a task from standard input, write its outcome to standard output, where nothing else may write."""
+    """Read a task from standard input and write its outcome to standard output, to which nothing else may write."""
     network, seconds = pickle.load(sys.stdin.buffer)
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)

@@ -1,1 +1,1 @@
-"""Operators: what FlexFlow partitions, and the parts that each can be computed in."""
+"""Operators: the units that FlexFlow partitions, and the parts into which each may be split."""

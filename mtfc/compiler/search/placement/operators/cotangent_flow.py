@@ -1,4 +1,4 @@
-"""How cotangents flow between steps: which values have one, and which parts of the backward pass there are."""
+"""Find which values have a cotangent, which parameters get a gradient, and which steps are alike."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from mtfc.compiler.search.placement.operators.operator_parts import OperatorPart
 Signature = tuple[Any, ...]
 
 IRRELEVANT = ("start", "stream")
-"""Attributes that say which elements an equation takes of arguments or draws, and not how many."""
+"""Attributes that select elements of an argument or a random stream. They change neither sizes nor costs."""
 
 
 @attrs.frozen(eq=False)
 class CotangentFlow:
-    """The backward pass of a graph: `seeds` are values with a cotangent, `gradients` the inputs and parameters that each step
-    gives one to, `signatures` are numbers, equal for steps that differ in names, slices of arguments and numbers drawn alone.
+    """The backward pass of an operator graph.
+
+    seeds: values that have a cotangent. gradients: for each step, the inputs and parameters that it gives a cotangent to.
+    signatures: a number for each step; steps with equal numbers differ only in names, in slices of arguments and in random
+    streams.
     """
 
     graph: OperatorGraph
@@ -29,16 +32,16 @@ class CotangentFlow:
     signatures: Mapping[OperatorStep, int]
 
     def returns(self, value: Value, step: OperatorStep) -> bool:
-        """Whether a step sends an input's cotangent to its maker, which passes it on."""
+        """Return whether a step sends the cotangent of an input to its maker, which propagates it further."""
         return value in self.gradients[step] and bool(self.gradients[self.graph.makers[value]])
 
     def local(self, step: OperatorStep, parts: OperatorParts, place: Mapping[str, int]) -> PartFunction:
-        """One part of a step with its gradient."""
+        """Return one part of a step, with its backward pass, as a function."""
         return _local(self.graph, self.seeds, step, parts, place)
 
 
 def cotangent_flow(graph: OperatorGraph) -> CotangentFlow:
-    """From the loss backwards: a value has a cotangent where a step that uses it gives one."""
+    """Propagate cotangents from the loss backwards: a value has one if a step that uses the value gives it one."""
     seeds = {graph.loss} if graph.loss is not None else set()
     gradients: dict[OperatorStep, frozenset[Value]] = {}
     signatures: dict[OperatorStep, int] = {}

@@ -1,17 +1,16 @@
-"""The operator graph: what FlexFlow gives configurations to (section 4), made of the equations of an unrolled program.
+"""The operator graph: the units that get configurations (FlexFlow, section 4), made from the equations of an unrolled program.
 
-An operator is a heavy equation (a product, a convolution, a reduction, a lookup) with the component-wise ones that follow it, as
-libraries fuse them: their forward and backward pass and the update of their parameters belong together. Components of that rule:
+An operator is a heavy equation (a dot, a convolution, a reduction, a lookup) with the elementwise equations that follow it, as
+libraries fuse them. It includes their backward pass and the update of their parameters. The rules are:
 
-- Equations that only view data or make it from nothing belong to whoever uses them, in a copy for each user; so do
-  component-wise ones of a model's inputs and parameters, and whatever depends on neither. So what is sent is what they
-  view, and not windows of it.
-- A component-wise equation belongs to the last operator that it depends on. Operators of one step whose results only it uses,
-  of the same dimensions, join them: the products of an LSTM with its input and with its state are one operator.
-- A sum over a dimension in which its operator may be split is not an operator of its own. The operator goes on in a new *step*
-  once the parts' sums are added up: a convolution and its batch normalization are one operator of three steps.
+- Equations that only view data, or make it from nothing, are copied to each user. So are elementwise equations of model inputs
+  and parameters alone. So transfers send the array that is viewed, not its windows.
+- An elementwise equation belongs to the last operator that it depends on. Operators with one step and the same dimensions,
+  whose results only this equation uses, join that operator: the input and state dots of an LSTM are one operator.
+- A sum over a dimension in which its operator may be split does not begin a new operator. The operator continues in a new
+  *step* after the terms of all parts are added up: a convolution and its batch normalization are one operator of three steps.
 
-What an operator may be split in are the dimensions that all its results have; those that it reduces within are not among them.
+An operator may be split in the dimensions that all its results have, except those that it reduces inside a step.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from mtfc.compiler.search.placement.operators.unroll import Slices, Unrolled
 
 @attrs.frozen(eq=False)
 class OperatorStep:
-    """Equations that each part of an operator evaluates without hearing from others.
+    """Equations that each part of an operator evaluates without communication.
 
-    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: what other steps use, or the model
-    returns. pending: those outputs of which each part has a term only, to be added up before they are used.
+    inputs: values of other steps. arguments: inputs and parameters of the model. outputs: values that other steps use or
+    the model returns. pending: outputs of which each part has only a term; the terms are added up before use.
     """
 
     number: int
@@ -48,7 +47,7 @@ class OperatorStep:
 
 @attrs.frozen(eq=False)
 class Operator:
-    """What has a configuration: `dims` are those in which it may be split, the samples' first if it has them."""
+    """A unit with a configuration. `dims` are the dimensions in which it may be split, the sample dimension first."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -59,8 +58,8 @@ class Operator:
 class OperatorGraph:
     """A model without loops as operators, in an order in which they can run.
 
-    samples: names of the dimensions that number the samples. loss: what the step minimizes, if anything. slices: see `Unrolled`.
-    frozen: parameters that are not trained, by their names in `function`.
+    samples: names of the dimensions that number the samples. loss: the value that the training step minimizes, or None.
+    slices: see `Unrolled`. frozen: names of parameters that are not trained.
     """
 
     function: Function
@@ -81,7 +80,7 @@ class OperatorGraph:
 
     @cached_property
     def makers(self) -> dict[Value, OperatorStep]:
-        """The step that computes each value that another one uses."""
+        """Map each value that another step uses to the step that computes it."""
         return {value: step for step in self.steps for value in step.outputs}
 
     @cached_property
@@ -90,7 +89,7 @@ class OperatorGraph:
 
     @cached_property
     def parameter_users(self) -> dict[Value, list[OperatorStep]]:
-        """The steps that use each parameter."""
+        """Map each parameter to the steps that use it."""
         found: dict[Value, list[OperatorStep]] = {value: [] for value in self.parameters}
         for step in self.steps:
             for value in step.arguments:
@@ -100,14 +99,14 @@ class OperatorGraph:
 
     @cached_property
     def active(self) -> frozenset[Value]:
-        """Values that depend on a trained parameter through ops with a derivative."""
+        """Values that depend on a trained parameter through differentiable ops."""
         trained = (value for value in self.parameters if value.name not in self.frozen)
         wanted = [value for value in trained if value.type.dtype in FLOATS]
         return frozenset(active_values(self.function.body, wanted))
 
 
 def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
-    """The operators of a function without loops; `loss` is the name of the output that is minimized."""
+    """Group the equations of an unrolled function into operators. `loss` names the output that is minimized."""
     function = unrolled.function
     groups = _Groups(function)
     minimized = next((o.value for o in function.outputs if o.name == loss), None)
@@ -123,7 +122,7 @@ def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
 
 
 def sample_dims(function: Function, looped: frozenset[Dim]) -> frozenset[str]:
-    """The first dimension of each input that no loop ran along, and what that is renamed to."""
+    """Return the names of sample dimensions: the first dimension of each input that no loop runs along, and its renamings."""
     inputs = (a.value.type.dims for a in function.arguments if a.role == "input")
     left = ([dim.name for dim in dims if dim not in looped] for dims in inputs)
     found = {names[0] for names in left if names}
@@ -138,11 +137,11 @@ def _storage(eqn: Equation) -> str:
 
 
 class _Groups:
-    """Which operator each equation belongs to, and in which of its steps; equations without one are copied to their users.
+    """Assign each equation to an operator and to one of its steps. Equations without an operator are copied to their users.
 
-    `dims` are the dimensions in which an operator may be split. Numbers of operators go upward along the values that they use.
-    `complete` is what follows from sums that are added up alone: every part has it, or what it needs of it. `constant` is what
-    depends on nothing that the model is given.
+    dims: dimensions in which each operator may be split. Operator numbers grow along data flow. complete: values that
+    follow from completed sums alone, so each part has the elements that it needs. constant: values that depend on no
+    argument of the model.
     """
 
     def __init__(self, function: Function) -> None:
@@ -176,7 +175,7 @@ class _Groups:
             self._found(number, eqn)
 
     def sources(self, values: Iterable[Value]) -> list[Equation]:
-        """The equations of operators that values come from, through views and what is copied."""
+        """Return the equations in operators that values come from, through views and copied equations."""
         found: dict[Equation, None] = {}
         for value in values:
             eqn = self.makers.get(value)
@@ -187,12 +186,12 @@ class _Groups:
         return list(found)
 
     def _found(self, number: int, eqn: Equation) -> None:
-        """A new operator."""
+        """Begin a new operator."""
         self.group[eqn], self.step[eqn] = number, 0
         self.dims[number] = eqn.results[0].type.dims
 
     def _reduce(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
-        """A reduction of what an operator computes, and not of a view of it, may belong to it."""
+        """Place a reduction. It may join the operator of its operand, but not the operator of a view of the operand."""
         maker = self.makers.get(eqn.operands[0])
         if maker is None or maker not in self.group:
             self._found(number, eqn)
@@ -209,7 +208,7 @@ class _Groups:
             self._found(number, eqn)
 
     def _join(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
-        """Into the last of the sources' operators, unless no dimension were left in which it could be split."""
+        """Add an equation to the last of its sources' operators, unless no dimension to split would be left."""
         group = max(self.group[source] for source in sources)
         is_complete = all(source.results[0] in self.complete for source in sources)
         names = tuple(dim for dim in self.dims[group] if all(dim in v.type.dims for v in eqn.results))
@@ -226,12 +225,12 @@ class _Groups:
             self.dims[group] = names
 
     def _next_step(self, group: int, sources: Sequence[Equation]) -> int:
-        """The last step that the sources belong to, or the one after it where they are pending there."""
+        """Return the last step of the sources, or the step after it if their results are pending there."""
         own = [source for source in sources if self.group[source] == group]
         return max(self.step[s] + any(v in self.pending for v in s.results) for s in own)
 
     def _is_part_of(self, other: int, group: int, eqn: Equation) -> bool:
-        """Whether an operator has one step, the dimensions of another, and results that only this equation uses."""
+        """Return whether an operator has one step, the dimensions of `group`, and results that only this equation uses."""
         members = [each for each in self.group if self.group[each] == other]
         if set(self.dims[other]) != set(self.dims[group]) or any(self.step[each] for each in members):
             return False
@@ -254,7 +253,7 @@ def _users(function: Function) -> dict[Value, list[Equation]]:
 
 
 def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[OperatorStep]:
-    """The steps of all operators, numbered in an order in which they can run."""
+    """Yield the steps of all operators, numbered in an order in which they can run."""
     members: dict[tuple[int, int], list[Equation]] = {}
     for eqn in groups.body:
         if eqn in groups.group:
@@ -275,7 +274,7 @@ def _steps(groups: _Groups, outputs: Sequence[Output]) -> Iterator[OperatorStep]
 
 
 def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, ...], tuple[Value, ...]]:
-    """Equations of one step with the copied ones that they use, in order, and the values that come from outside."""
+    """Return a step's equations with the copied ones they need, in order, and the values that come from outside."""
     inside = set(own)
     outside: dict[Value, None] = {}
     todo = list(own)
@@ -292,7 +291,7 @@ def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, 
 
 
 def _names(groups: _Groups, steps: Sequence[OperatorStep]) -> dict[int, str]:
-    """A name for each operator: the path of its last equation that has one, with a number where that is taken: `h_2[3]`."""
+    """Name each operator by the path of its last named equation, with a number if the name is taken: `h_2[3]`."""
     found: dict[int, str] = {}
     for group in sorted(groups.dims):
         equations = [eqn for step in steps if step.operator == group for eqn in step.equations]

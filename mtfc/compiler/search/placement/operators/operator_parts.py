@@ -1,20 +1,17 @@
-"""Which part of each value a part of an operator needs: from the parts of the results backwards, equation by equation.
+"""One part of an operator: the region of each value that it computes and needs, and the part as a function of its own.
 
-A part is given by one index along each dimension that is split. What it needs of a value along one of the value's dimensions
-depends on the index along one split dimension at most, so a `SplitSpan` says it for all indices at once. Names do the rest: a
-dimension of an operand is needed where the dimension of the iteration space that runs along it is computed. Windows and slices
-need positions around or beside that, within the operand's ends; other ops that mix the positions of a dimension need all of it.
+A part is given by one index along each split dimension. Regions follow from the results backwards, equation by equation. The
+region that a part needs along a dimension of a value depends on the index along at most one split dimension, so a `SplitSpan`
+states it for all indices at once. Windows and slices need neighbouring positions; other ops that mix the positions of a
+dimension need it whole.
 
-
-One part of a step as a function of its own: the step's equations with dimensions as long as the part needs them.
-
-Its backward pass is this function's gradient. So what a part computes, how long it takes, what it keeps and what it needs of
-others all follow from one piece of IR; nothing about it is said twice.
+The part's function has the step's equations with dimensions as long as the part needs them, and its backward pass is the
+gradient of this function. Compute time, kept bytes and needed elements all follow from this one piece of IR.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -37,31 +34,24 @@ Indices = Any
 
 
 class Unsplittable(Exception):
-    """An equation cannot be computed in such parts."""
+    """An equation cannot be computed in these parts."""
 
 
 @attrs.frozen(eq=False)
 class SplitSpan:
-    """Positions `low` to `high` (not included) of a dimension, for each index along the split dimension `by`."""
+    """Positions `low` up to but not including `high` of a dimension, for each index along the split dimension `by`."""
 
     by: str
     low: Indices
     high: Indices
 
-    def covers(self, other: SplitSpan | None) -> bool:
-        """Whether all positions of the other are among these."""
-        return other is not None and self.by == other.by and self._is_outside(other)
-
-    def _is_outside(self, other: SplitSpan) -> bool:
-        return bool((self.low <= other.low).all() and (self.high >= other.high).all())
-
 
 Region = Mapping[str, SplitSpan]
-"""Dimension of a value -> what is needed along it; dimensions that it lacks are needed whole."""
+"""Dimension of a value -> the positions that a part needs. Dimensions that are missing are needed whole."""
 
 
 def equal_parts(dim: Dim, degree: int) -> SplitSpan:
-    """A dimension in equal parts. Raises `Unsplittable` where it cannot be."""
+    """Split a dimension in equal parts. Raises `Unsplittable` if its size is not divisible."""
     if dim.size % degree:
         raise Unsplittable(f"`{dim.name}` (size {dim.size}) cannot be split in {degree}")
     size = dim.size // degree
@@ -72,9 +62,9 @@ def equal_parts(dim: Dim, degree: int) -> SplitSpan:
 def needed(
     equations: Sequence[Equation], results: Iterable[tuple[Value, Region]]
 ) -> tuple[dict[Value, Region], dict[Equation, Region]]:
-    """What is needed of every value that the equations use, and what each equation computes.
+    """Return the region needed of each value, and the region that each equation computes.
 
-    `results` are the parts wanted of some values. Raises `Unsplittable`.
+    `results` are the regions wanted of some values. Raises `Unsplittable`.
     """
     values: dict[Value, Region] = {}
     for value, region in results:
@@ -95,7 +85,7 @@ def _require(values: dict[Value, Region], value: Value, region: Region) -> None:
 
 
 def _hull(one: Region, other: Region) -> Region:
-    """A region that holds both."""
+    """Return the smallest region that contains both."""
     found = {}
     for dim in one.keys() & other.keys():
         a, b = one[dim], other[dim]
@@ -107,7 +97,7 @@ def _hull(one: Region, other: Region) -> Region:
 
 
 def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
-    """What is computed of the results: the same of all, as they have the same dimensions."""
+    """Return the region that an equation computes: the same for all results, as they have the same dimensions."""
     region = wanted[0]
     for other in wanted[1:]:
         region = _hull(region, other)
@@ -120,7 +110,7 @@ def _result(eqn: Equation, wanted: Sequence[Region]) -> Region:
 
 
 def of_operand(eqn: Equation, number: int, result: Region) -> Region:
-    """What an equation needs of an operand to compute a region of its results."""
+    """Return the region of an operand that an equation reads to compute a region of its results."""
     type, rule = eqn.operands[number].type, OPS[eqn.op].layout_rule(eqn)
     mixes = _mixing(eqn)
     found: dict[str, SplitSpan] = {}
@@ -137,7 +127,7 @@ def of_operand(eqn: Equation, number: int, result: Region) -> Region:
 
 
 def _along(eqn: Equation, rule: LayoutRule, type: TensorType, dim: Dim, result: Region) -> SplitSpan | None:
-    """What is needed along a dimension of an operand whose positions are not mixed; None: all."""
+    """Return the span needed along a dimension whose positions are not mixed; None if it is needed whole."""
     name = rule.index.get(dim.name, dim.name)
     if name is None or name not in result or any(name == each.name for each in rule.reduced):
         return None
@@ -146,15 +136,15 @@ def _along(eqn: Equation, rule: LayoutRule, type: TensorType, dim: Dim, result: 
 
 
 def _scaled(span: SplitSpan, old: int, new: int) -> SplitSpan:
-    """The same stripe of the major dimension of a group that is reshaped. Raises `Unsplittable` where that is none."""
+    """Return the same fraction of the major dimension of a reshaped group. Raises `Unsplittable` if it is not integral."""
     if (span.low * new % old).any() or (span.high * new % old).any():
         raise Unsplittable(f"a stripe of {old} is none of {new}")
     return SplitSpan(span.by, span.low * new // old, span.high * new // old)
 
 
 Mixing = Callable[[Equation], tuple[Dim, Dim, Callable[[SplitSpan], SplitSpan]]]
-"""Of an op that takes elements at positions of its operand: the dimensions, and what the operand is needed for a span of
-results.
+"""Function from an equation that reads neighbouring positions to its source dimension, its result dimension, and the map from a
+span of results to the span of the operand.
 """
 
 
@@ -190,27 +180,30 @@ def _mixing(eqn: Equation) -> Mixing | None:
 
 
 DegreeOf = Mapping[str, int]
-"""Dimension -> into how many equal parts it is split; 1 for those that are not named."""
+"""Dimension -> number of equal parts; 1 for dimensions that are missing."""
 
 Range = tuple[int, int]
 Box = Mapping[str, Range]
-"""Dimension of a value -> first position of a region and the one after its last; dimensions that it lacks are whole."""
+"""Dimension of a value -> first position of a region and the position after its last; missing dimensions are whole."""
 
 
 @attrs.frozen(eq=False)
 class StepNeeds:
-    """What the parts of a step compute of its outputs, and need of each value that they use."""
+    """The regions that the parts of a step compute of its outputs and need of each value that they use."""
 
     spans: Mapping[str, SplitSpan]
     values: Mapping[Value, Region]
     equations: Mapping[Equation, Region]
 
     def owned(self, value: Value) -> Region:
-        """What a part gives of an output."""
+        """Return the region of an output that a part provides."""
         return {name: self.spans[name] for name in value.type.names if name in self.spans}
 
     def used(self, step: OperatorStep, eqn: Equation) -> tuple[Region, list[Region]]:
-        """What a part computes of an equation's results, and uses of its operands. It adds up its own terms of a pending sum."""
+        """Return the regions that a part computes of an equation's results and reads of its operands.
+
+        For a pending sum, a part adds up its own terms.
+        """
         if eqn.results[0] in step.pending:
             own = _terms(eqn, self.spans)
             return own, [own]
@@ -219,7 +212,7 @@ class StepNeeds:
 
 
 def step_needs(step: OperatorStep, degrees: DegreeOf, dims: Sequence[Dim]) -> StepNeeds:
-    """What parts need where the operator, which may be split in `dims`, is. Raises `Unsplittable`."""
+    """Return the needs of a step whose operator, which may be split in `dims`, has some degrees. Raises `Unsplittable`."""
     spans = {dim.name: equal_parts(dim, degrees[dim.name]) for dim in dims if degrees.get(dim.name, 1) > 1}
     wanted: list[tuple[Value, Region]] = [
         (value, {name: spans[name] for name in value.type.names if name in spans}) for value in step.outputs
@@ -231,7 +224,7 @@ def step_needs(step: OperatorStep, degrees: DegreeOf, dims: Sequence[Dim]) -> St
 
 
 def _terms(eqn: Equation, spans: Mapping[str, SplitSpan]) -> Region:
-    """What of the operand of a sum a part adds up."""
+    """Return the region of a sum's operand that a part adds up."""
     return {name: spans[name] for name in eqn.operands[0].type.names if name in spans}
 
 
@@ -244,16 +237,16 @@ def _split(wanted: Sequence[tuple[Value, Region]], pending: frozenset[Value]) ->
 
 
 def box(region: Region, place: Mapping[str, int]) -> Box:
-    """A region for the part at one place: index along each split dimension."""
+    """Evaluate a region for the part at one place: the index along each split dimension."""
     return {dim: (int(s.low[place[s.by]]), int(s.high[place[s.by]])) for dim, s in region.items()}
 
 
 @attrs.frozen(eq=False)
 class PartFunction:
-    """A part. `values` are the step's inputs, arguments and outputs here; `cotangents` those of outputs, as arguments of the
-    backward pass; `gradients` what it gives: of inputs and parameters.
+    """A part of a step. `values` map the step's inputs, arguments and outputs to values here. `cotangents` map outputs to
+    arguments of the backward pass, `gradients` map inputs and parameters to its results.
 
-    sources: equations here -> those of the step. places: dimension -> first position of what an equation here computes.
+    sources: equation here -> equation of the step, and the first position that it computes of each dimension.
     """
 
     forward: tuple[Equation, ...]
@@ -264,7 +257,7 @@ class PartFunction:
     sources: Mapping[Equation, tuple[Equation, Mapping[str, int]]]
 
     def function(self) -> Function:
-        """Both passes as one function."""
+        """Return both passes as one function."""
         given = [Argument(value, "input") for value in self._arguments()]
         results = {
             **{v.name: v for v in self.values.values()},
@@ -286,7 +279,7 @@ def part_function(
     seeds: Sequence[Value] = (),
     wanted: Sequence[Value] = (),
 ) -> PartFunction:
-    """The part at a place, with its gradient: from cotangents of the outputs `seeds` to those of `wanted` values."""
+    """Write the part at a place with its backward pass: from cotangents of `seeds` to cotangents of `wanted` values."""
     builder = Builder(Names())
     maker = _Maker(builder, needs, place)
     for value in (*step.inputs, *step.arguments):
@@ -306,7 +299,7 @@ def part_function(
 def _gradient(
     builder: Builder, values: Mapping[Value, Value], seeds: Sequence[Value], wanted: Sequence[Value]
 ) -> tuple[dict[Value, Value], dict[Value, Value]]:
-    """Append the backward pass. Cotangents of the seeds, and what comes out: those of wanted values that depend on them."""
+    """Append the backward pass. Return the cotangents of the seeds and those of the wanted values that depend on them."""
     forward = tuple(builder.body)
     builder.stage = "backward"
     sought = [values[value] for value in wanted if values[value].type.dtype in FLOATS]
@@ -318,7 +311,7 @@ def _gradient(
 
 
 class _Maker:
-    """Makes the equations of one part. `values` are those of the step as far as they are needed here."""
+    """Write the equations of one part. `values` maps values of the step to values here."""
 
     def __init__(self, builder: Builder, needs: StepNeeds, place: Mapping[str, int]) -> None:
         self.builder, self.needs, self.place = builder, needs, place
@@ -333,7 +326,6 @@ class _Maker:
         self.values[value] = Value(self.builder.names.fresh(value.name), type)
 
     def make(self, eqn: Equation, region: Region, used: Sequence[Region]) -> None:
-        """The equation here."""
         operands = []
         boxes = [self.box(each) for each in used]
         for value, wanted in zip(eqn.operands, boxes, strict=True):
@@ -351,12 +343,12 @@ class _Maker:
         self.values.update(zip(eqn.results, results, strict=True))
 
     def output(self, value: Value) -> Value:
-        """The part's own region of an output."""
+        """Cut an output to the region that the part owns."""
         have = self.box(self.needs.values.get(value, {}))
         return self.cut(self.values[value], have, self.box(self.needs.owned(value)))
 
     def cut(self, value: Value, have: Box, wanted: Box) -> Value:
-        """The wanted region of a value of which a larger one is here."""
+        """Slice the wanted region out of a value that has a larger region."""
         for dim in value.type.dims:
             low, high = have.get(dim.name, (0, dim.size))
             first, last = wanted.get(dim.name, (low, high))
@@ -378,7 +370,7 @@ def _short(dim: Dim, region: Box) -> Dim:
 
 
 def _attributes(eqn: Equation, region: Box, operands: Sequence[Box]) -> dict[str, Attr]:
-    """An equation's attributes with dimensions as long as they are here."""
+    """Return an equation's attributes with dimensions as long as they are in this part."""
     known: dict[Dim, Dim] = {}
     for value, own in zip(eqn.operands, operands, strict=True):
         known |= {dim: _short(dim, own) for dim in value.type.dims}
@@ -401,17 +393,17 @@ def _renewed(value: Attr, known: Mapping[Dim, Dim]) -> Attr:
 
 
 def _mapping(eqn: Equation, region: Box, source: Box) -> Attr:
-    """Two dimensions may take each other's name, and be of other lengths before than after."""
+    """Shorten both sides of a rename: two dimensions may swap names, and differ in length before and after."""
     return tuple((_short(old, source), _short(new, region)) for old, new in renaming(eqn.attrs).items())
 
 
 def _slice(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:
-    """A part of a slice begins with the part of the operand that it needs."""
+    """Shorten a slice. Its operand begins at the needed positions, so the slice starts at 0."""
     return {**found, "start": 0} if eqn.attrs["target"].name in region else found  # type: ignore[union-attr]
 
 
 def _window(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:
-    """A part of windows has padding where the dimension ends, and else its neighbours' elements."""
+    """Shorten a window: it keeps padding only at the ends of the dimension, elsewhere it reads its neighbours' elements."""
     g = geometry(eqn.attrs)
     if g.out.name not in region:
         return found
@@ -426,7 +418,11 @@ def _window(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> 
 
 @attrs.frozen(eq=False)
 class OperatorParts:
-    """The parts of an operator: how many, and the index of each along every split dimension."""
+    """The parts of an operator at some degrees. Parts are numbered in row-major order of the operator's dimensions.
+
+    A value that lacks a split dimension is replicated: all parts that differ only along this dimension have the same piece,
+    or a term of it where the value is pending.
+    """
 
     operator: Operator
     degrees: tuple[tuple[str, int], ...]
@@ -440,7 +436,7 @@ class OperatorParts:
         return np.arange(self.count)
 
     def is_shared(self, value: Value) -> bool:
-        """Whether several parts have the same part of a value of this operator."""
+        """Return whether several parts have the same piece of a value of this operator."""
         return any(name not in value.type.names for name, _ in self.degrees)
 
     @cached_property
@@ -451,30 +447,26 @@ class OperatorParts:
 
     @cached_property
     def needs(self) -> dict[OperatorStep, StepNeeds]:
-        """What the parts of each step need. Raises `Unsplittable`."""
+        """The needs of each step. Raises `Unsplittable`."""
         degrees = dict(self.degrees)
         return {step: step_needs(step, degrees, self.operator.dims) for step in self.operator.steps}
 
     def place(self, part: int) -> dict[str, int]:
-        """Index along each split dimension."""
+        """Return the index of a part along each split dimension."""
         return {name: int(each[part]) for name, each in self.index.items()}
 
     def box(self, region: Region, part: int) -> Box:
         return box(region, self.place(part))
 
     def group(self, value: Value) -> Indices:
-        """For each part a number: parts with the same have the same part of a value of this operator."""
-        return self.along(value.type.names)
-
-    def along(self, names: Container[str]) -> Indices:
-        """For each part a number: parts with the same have the same index along the split dimensions with some names."""
+        """Return a number for each part; parts with equal numbers have the same piece of a value of this operator."""
         found = np.zeros(self.count, np.int64)
         for name, degree in self.degrees:
-            if name in names:
+            if name in value.type.names:
                 found = found * degree + self.index[name]
         return found
 
     def groups(self, value: Value) -> list[Indices]:
-        """The parts that have each part of a value, in order."""
+        """Return the parts that have each piece of a value, in order."""
         number = self.group(value)
         return [np.flatnonzero(number == i) for i in range(int(number.max()) + 1)]

@@ -1,20 +1,10 @@
-"""Strategies: a configuration for each operator, and what follows for who has and who needs which part of each tensor.
-
-Parts are numbered in row-major order of the operator's dimensions. A value that lacks a split dimension is held several times:
-by all parts that differ along it alone. They have equal copies, or, of a pending value, terms that are added up among them
-first. Whoever needs it takes it from its own device if it is there, else from one of the holders.
-
-
-The space of strategies: which configurations each operator can have (FlexFlow, section 4).
+"""Strategies, the space of strategies (FlexFlow, section 4), and known strategies to start from (sections 6.2 and 8.2).
 
 The degrees of a configuration divide the sizes of its dimensions, and their product is at most the number of devices. Parts are
-put on devices that follow each other in one of few orders: by number, or by number within groups that a link connects, so that
-neighbours are far apart. They begin at a multiple of how many there are, and any of the split dimensions may change fastest
-along them. FlexFlow's own search, too, has consecutive devices only: 10 ** 11 strategies for a network of six layers on four
-devices (section 8.4) are some 25 configurations each.
-
-
-Strategies that are known: where a search starts, and what its results are compared with (FlexFlow, sections 6.2 and 8.2)."""
+placed on consecutive devices in one of few orders: by number, or with the stride of a group that a link connects. The first
+device is a multiple of the number of parts, and any of the split dimensions may change fastest. FlexFlow's own search also uses
+consecutive devices only: 10 ** 11 strategies for six layers on four devices (section 8.4) are about 25 configurations each.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +33,7 @@ from mtfc.compiler.search.placement.operators.operator_parts import (
 
 @attrs.frozen(cache_hash=True)
 class Configuration:
-    """How one operator is parallelized (FlexFlow, section 4): a degree for each dimension in which it is split, and the device of
-    each part.
-    """
+    """The parallelization of one operator: a degree for each split dimension, and the device of each part."""
 
     degrees: tuple[tuple[str, int], ...]
     devices: tuple[int, ...]
@@ -60,7 +48,7 @@ Strategy = tuple[Configuration, ...]
 
 
 def ordered_degrees(operator: Operator, degrees: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Degrees in the order of the operator's dimensions, without those that are 1."""
+    """Return degrees in the order of the operator's dimensions, without those that are 1."""
     return tuple((d.name, degrees[d.name]) for d in operator.dims if degrees.get(d.name, 1) > 1)
 
 
@@ -69,14 +57,12 @@ AxisOrders = tuple[tuple[int, ...], ...]
 DeviceLists = tuple[tuple[int, ...], ...]
 
 SingleSplits = Mapping[tuple[str, int], Mapping[OperatorStep, StepNeeds]]
-"""A dimension and a degree that it may have -> what parts need where an operator is split in it alone."""
+"""Dimension and legal degree -> needs of the parts when the operator is split in this dimension only."""
 
 
 @attrs.frozen(eq=False)
 class OperatorConfigurations:
-    """The configurations of an operator and those alike: for each choice of degrees, on each of some lists of devices in each
-    order of dimensions; or `only` one.
-    """
+    """The configurations of an operator: all degrees, each on all device lists in all orders of dimensions; or `only` one."""
 
     operator: Operator
     alone: SingleSplits
@@ -85,7 +71,7 @@ class OperatorConfigurations:
     only: Configuration | None = None
 
     def holding(self, asked: Configuration) -> OperatorConfigurations:
-        """Those with the degrees of a configuration, and with its devices, if it has some."""
+        """Return the configurations with the degrees of `asked`, and with its devices if it has any."""
         return attrs.evolve(self, degrees=(asked.degrees,), only=asked if asked.devices else None)
 
     @cached_property
@@ -98,7 +84,7 @@ class OperatorConfigurations:
 
     @cached_property
     def _options(self) -> list[tuple[Degrees, AxisOrders, DeviceLists]]:
-        """For each choice of degrees the orders and the lists that it may have."""
+        """For each choice of degrees, its orders of dimensions and its device lists."""
         return [(each, _orders(len(each)), self.lists[_size(each)]) for each in self.degrees]
 
     @cached_property
@@ -119,7 +105,7 @@ class OperatorConfigurations:
                     yield _configuration(degrees, order, devices)
 
     def draw(self, random: Random) -> Configuration:
-        """One of them, all with the same probability (section 6.2)."""
+        """Draw one of them, all with the same probability (section 6.2)."""
         if self.only is not None:
             return self.only
         at = bisect(self._bounds, random.random() * self._bounds[-1], hi=len(self._bounds) - 1)
@@ -133,7 +119,7 @@ def _size(degrees: Degrees) -> int:
 
 @cache
 def _orders(dims: int) -> AxisOrders:
-    """The orders in which dimensions may change along the devices, the last one fastest."""
+    """Return the orders in which dimensions may change along the devices, the last one fastest."""
     return tuple(permutations(range(dims)))
 
 
@@ -146,13 +132,13 @@ def _configuration(degrees: Degrees, order: tuple[int, ...], devices: tuple[int,
 
 @lru_cache(1024)
 def _places(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of the devices, in an order of dimensions, each part is on."""
+    """Return for each part its index in the device list, for an order of dimensions."""
     places = np.arange(prod(sizes)).reshape([sizes[i] for i in order]).transpose(np.argsort(order))
     return tuple(places.ravel().tolist())
 
 
 def configurations(flow: CotangentFlow, hardware: Hardware, devices: int) -> list[OperatorConfigurations]:
-    """The choices of each operator; alike operators share theirs."""
+    """Return the configurations of each operator. Operators that are alike share one object."""
     lists = device_lists(hardware, devices)
     known: dict[object, OperatorConfigurations] = {}
     found = []
@@ -168,7 +154,7 @@ def configurations(flow: CotangentFlow, hardware: Hardware, devices: int) -> lis
 
 
 def single_splits(operator: Operator, devices: int) -> SingleSplits:
-    """What an operator may be split in, a dimension at a time."""
+    """Return the needs of an operator for each dimension and degree in which it can be split alone."""
     found = {}
     for dim in operator.dims:
         for degree in range(2, devices + 1):
@@ -178,7 +164,7 @@ def single_splits(operator: Operator, devices: int) -> SingleSplits:
 
 
 def legal_degrees(operator: Operator, alone: SingleSplits, devices: int) -> Iterator[Degrees]:
-    """The degrees that an operator may have, those of undivided dimensions left out."""
+    """Yield the legal degrees of an operator, without dimensions that are not split."""
     names = [dim.name for dim in operator.dims]
     single = [[1, *(degree for other, degree in alone if other == name)] for name in names]
 
@@ -195,7 +181,7 @@ def legal_degrees(operator: Operator, alone: SingleSplits, devices: int) -> Iter
 
 
 def device_lists(hardware: Hardware, devices: int) -> dict[int, DeviceLists]:
-    """For each number of parts the lists of devices that they can be on."""
+    """Return for each number of parts the lists of devices on which the parts may be placed."""
     strides, inner = [1], 1
     for link in hardware.links:
         inner *= prod(link.sizes) if link.sizes else devices
@@ -213,14 +199,14 @@ def device_lists(hardware: Hardware, devices: int) -> dict[int, DeviceLists]:
 
 
 def _strided(stride: int, devices: int) -> list[int]:
-    """All devices, each so far behind the one before it."""
+    """Return all devices in an order where neighbours are `stride` apart."""
     return [i * stride % devices + i * stride // devices for i in range(devices)]
 
 
 def data_parallel_strategy(
     graph: OperatorGraph, choices: Sequence[OperatorConfigurations], devices: int
 ) -> Strategy:
-    """Every operator by samples, over as many devices as these can be divided into."""
+    """Split every operator by samples, over as many devices as the samples can be divided into."""
     return tuple(
         _by(_samples(graph, operator), legal, range(devices))
         for operator, legal in zip(graph.operators, choices, strict=True)
@@ -234,8 +220,10 @@ def random_strategy(choices: Sequence[OperatorConfigurations], random: Random) -
 def expert_strategy(
     graph: OperatorGraph, choices: Sequence[OperatorConfigurations], hardware: Hardware, devices: int
 ) -> Strategy:
-    """What experts do (section 8.2.1): of a network in which operators share parameters, as recurrent ones do, a copy on each
-    node, and layer by layer on the GPUs of one; of others, dense layers by units and the rest by samples ("one weird trick").
+    """Return an expert's strategy (section 8.2.1).
+
+    Recurrent networks get one copy per node, and layers are placed one after the other on the GPUs of a node. In other
+    networks, dense layers are split by units and all other operators by samples ("one weird trick").
     """
     if is_recurrent(graph):
         return _layer_by_layer(graph, choices, min(node_size(hardware), devices), devices)
@@ -246,7 +234,7 @@ def expert_strategy(
 
 
 def node_size(hardware: Hardware) -> int:
-    """How many devices everything but the outermost link connects."""
+    """Return the number of devices that all links but the outermost connect."""
     size = 1
     for link in hardware.links[:-1]:
         for each in link.sizes:
@@ -255,7 +243,7 @@ def node_size(hardware: Hardware) -> int:
 
 
 def _by(dim: Dim | None, choices: OperatorConfigurations, devices: range) -> Configuration:
-    """As many parts along one dimension as there are devices, or as it can be divided into."""
+    """Split along one dimension into as many parts as there are devices, or as many as it can be divided into."""
     if dim is None:
         return Configuration((), (devices[0],))
     legal = (((dim.name, n),) for n in range(len(devices), 1, -1))
@@ -268,20 +256,20 @@ def _samples(graph: OperatorGraph, operator: Operator) -> Dim | None:
 
 
 def _units(graph: OperatorGraph, operator: Operator) -> Dim | None:
-    """The units of a dense layer: an operator with parameters and one dimension besides the samples'."""
+    """Return the units of a dense layer: an operator with a dot, parameters, and one dimension besides the samples."""
     others = [dim for dim in operator.dims if dim.name not in graph.samples]
     has_product = any(has_trait(eqn, "dot") for step in operator.steps for eqn in step.equations)
     return others[0] if len(others) == 1 and has_product and parameters_of(graph, operator) else None
 
 
 def parameters_of(graph: OperatorGraph, operator: Operator) -> tuple[str, ...]:
-    """Names of the parameters that an operator uses."""
+    """Return the names of the parameters that an operator uses."""
     own = {value for step in operator.steps for value in step.arguments}
     return tuple(value.name for value in graph.parameters if value in own)
 
 
 def is_recurrent(graph: OperatorGraph) -> bool:
-    """Whether operators are steps of a loop, and so share parameters; two may for other reasons."""
+    """Return whether more than two operators share a parameter, as the iterations of a loop do."""
     users: dict[str, int] = {}
     for operator in graph.operators:
         for name in parameters_of(graph, operator):
@@ -290,8 +278,8 @@ def is_recurrent(graph: OperatorGraph) -> bool:
 
 
 def layer_numbers(graph: OperatorGraph) -> list[int]:
-    """For each operator the number of its layer: operators with the same parameters are one; without any, that of the last
-    input.
+    """Return the layer of each operator. Operators with the same parameters are one layer; an operator without parameters is
+    in the last layer of its inputs.
     """
     known: dict[tuple[str, ...], int] = {}
     of: dict[OperatorStep, int] = {}

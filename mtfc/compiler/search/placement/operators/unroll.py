@@ -1,11 +1,11 @@
-"""Loops to straight-line code: FlexFlow unrolls recurrent networks, so that each step is an operator of its own.
+"""Unroll loops to straight-line code: FlexFlow unrolls recurrent networks, so that each iteration has operators of its own.
 
-What a loop slices along its dimension is computed slice by slice where every equation on the way acts on each slice alone: the
-product of all inputs of a layer with its weights becomes one product for each step, and a layer's step can follow the same step
-of the layer before. So values are `LazyValue`s, which know how they are made and make equations only of what is asked of them: the
-whole, or one slice along a dimension. What is stacked and sliced again is never put together.
+A slice of a loop's input along the loop dimension is computed slice by slice, if every equation on the way acts on each slice
+alone. So the dot of all inputs of a layer with its weights becomes one dot for each iteration, and an iteration of a layer can
+follow the same iteration of the layer before. For this, values are `LazyValue`s: they make equations only for the whole, or for
+the slices, that are asked for. Data that is stacked and sliced again is never put together.
 
-Equations of straight-line bodies are made in their order; those around loops are made when something needs them.
+Equations of straight-line bodies are made in their order; equations around loops are made when something needs them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ ONE = Dim("one", 1)
 
 
 Slices = tuple[tuple[int, int], ...]
-"""Axis and index of slices, each of what the one before has left."""
+"""Axis and index of consecutive slices, each taken from the result of the one before."""
 
 
 @attrs.frozen(eq=False)
 class Unrolled:
-    """A function without loops. `slices` are its parameters that are slices of one, as each iteration has its own: name -> the
-    name of the whole, and axis and index of each slice that is taken of it, one after the other. `looped` are the dimensions that
-    the loops ran along.
+    """A function without loops.
+
+    slices: parameters that are slices of one, as each iteration has its own: name -> name of the whole, and its slices.
+    looped: the dimensions along which loops ran.
     """
 
     function: Function
@@ -42,8 +43,8 @@ class Unrolled:
 
 
 def unroll(function: Function) -> Unrolled:
-    """The same function without loops. Equations of a loop's body have its index in their path, `layer.h[3]`, and so have the
-    parameters that an iteration has for itself.
+    """Return the same function without loops. Equations and parameters of an iteration have its index in their path:
+    `layer.h[3]`.
     """
     names = Names(argument.value.name for argument in function.arguments)
     builder = Builder(names)
@@ -66,7 +67,7 @@ def _given(builder: Builder, argument: Argument) -> LazyValue:
 
 
 def _needed(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
-    """The equations that the outputs depend on, in order."""
+    """Return the equations that the outputs depend on, in order."""
     needed = {output.value for output in outputs}
     kept = []
     for eqn in reversed(body):
@@ -77,7 +78,7 @@ def _needed(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equati
 
 
 class LazyValue:
-    """A value that is made when it is asked for. `type` is that of the whole."""
+    """A value that is made when it is asked for. `type` is the type of the whole."""
 
     def __init__(self, builder: Builder, type: TensorType) -> None:
         self.builder, self.type = builder, type
@@ -85,13 +86,13 @@ class LazyValue:
         self._whole: Value | None = None
 
     def whole(self) -> Value:
-        """The value, by equations that are made once."""
+        """Return the value, made by equations on the first call."""
         if self._whole is None:
             self._whole = self._make()
         return self._whole
 
     def at(self, dim: Dim, index: int) -> LazyValue:
-        """One slice along a dimension, without it."""
+        """Return one slice along a dimension, without this dimension."""
         key = (dim, index)
         if key not in self._slices:
             self._slices[key] = self._slice(dim, index)
@@ -105,7 +106,7 @@ class LazyValue:
 
 
 class LazyArgument(LazyValue):
-    """A value that is there."""
+    """An argument of the function."""
 
     def __init__(self, builder: Builder, value: Value) -> None:
         super().__init__(builder, value.type)
@@ -113,14 +114,14 @@ class LazyArgument(LazyValue):
 
 
 class LazyParameter(LazyValue):
-    """A parameter. Where loops slice it, each iteration has one of its own."""
+    """A parameter. If loops slice it, each iteration has a parameter of its own."""
 
     def __init__(self, builder: Builder, value: Value, at: Slices = ()) -> None:
         super().__init__(builder, value.type)
         self.value, self.index = value, at
 
     def slices(self) -> Iterator[tuple[Value, Slices]]:
-        """The parameters that it is in the end, and at which indices."""
+        """Yield the parameters that it is split into, and their slices."""
         own = [handle for handle in self._slices.values() if isinstance(handle, LazyParameter)]
         if not own:
             yield self.value, self.index
@@ -157,7 +158,7 @@ class LazySlice(LazyValue):
 
 
 class LazyStack(LazyValue):
-    """What the iterations of a loop yielded, along a new first dimension."""
+    """The values that the iterations of a loop yielded, along a new first dimension."""
 
     def __init__(self, builder: Builder, type: TensorType, dim: Dim, items: Sequence[LazyValue]) -> None:
         super().__init__(builder, type)
@@ -188,7 +189,7 @@ class LazyResult(LazyValue):
 
 
 class LazyEquation:
-    """An equation that is made when one of its results is."""
+    """An equation that is made when one of its results is asked for."""
 
     def __init__(self, builder: Builder, eqn: Equation, operands: Sequence[LazyValue]) -> None:
         self.builder, self.eqn, self.operands = builder, eqn, operands
@@ -204,7 +205,7 @@ class LazyEquation:
         return self._results
 
     def at(self, dim: Dim, index: int) -> LazyEquation | None:
-        """The equation on one slice; None where it does not act on each alone."""
+        """Return the equation on one slice; None if it does not act on each slice alone."""
         key = (dim, index)
         if key not in self._slices:
             found = sliced_equation(self.eqn, dim)
@@ -219,9 +220,9 @@ class LazyEquation:
 
 
 def sliced_equation(eqn: Equation, dim: Dim) -> tuple[Equation, tuple[Dim | None, ...]] | None:
-    """The equation on one slice of its results along `dim`, and the dimension along which each operand is to be sliced.
+    """Return the equation on one slice of its results along `dim`, and the dimension along which to slice each operand.
 
-    None where a slice of the results needs more than a slice of the operands, or depends on which slice it is.
+    Return None if a slice of the results needs more than a slice of the operands, or depends on its index.
     """
     rule = OPS[eqn.op].layout_rule(eqn)
     depends = "stream" in eqn.attrs or dim.name in rule.whole | rule.single or dim in eqn.attrs.values()
@@ -242,13 +243,13 @@ def sliced_equation(eqn: Equation, dim: Dim) -> tuple[Equation, tuple[Dim | None
 
 
 def _running_along(type: TensorType, index: Mapping[str, str | None], dim: Dim) -> Dim | None:
-    """The dimension of an operand that runs along dimension `dim` of the iteration space."""
+    """Return the dimension of an operand that runs along dimension `dim` of the iteration space."""
     found = (each for each in type.dims if index.get(each.name, each.name) == dim.name)
     return next((each for each in found if each.size == dim.size), None)
 
 
 def _without(value: Attr, dim: Dim) -> Attr:
-    """An attribute where the results lose a dimension."""
+    """Return an attribute without a dimension."""
     if not isinstance(value, tuple):
         return value
     return tuple(each for each in value if each != dim and not (isinstance(each, tuple) and dim in each))  # type: ignore[return-value]
@@ -257,7 +258,7 @@ def _without(value: Attr, dim: Dim) -> Attr:
 def _execute(
     builder: Builder, body: Sequence[Equation], known: dict[Value, LazyValue], at: tuple[int, ...]
 ) -> None:
-    """Add handles of the equations' results to what is known, which has all operands'."""
+    """Add lazy results of equations to the known values, which include all operands."""
     straight = not any(eqn.regions for eqn in body)
     for eqn in body:
         if eqn.regions:
@@ -273,7 +274,7 @@ def _execute(
 def _iterate(
     builder: Builder, eqn: Equation, known: Mapping[Value, LazyValue], at: tuple[int, ...]
 ) -> list[LazyValue]:
-    """The results of a loop, all of its iterations made."""
+    """Return the results of a loop, with all its iterations unrolled."""
     region, dim = region_of(eqn), dim_of(eqn)
     state = {argument.value: known[operand] for operand, argument in pairs(eqn)}
     going = {argument.value.name: argument.value for argument in carried(region)}
@@ -296,5 +297,5 @@ def _iterate(
 
 
 def _indexed(path: str | None, at: tuple[int, ...]) -> str | None:
-    """A path in the iterations of the loops around it: `h` and (3,) are `h[3]`."""
+    """Append loop indices to a path: `h` and (3,) give `h[3]`."""
     return path and path + "".join(f"[{index}]" for index in at)

@@ -1,6 +1,4 @@
-"""A proposal from beginning to end, in one compiled call: calls take more time than small graphs do.
-
-How long a step takes under a strategy: by full simulation, or from the last strategy's timeline where few operators differ."""
+"""The step time of a strategy: by full simulation, or by delta simulation if few operators differ from the last strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.jit import jit
+from mtfc.compiler.search.jit import jit, warm_up
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.placement.simulator.full_simulator import (
     ROUNDING,
@@ -46,11 +44,11 @@ from mtfc.compiler.search.placement.task_graph_builder import (
 )
 
 ENDED, PENDING, CROWDED = range(3)
-"""What becomes of a proposal: it takes too long, or too much memory, and is forgotten; it is simulated to its end, and pends
-until the next one says whether it is kept; there is no room for it, and everything must be loaded anew.
+"""Outcomes of a proposal: it exceeds a limit and is reverted; it is simulated to its end, and pending until the next proposal says
+whether it is kept; there is no room, and everything must be loaded anew.
 """
 IDLE, FORGOTTEN, KEPT = range(3)
-"""What becomes of the last proposal: there is none that pends, or it is forgotten or kept now."""
+"""Fates of the last proposal: none is pending; it is reverted; it is kept."""
 
 
 @jit
@@ -59,66 +57,68 @@ def propose_strategy(
     plan: Any,
     known: Any,
     placed: Any,
-    leads: Array,
+    edge_targets: Array,
     room: Array,
     last: int,
     memory: StateArrays,
     held: Array,
     limits: tuple[float, float, float],
 ) -> Any:
-    """The same as `altered`, of a strategy. plan, known, placed: as tuples, which are passed sooner than named ones. room: see
-    `task_graph_builder.built`.
+    """Build the changed blocks of a strategy and propose them: see `propose_blocks`.
+
+    A proposal is one compiled call, as calls take more time than small graphs do. The encodings are passed as plain tuples,
+    which is faster than passing named ones. room: see `build_blocks`.
     """
     new = build_blocks(numbers, FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed), room)
-    return propose_blocks(numbers, new, leads, last, memory, held, limits)
+    return propose_blocks(numbers, new, edge_targets, last, memory, held, limits)
 
 
 @jit
 def propose_blocks(
     numbers: Array,
     new: TaskBlocks,
-    leads: Array,
+    edge_targets: Array,
     last: int,
     memory: StateArrays,
     held: Array,
     limits: tuple[float, float, float],
 ) -> Any:
-    """What becomes of a step in which some blocks are new, its seconds, how many more bytes are sent, and those that each
-    device holds.
+    """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
+    holds.
 
-    leads: see `delta.renew`. last: what becomes of the last proposal. memory: of a graph and its timeline. held [device]:
-    bytes there. limits: bytes that a device has, seconds of the step, and those of the one that is changed.
+    edge_targets: see `apply_change`. last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a
+    device has, seconds of the new step, and seconds of the old step.
     """
-    kept, change, run = open_state(memory)
+    current, change, run = open_state(memory)
     if last == KEPT:
-        if not commit_change(kept, change, run):
+        if not commit_change(current, change, run):
             return CROWDED, np.inf, 0, held
     elif last == FORGOTTEN:
-        revert_change(kept, change, run)
+        revert_change(current, change, run)
     sent, held = 0, held.copy()
     for i in range(len(numbers)):
-        sent += new.sent[i] - kept.sent[numbers[i]]
-        held += new.held[i] - kept.held[numbers[i]]
+        sent += new.sent[i] - current.sent[numbers[i]]
+        held += new.held[i] - current.held[numbers[i]]
     if held.max() > limits[0]:
         return ENDED, np.inf, sent, held
-    if not apply_change(kept, numbers, new, leads, change, run):
+    if not apply_change(current, numbers, new, edge_targets, change, run):
         return CROWDED, np.inf, sent, held
-    seconds = simulate_change(kept, change, run, limits[2], limits[1])
+    seconds = simulate_change(current, change, run, limits[2], limits[1])
     if seconds == np.inf:
-        revert_change(kept, change, run)
+        revert_change(current, change, run)
         return ENDED, seconds, sent, held
     return PENDING, seconds, sent, held
 
 
 ROOM = 2
-"""For so many times what is loaded there is room, so that it is seldom loaded anew."""
+"""The room allocated, as a multiple of what is loaded, so that loading is rare."""
 SLACK = 256
-"""And for so many more."""
+"""Room in addition to that."""
 
 
 @attrs.frozen(eq=False)
 class SimulatedGraph:
-    """A task graph that was made from nothing, and its timeline."""
+    """An indexed task graph and its timeline."""
 
     graph: IndexedGraph
     timeline: TaskTimes
@@ -126,7 +126,7 @@ class SimulatedGraph:
 
 @attrs.frozen(eq=False)
 class SimulatedBlocks:
-    """The same before anyone asks who waits for whom."""
+    """A task graph and its timeline before its edges are indexed."""
 
     blocks: TaskBlocks
     timeline: TaskTimes
@@ -138,10 +138,10 @@ class SimulatedBlocks:
 
 @attrs.frozen(eq=False)
 class EvaluatedStrategy:
-    """A strategy, and how it does.
+    """A strategy and its step.
 
-    seconds: of a step; infinite where that is not known, and the timeline neither, as it is beyond a limit or memory does not
-    suffice. sent: bytes that go from device to device. held: bytes on each device.
+    seconds: infinite if the step exceeds a limit or the memory; then there is no timeline. sent: bytes sent between
+    devices. held: bytes on each device.
     """
 
     strategy: Strategy
@@ -154,7 +154,7 @@ class EvaluatedStrategy:
 
     @cached_property
     def base(self) -> SimulatedGraph:
-        """Only where the seconds are known."""
+        """The task graph with its timeline. Requires finite seconds."""
         assert self.seconds < inf
         return (self._simulated or simulate_blocks(self._tasks, self.placed)[0]).base
 
@@ -162,8 +162,8 @@ class EvaluatedStrategy:
 def simulate_blocks(
     tasks: StrategyTasks, placed: FlatStrategy, limit: float = inf, numbers: Array | None = None
 ) -> tuple[SimulatedBlocks, float]:
-    """A strategy's task graph from nothing, or some of its blocks, and the makespan (FlexFlow, Algorithm 1); infinite beyond the
-    limit or the memory.
+    """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1). Return the makespan,
+    infinite if it exceeds the limit or the memory.
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
@@ -176,10 +176,10 @@ def simulate_blocks(
 
 
 class StrategyEvaluator:
-    """Evaluates strategies of one graph on one machine, and counts how many.
+    """Evaluates strategies of a graph on a machine, and counts them.
 
-    What delta simulation needs is kept of one strategy at a time, `_known`; the last one that was found from it, `_last`, can
-    take its place. Of any other strategy everything is made from nothing first.
+    The state of delta simulation holds one strategy, `_known`. The last strategy that was derived from it, `_last`, may
+    replace it. Any other strategy is first built and simulated in full.
     """
 
     def __init__(self, tasks: StrategyTasks) -> None:
@@ -189,10 +189,10 @@ class StrategyEvaluator:
         self._last: EvaluatedStrategy | None = None
         self._plan = tuple(tasks.plan)
         self._memory: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
-        self._compile()
+        warm_up(self._compile)
 
     def full(self, strategy: Strategy, limit: float = inf) -> EvaluatedStrategy:
-        """From nothing."""
+        """Evaluate a strategy by full simulation."""
         self.count += 1
         placed = self.tasks.placed(strategy)
         found, seconds = simulate_blocks(self.tasks, placed, limit)
@@ -202,7 +202,7 @@ class StrategyEvaluator:
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
     ) -> EvaluatedStrategy:
-        """The same for a strategy that differs in some operators from one whose timeline may be known (Algorithm 2)."""
+        """Evaluate a strategy that differs from `old` in some operators (Algorithm 2)."""
         if not changes:
             return old
         configurations = list(old.strategy)
@@ -222,8 +222,8 @@ class StrategyEvaluator:
     def _proposed(
         self, numbers: Array, placed: FlatStrategy, old: EvaluatedStrategy, limit: float
     ) -> tuple[float, int, Array]:
-        """Seconds, how many more bytes are sent, and those that each device holds. Whoever calls says what is known then: should
-        this be interrupted, nothing is.
+        """Return seconds, change of bytes sent, and bytes that each device holds. The caller sets what is known
+        afterwards; an interrupt leaves nothing known.
         """
         is_loaded = False
         while True:
@@ -235,9 +235,9 @@ class StrategyEvaluator:
             becomes, seconds, sent, held = propose_strategy(
                 numbers,
                 self._plan,
-                tuple(self.tasks.forms.known),
+                tuple(self.tasks.forms.tables),
                 tuple(placed),
-                self.tasks.leads,
+                self.tasks.edge_targets,
                 self.tasks.room,
                 last,
                 self._memory,
@@ -248,7 +248,7 @@ class StrategyEvaluator:
                 return seconds, sent, held
 
     def _load(self, found: EvaluatedStrategy, more: bool = False) -> None:
-        """Keep the task graph and timeline of a strategy, without gaps, in the room that there is, if it suffices; or in more."""
+        """Load a strategy's graph and timeline, in new room if they do not fit."""
         self._known = self._last = None
         base = found.base
         size = len(base.graph.device), len(base.graph.owner)
@@ -261,12 +261,11 @@ class StrategyEvaluator:
         self._known = found
 
     def _touched(self, operators: Collection[int]) -> Array:
-        """The blocks that some operators decide, in ascending order."""
+        """Return the blocks that some operators determine, in ascending order."""
         found = [self.tasks.touching[operator] for operator in operators]
         return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def _compile(self) -> None:
-        """Loops are compiled when they first run: for no blocks here, so that no search has to wait for it."""
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
         found = simulate_blocks(self.tasks, placed, inf, none)[0]
         nothing = EvaluatedStrategy((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)

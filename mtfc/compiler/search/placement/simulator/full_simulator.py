@@ -1,19 +1,11 @@
-"""Task graphs that were made from nothing, and when their tasks are ready and end, in flat arrays.
+"""Full simulation of a task graph in compiled loops. It gives the timeline of `cost/event_simulator.py` to the last bit.
 
-The simulator of `cost/event_simulator.py` on flat arrays, compiled by Numba where it is installed; without it the same code
-runs slowly.
+Tasks are numbered so that every edge leads upward. So numbers break ties as ids do there. Simulation ends early when the step
+is certain to exceed `limit`: as soon as a device's idle time so far plus all its work exceeds it.
 
-Tasks are numbered in an order in which every edge goes upward, so that numbers can break ties as ids do there, and the same
-arithmetic gives the same timeline to the last bit. Simulation ends when it is certain that the step takes longer than `limit`:
-once a device's idle time so far and all its work exceed it. For delta simulation see `incremental_simulator.py`.
-
-
-Tasks that are ready, the first by (when, key) in front: a list in order, linked both ways, compiled.
-
-A new one is put in from where the last one was, a few tasks away on average (2 to 9 in FlexFlow's networks, of up to 500 in the
-list), as what follows a task is ready about when what follows the one before it is; and to take the first one is nothing.
-
-Arrays by task have one more entry, of the list's two ends.
+Ready tasks are in a linked list, ordered by (ready time, key). A new task is inserted from the position of the last one, 2 to 9
+tasks away on average in FlexFlow's networks; taking the first task costs nothing. Arrays by task have one more entry, for both
+ends of the list.
 """
 
 from __future__ import annotations
@@ -27,29 +19,30 @@ from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
 
 class EdgeLists(NamedTuple):
-    """Edges by one of their ends: those of task i begin at `first[i]`. other: the task at the other end."""
+    """Edges sorted by one end: those of task i begin at `first[i]`. other: the task at the other end."""
 
     first: Array
     other: Array
 
 
 class IndexedGraph(NamedTuple):
-    """Blocks of tasks (see `block_arrays.Blocks`), and what waits for each task, and what it waits for. owner: the blocks that edges
-    belong to, in the order of `before`.
+    """Blocks of tasks (see `TaskBlocks`) with the successors and predecessors of each task.
+
+    owner: the block of each edge, in the order of `predecessors`.
     """
 
     offsets: Array
     device: Array
     seconds: Array
-    waiting: EdgeLists
-    before: EdgeLists
+    successors: EdgeLists
+    predecessors: EdgeLists
     owner: Array
     sent: Array
     held: Array
 
 
 class TaskTimes(NamedTuple):
-    """When tasks are ready and end, and all tasks in the order in which they are taken from the queue."""
+    """The timeline: when each task is ready and ends, and all tasks in the order in which they start."""
 
     ready: Array
     end: Array
@@ -58,7 +51,7 @@ class TaskTimes(NamedTuple):
 
 @jit
 def indexed_graph(blocks: TaskBlocks) -> IndexedGraph:
-    """The graph that some blocks are."""
+    """Index the edges of some blocks."""
     total, count = len(blocks.edges), blocks.offsets[-1]
     sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
     for block in range(len(blocks.offsets) - 1):
@@ -86,7 +79,7 @@ def indexed_graph(blocks: TaskBlocks) -> IndexedGraph:
 
 @jit_internal
 def _links(here: Array, there: Array, count: int) -> EdgeLists:
-    """Edges sorted by one end."""
+    """Sort edges by one end."""
     first = np.zeros(count + 1, np.uint32)
     for task in here:
         first[task + 1] += 1
@@ -101,12 +94,12 @@ def _links(here: Array, there: Array, count: int) -> EdgeLists:
 
 
 ROUNDING = 1e-9
-"""Sums of seconds in another order differ by less."""
+"""Sums of seconds in another order differ by less, relatively."""
 
 
 @jit
 def connect(edges: Array, offsets: Array) -> Any:
-    """Of edges (block and number there of a task and of one that waits for it) the numbers of those that wait, also by task."""
+    """Return the successor of each edge, and the successors of each task as `EdgeLists` have them."""
     total, count = len(edges), offsets[-1]
     before, after = np.empty(total, np.uint32), np.empty(total, np.uint32)
     first = np.zeros(count + 1, np.int64)
@@ -124,9 +117,11 @@ def connect(edges: Array, offsets: Array) -> Any:
 
 
 class FullRun(NamedTuple):
-    """ready, end [task]: when it is ready, as far as is known, and ends. order: tasks as they were taken. missing [task]: for how
-    many others it waits. after, before, keys: see `ready_queue.py`. free, load [device]: when it has done all that was taken; its work,
-    and how long it was idle.
+    """The state of a simulation.
+
+    ready, end [task]: ready time as far as known, and end. order: tasks in the order of their start. missing [task]: number
+    of predecessors that have not ended. after, before, keys: the ready queue. free [device]: end of its last task. load
+    [device]: its work and its idle time so far.
     """
 
     ready: Array
@@ -153,7 +148,7 @@ def simulate(
     limit: float,
     devices: int,
 ) -> float:
-    """Find when tasks are ready and end, and in which order they are taken; the makespan, or infinity beyond the limit."""
+    """Fill `ready`, `end` and `order`; return the makespan, or infinity if it exceeds the limit."""
     count = len(device)
     queue = FullRun(
         ready,
@@ -213,7 +208,7 @@ def _run(queue: FullRun, first: Array, waiting: Array, device: Array, seconds: A
 
 @jit_inline
 def clear(after: Array, before: Array) -> Any:
-    """Make the list empty; its ends, where one begins to look for the next task's place."""
+    """Make the queue empty; return its ends, from where the search for the next position begins."""
     ends = np.uint32(len(after) - 1)
     after[ends] = before[ends] = ends
     return ends
@@ -221,7 +216,7 @@ def clear(after: Array, before: Array) -> Any:
 
 @jit_inline
 def put(after: Array, before: Array, times: Array, keys: Array, near: int, task: int) -> None:
-    """Add a task, beginning to look for its place at one that is in the list, or at the ends."""
+    """Insert a task, searching its position from `near`, a task in the queue or the ends."""
     ends, time, key = np.uint32(len(after) - 1), times[task], keys[task]
     if near == ends or _is_before(times, keys, near, time, key):
         next = after[near]
@@ -244,7 +239,7 @@ def _is_before(times: Array, keys: Array, task: int, time: float, key: int) -> b
 
 @jit_inline
 def drop(after: Array, before: Array, task: int) -> Any:
-    """Take the first one away; the one after it."""
+    """Remove the first task; return the next."""
     ends, next = np.uint32(len(after) - 1), after[task]
     after[ends], before[next] = next, ends
     return next

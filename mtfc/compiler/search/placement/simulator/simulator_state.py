@@ -1,10 +1,10 @@
-"""What delta simulation keeps from proposal to proposal, in place: a task graph, its timeline, and room for a change of it.
+"""The state of delta simulation, changed in place: a task graph, its timeline, and room for a proposed change.
 
-Tasks have numbers that stay: those of new blocks follow after all that there were, and those that are gone leave gaps. So a
-proposal takes time for what it changes alone. Where room does not suffice, everything is loaded anew.
+Task numbers are stable: new blocks get numbers after all others, removed tasks leave gaps. So a proposal takes time for what it
+changes only. When the room is used up, everything is loaded anew.
 
-The memory is a few arrays, of numbers by task, edge, block or device: to give a compiled function an array takes a tenth of a
-microsecond, and there are fifty kinds of numbers.
+The state is a few arrays, grouped by task, edge, block or device. Passing an array to a compiled function takes 0.1
+microseconds, and there are fifty kinds of numbers.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ from mtfc.compiler.search.placement.task_graph_builder import Array
 StateArrays = tuple[Array, ...]
 
 NONE = 2**32 - 1
-"""No task, edge or place. Numbers are unsigned, so that nothing asks whether they count from the end."""
+"""No task, edge or place. Numbers are unsigned, so that Numba generates no checks for negative indices."""
 SHIFTS = 4
-"""How many differences in time are told apart at once."""
+"""The number of time shifts that are tracked at once."""
 ENDS = 2
-"""There are so many entries more by task than tasks."""
+"""Arrays by task have this many more entries than tasks."""
 SAME, ALTERED, LOST = range(3)
-"""Marks of tasks in a change: as before; affected, which is new or may wait for others than before; gone."""
+"""Marks of tasks: unchanged; affected, which is new or has new predecessors; removed."""
 INDEX = 32
 """Bits of a key for the number of a task in its block."""
 
 TASKS, LIVE, WAITING, BEFORE, EPOCH = range(5)
+"""Entries of `counts`."""
 NUMBERS, NEW, MARKED, EDGES, FIRST = range(5, 10)
 NEAR, TAKEN, AFFECTED, PASSED, OLD, GONE = range(10, 16)
-"""What `counts` has.
+"""The meaning of the entries of `counts`:
 
-Of what is kept: numbers of tasks that are in use, tasks in the queue, edges in each of the two pools, and the epoch. Of a
-change: its blocks, new tasks, those that have marks, edges, and the first place of the queue that it touches; once this is known,
-the first from which on tasks are taken. Of a simulation: the task where one begins to look for the place of the next that is
-ready; tasks taken, and affected; places of the old queue that were passed, tasks of it that were taken, and those that are gone
-from places that were passed.
+- of the current graph: task numbers in use, tasks in the queue, used entries of the two edge pools, and the epoch
+- of a change: its blocks, its new tasks, marked tasks, edges, and the first place of the queue that it touches; later the first
+  place from which tasks are simulated
+- of a simulation: the task where the search for a queue position begins; tasks taken; tasks affected; places of the old queue
+  that were passed; old tasks taken; and removed tasks at passed places
 """
 
 
 class CurrentGraph(NamedTuple):
-    """A task graph, and its timeline.
+    """A task graph and its timeline.
 
-    seconds, device [task]. key [task]: its block and its number there, by which ties are broken. ready, end [task]: when it is
-    ready and ends. done [task]: seconds of it and all before it on its device. place [task]: in the queue, previous [task]: the
-    one before it on its device, or NONE. order [place]: the task.
-    waiting: from `waiting_first[task]` on, `waiting_count[task]` tasks that wait for it; before: the same of those that it
-    waits for, and owner: the blocks that these edges belong to.
-    begin, size, sent [block]: its tasks, and bytes that go from device to device. held [block, device]: bytes kept.
-    load [device]: seconds of all its tasks. earliest [device]: the place of its first one.
+    seconds, device [task]. key [task]: its block and its number there, which break ties. ready, end [task]: the timeline.
+    done [task]: seconds of it and of all earlier tasks on its device. place [task]: its place in the queue; previous
+    [task]: the task before it on its device, or NONE. order [place]: the task.
+
+    successors: `successor_count[task]` entries from `successor_first[task]`. predecessors: the same, and owner: the blocks
+    of these edges. begin, size, sent [block]: first task, tasks, bytes sent between devices. held [block, device]: bytes
+    kept. load [device]: seconds of all its tasks. earliest [device]: the place of its first task.
     """
 
     counts: Array
@@ -65,12 +66,12 @@ class CurrentGraph(NamedTuple):
     place: Array
     previous: Array
     order: Array
-    waiting_first: Array
-    waiting_count: Array
-    before_first: Array
-    before_count: Array
-    waiting: Array
-    before: Array
+    successor_first: Array
+    successor_count: Array
+    predecessor_first: Array
+    predecessor_count: Array
+    successors: Array
+    predecessors: Array
     owner: Array
     begin: Array
     size: Array
@@ -81,18 +82,19 @@ class CurrentGraph(NamedTuple):
 
 
 class GraphChange(NamedTuple):
-    """Blocks that are made anew; what is kept stays as it was, and has entries for new tasks.
+    """Blocks that are replaced. The current graph stays as it was; its arrays by task also have entries for new tasks.
 
-    Between proposals nothing is made anew: all marks are the same, no edges are here, and blocks begin where they do in what is
-    kept; nor are there ends in `Run`.
+    Between proposals nothing is replaced: all marks are SAME, there are no edges here, `begin` equals that of the current
+    graph, and all ends in `DeltaRun` are infinite.
 
-    numbers: the blocks. is_anew [block]. begin, size, sent [block], held [block, device]: as of what is kept; of others than new
-    blocks `begin` alone. load [device]: seconds of all its tasks. mark [task]: SAME, ALTERED or LOST; marked: those that are not
-    SAME. is_marked [place]: whether a task of the queue is not, and at the place behind the last one, where whoever looks for one
-    stops.
-    All edges to those that are affected are here, and not in the old lists: source, target, owner [edge]; first_waiting,
-    first_before [task]: the first edge that it is the source of, or the target; next_waiting, next_before [edge]: the next such
-    edge. NONE where there is none.
+    numbers: the replaced blocks. is_anew [block]. begin, size, sent [block], held [block, device]: as in the current graph;
+    for unchanged blocks `begin` only. load [device]: seconds of all its tasks. mark [task]: SAME, ALTERED or LOST; marked:
+    all tasks with other marks than SAME. is_marked [place]: 1 if the task there is marked, and 1 behind the last place as a
+    sentinel.
+
+    All edges to affected tasks are here, and the old lists do not count for them: source, target, owner [edge];
+    first_successor, first_predecessor [task]: the first edge with this source, or target; next_successor, next_predecessor
+    [edge]: the next such edge, or NONE.
     """
 
     numbers: Array
@@ -105,28 +107,29 @@ class GraphChange(NamedTuple):
     mark: Array
     marked: Array
     is_marked: Array
-    first_waiting: Array
-    first_before: Array
+    first_successor: Array
+    first_predecessor: Array
     source: Array
     target: Array
     owner: Array
-    next_waiting: Array
-    next_before: Array
+    next_successor: Array
+    next_predecessor: Array
 
 
 class DeltaRun(NamedTuple):
     """A simulation of a change.
 
-    ready, end [task]: when it is ready and ends; infinite is the end of one that was not taken since the simulation began.
-    soonest, missing [task]: when a task is ready as far as is known, and for how many it still waits; both are known where
-    seen [task] is the present epoch. after, before: see `ready_queue.py`. order: tasks as they were taken.
-    affected: those not taken that are new or may wait for others than before; critical: for each of these a task that it waits
-    for, one that is affected or else the last to end, or NONE. moved: room to list tasks.
-    free, load [device]: when it has done all that was taken; its work, and how long it was idle. work [device]: room. last
-    [device]: the last one of the tasks of the old queue that were passed, or NONE.
-    first_done, first_last [device]: the seconds of those that were before the first that was taken; the last of them.
-    shift, latest: some differences between the ends of a task in both timelines, and the last end with each. late [2]: the
-    last end of tasks that are new or have other differences; and, in the old timeline, of those that are gone or have.
+    ready, end [task]: the new timeline; the end is infinite for tasks that were not taken yet. soonest, missing [task]:
+    ready time as far as known, and number of open predecessors; both are valid where seen [task] is the current epoch.
+    after, before: the ready queue, see `full_simulator.py`. order: tasks in the order in which they were taken.
+
+    affected: affected tasks that were not taken; critical: for each a predecessor that it still waits for, or NONE. moved:
+    room for a list of tasks. free, load [device]: as in `FullRun`. work [device]: room. last [device]: the last old task
+    that was passed, or NONE. first_done, first_last [device]: seconds of the tasks before the first that was taken; the
+    last of them.
+
+    shift, latest: some differences between new and old ends of tasks, and the last end with each. late [2]: the last end of
+    new tasks and of tasks with other differences; and, in the old timeline, of removed tasks and of those.
     """
 
     ready: Array
@@ -152,7 +155,7 @@ class DeltaRun(NamedTuple):
 
 
 def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) -> StateArrays:
-    """Room for so many; `computing` devices are no ports. The queue has an end, and the list of tasks that are ready has ends."""
+    """Allocate room for some numbers of tasks, edges and blocks. `computing` devices are not ports."""
     tasks += ENDS
     return (
         np.zeros(16, np.uint32),
@@ -170,82 +173,85 @@ def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) 
 
 
 def room(memory: StateArrays) -> tuple[int, int]:
-    """For how many tasks and edges there is some."""
+    """Return the number of tasks and edges for which there is room."""
     return memory[1].shape[1] - ENDS, memory[5].shape[1]
 
 
 @jit_internal
 def open_state(memory: StateArrays):  # type: ignore[no-untyped-def]
-    """What is kept, a change of it, and the simulation of this."""
+    """Name the parts of the state: the current graph, a change, and its simulation."""
     counts, f, keys, i, marks, e, b, held, d, last, shifts = memory
     graph = f[0], f[1], f[2], f[3], keys, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], e[0], e[1], e[2]
-    kept = CurrentGraph(counts, *graph, b[0], b[1], b[2], held[0], d[0], last[0])
+    current = CurrentGraph(counts, *graph, b[0], b[1], b[2], held[0], d[0], last[0])
     edges = e[3], e[4], e[5], e[6], e[7]
     change = GraphChange(
         b[3], b[4], b[5], b[6], b[7], held[1], d[1], marks[0], i[16], marks[1], i[8], i[9], *edges
     )
     tasks = f[4], f[5], f[6], i[10], i[11], i[17], i[18], i[12], i[13], i[14], i[15]
     run = DeltaRun(*tasks, d[2], d[3], d[4], d[5], last[1], last[2], shifts[0], shifts[1], shifts[2])
-    return kept, change, run
+    return current, change, run
 
 
 @jit
 def load_state(memory: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
-    """Keep a graph and its timeline, for which there is room."""
-    kept, change, run = open_state(memory)
-    _load(graph, times, kept, change, run)
+    """Load a graph and its timeline, for which there is room."""
+    current, change, run = open_state(memory)
+    _load(graph, times, current, change, run)
 
 
 @jit_no_refcount
 def _load(
-    graph: IndexedGraph, times: TaskTimes, kept: CurrentGraph, change: GraphChange, run: DeltaRun
+    graph: IndexedGraph, times: TaskTimes, current: CurrentGraph, change: GraphChange, run: DeltaRun
 ) -> None:
     count, edges = len(graph.device), len(graph.owner)
-    kept.counts[:] = 0
-    kept.counts[TASKS] = kept.counts[LIVE] = count
-    kept.counts[WAITING] = kept.counts[BEFORE] = edges
+    current.counts[:] = 0
+    current.counts[TASKS] = current.counts[LIVE] = count
+    current.counts[WAITING] = current.counts[BEFORE] = edges
     for block in range(len(graph.sent)):
-        kept.begin[block], kept.size[block] = (
+        current.begin[block], current.size[block] = (
             graph.offsets[block],
             graph.offsets[block + 1] - graph.offsets[block],
         )
-        change.begin[block], change.is_anew[block] = kept.begin[block], 0
-        kept.sent[block] = graph.sent[block]
-        for device in range(kept.held.shape[1]):
-            kept.held[block, device] = graph.held[block, device]
+        change.begin[block], change.is_anew[block] = current.begin[block], 0
+        current.sent[block] = graph.sent[block]
+        for device in range(current.held.shape[1]):
+            current.held[block, device] = graph.held[block, device]
         for task in range(graph.offsets[block], graph.offsets[block + 1]):
-            kept.key[task] = (block << INDEX) + task - graph.offsets[block]
+            current.key[task] = (block << INDEX) + task - graph.offsets[block]
     for task in range(count):
-        kept.device[task], kept.seconds[task] = graph.device[task], graph.seconds[task]
-        kept.ready[task], kept.end[task] = times.ready[task], times.end[task]
-        kept.waiting_first[task], kept.before_first[task] = (
-            graph.waiting.first[task],
-            graph.before.first[task],
+        current.device[task], current.seconds[task] = graph.device[task], graph.seconds[task]
+        current.ready[task], current.end[task] = times.ready[task], times.end[task]
+        current.successor_first[task], current.predecessor_first[task] = (
+            graph.successors.first[task],
+            graph.predecessors.first[task],
         )
-        kept.waiting_count[task] = graph.waiting.first[task + 1] - graph.waiting.first[task]
-        kept.before_count[task] = graph.before.first[task + 1] - graph.before.first[task]
+        current.successor_count[task] = graph.successors.first[task + 1] - graph.successors.first[task]
+        current.predecessor_count[task] = graph.predecessors.first[task + 1] - graph.predecessors.first[task]
     for edge in range(edges):
-        kept.waiting[edge], kept.before[edge] = graph.waiting.other[edge], graph.before.other[edge]
-        kept.owner[edge] = graph.owner[edge]
+        current.successors[edge], current.predecessors[edge] = (
+            graph.successors.other[edge],
+            graph.predecessors.other[edge],
+        )
+        current.owner[edge] = graph.owner[edge]
     run.last[:] = NONE
-    kept.load[:] = 0.0
-    kept.earliest[:] = NONE
+    current.load[:] = 0.0
+    current.earliest[:] = NONE
     for place in range(count):
-        queue(kept, times.order[place], place, kept.load, run.last)
+        queue(current, times.order[place], place, current.load, run.last)
     change.mark[:] = 0
     change.is_marked[:] = 0
     change.is_marked[count] = 1
-    change.first_waiting[:] = NONE
+    change.first_successor[:] = NONE
     run.end[:] = np.inf
     run.seen[:] = NONE
 
 
 @jit_inline
-def queue(kept: CurrentGraph, task: int, place: int, done: Array, last: Array) -> None:
-    """Put a task into the queue, whose device has done some seconds before, and some task last."""
-    device = kept.device[task]
-    kept.order[place], kept.place[task] = task, place
-    done[device] += kept.seconds[task]
-    kept.done[task], kept.previous[task] = done[device], last[device]
+def queue(current: CurrentGraph, task: int, place: int, done: Array, last: Array) -> None:
+    """Append a task to the queue, after `done` seconds of its device and its `last` task."""
+    device = current.device[task]
+    current.order[place], current.place[task] = task, place
+    done[device] += current.seconds[task]
+    current.done[task], current.previous[task] = done[device], last[device]
     last[device] = task
-    kept.earliest[device] = min(kept.earliest[device], place)
+    current.earliest[device] = min(current.earliest[device], place)

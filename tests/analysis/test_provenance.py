@@ -8,13 +8,13 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.compiler.analysis.equation_names import names_by_place, placeable_names
-from mtfc.compiler.analysis.provenance import Sending, sendings
+from mtfc.compiler.analysis.equation_names import layout_target_names, names_by_place
+from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import charges, grouped, total
 from mtfc.compiler.ir.core import Equation, Program
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.compiler.search.per_equation.best_layouts import tiling
+from mtfc.compiler.search.per_equation.per_equation_search import layout_of_choices
 from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import HasSource, functions, load, lowered
@@ -43,7 +43,7 @@ def test_everything_that_is_sent_has_a_cause(program: HasSource) -> None:
 
 def _check(placed: Program, name: str) -> None:
     assert placed.mesh is not None and placed.layout is not None
-    found = sendings(placed.function(name), placed.mesh, placed.layout)
+    found = sent_arrays(placed.function(name), placed.mesh, placed.layout)
     costs = grouped(charges(placed.function(name), Numbers(placed.mesh)), lambda charge: charge.kind)
     for kind, group in costs.items():
         if kind is not None:
@@ -60,29 +60,32 @@ def test_all_that_a_tiling_sends_has_a_rule_of_the_tiling(generated: Generated, 
     """But for a dimension that is split only on the way from one placement to another."""
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)
-    layout = tiling(network, [random.randrange(len(node.options)) for node in network.nodes], "tiled")
+    layout = layout_of_choices(
+        network, [random.randrange(len(node.options)) for node in network.nodes], "tiled"
+    )
     placed = lower(program, mesh, layout)
     function = placed.function("step" if program.training else "forward")
     whole = prepared(program, mesh, layout)
     names = names_by_place(whole)
     spans = {
-        name: thing.span for thing, name in placeable_names(whole).items() if isinstance(thing, Equation)
+        name: thing.span for thing, name in layout_target_names(whole).items() if isinstance(thing, Equation)
     }
-    for each in sendings(function, mesh, layout, names):
+    for each in sent_arrays(function, mesh, layout, names):
         for cause in each.causes:
             on_the_way = cause.what.startswith("has") and not cause.rule.is_written
             name = cause.rule.section.removeprefix("value ")
             assert name in layout.value_rules or on_the_way, each
-            assert name not in spans or cause.span == spans[name] or cause.what.startswith("wants"), each
+            elsewhere = cause.what.startswith(("wants", "stores"))  # the line of the use, or of the argument
+            assert name not in spans or cause.span == spans[name] or elsewhere, each
 
 
-def causes(source: str, of: str = "step") -> list[Sending]:
+def causes(source: str, of: str = "step") -> list[SentArray]:
     placed = lowered(source, of)
     assert placed.mesh is not None and placed.layout is not None
-    return sendings(placed.function(of), placed.mesh, placed.layout)
+    return sent_arrays(placed.function(of), placed.mesh, placed.layout)
 
 
-def shown(found: list[Sending]) -> list[tuple[str, list[tuple[str, int | None, str]]]]:
+def shown(found: list[SentArray]) -> list[tuple[str, list[tuple[str, int | None, str]]]]:
     return [
         (each.kind, [(str(c.rule), c.span.line if c.span else None, c.what) for c in each.causes])
         for each in found
@@ -141,7 +144,7 @@ def test_rules_of_equations_and_of_arguments() -> None:
     (program,), (declared, *_) = load(source).programs, load(source).layouts
     names = names_by_place(prepared(program, declared.mesh, declared.layout))
     placed = lower(program, declared.mesh, declared.layout)
-    found = shown(sendings(placed.function("step"), declared.mesh, declared.layout, names))
+    found = shown(sent_arrays(placed.function("step"), declared.mesh, declared.layout, names))
     assert found == [
         (
             "all_to_all",

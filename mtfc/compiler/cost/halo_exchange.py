@@ -15,14 +15,13 @@ from mtfc.compiler.analysis.dimension_names import (
     SINGLE,
     DimensionNames,
     Dims,
-    IsCommon,
     after,
     bridge_of,
     rule_of,
 )
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
-from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
+from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, WholeArray
 from mtfc.compiler.cost.serial_time import communication_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.builder import Builder
@@ -33,7 +32,6 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
-from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 
 UNTILED = Device({}, 0.0, Rate.constant(1.0))
 """A device that does not pad arrays: the padding of all shards together is not known."""
@@ -50,7 +48,7 @@ class Halos:
         return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("halos"))
 
     def bound(self, program: CommonProgram) -> tuple[Halo, ...]:
-        return tuple(halos_of(program.function, program.names, program.is_common, self.shards))
+        return tuple(halos_of(program, program.function, self.shards))
 
 
 @attrs.frozen
@@ -66,17 +64,15 @@ class Halo:
     alike: frozenset[Dims]
 
 
-def halos_of(
-    function: Function, names: DimensionNames, is_common: IsCommon, shards: int, trips: int = 1
-) -> Iterator[Halo]:
+def halos_of(program: CommonProgram, function: Function, shards: int, trips: int = 1) -> Iterator[Halo]:
     """Yield the halos, and the kernels that join them, where dimensions are split over a number of shards."""
     for eqn in function.body:
         if eqn.regions:
-            yield from halos_of(region_of(eqn), names, is_common, shards, trips * dim_of(eqn).size)
-    finder = _HaloFinder.of(function, names, shards)
+            yield from halos_of(program, region_of(eqn), shards, trips * dim_of(eqn).size)
+    finder = _HaloFinder.of(program, function, shards)
     found: dict[int, list[Halo]] = {}
     for eqn in function.body:
-        bridge = bridge_of(eqn) if is_common(eqn) else None
+        bridge = bridge_of(eqn) if program.is_common(eqn) else None
         if bridge and not bridge.is_local:
             for key, halo in finder.halos(eqn, bridge, trips):
                 found.setdefault(key, []).append(halo)
@@ -93,23 +89,23 @@ class _HaloFinder:
     shards: int
     makers: Mapping[Value, Equation]
     uses: Mapping[Value, list[Equation]]
-    dims: NewDims
+    blocks: MakeBlocks
     keys: dict[object, int] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, function: Function, names: DimensionNames, shards: int) -> _HaloFinder:
+    def of(cls, program: CommonProgram, function: Function, shards: int) -> _HaloFinder:
         makers = {value: eqn for eqn in function.body for value in eqn.results}
         uses: dict[Value, list[Equation]] = {}
         for eqn in function.body:
             for value in dict.fromkeys(eqn.operands):
                 uses.setdefault(value, []).append(eqn)
-        return cls(function, names, shards, makers, uses, NewDims(()))
+        return cls(function, program.names, shards, makers, uses, program.new_blocks())
 
     def halos(self, eqn: Equation, bridge: Bridge, trips: int) -> Iterator[tuple[int, Halo]]:
         met = self._met(eqn, bridge)
         last = self._last(eqn)
         body = (self._partitioned(last, eqn, bridge) or self._partitioned(eqn, eqn, bridge)) if met else []
-        memory = Memory(attrs.evolve(self.function, body=tuple(body), outputs=()), SINGLE)
+        kernels = FusionModel(attrs.evolve(self.function, body=tuple(body), outputs=()), SINGLE, UNTILED)
         names = self.names.names
         dims = frozenset[str]().union(
             *(names[v] for each in self._chain(last) for v in (*each.operands, each.result))
@@ -122,7 +118,7 @@ class _HaloFinder:
             elif OPS[each.op].storage in ("kernel", "lookup") and each.op != eqn.op:
                 yield (
                     key,
-                    Halo(WholeArray(memory.moved(each, UNTILED), dims - met, trips), None, frozenset((met,))),
+                    Halo(WholeArray(kernels.moved(each), dims - met, trips), None, frozenset((met,))),
                 )
 
     def _chain(self, eqn: Equation) -> Iterator[Equation]:
@@ -149,9 +145,7 @@ class _HaloFinder:
             return ("all",) if each is eqn and dim.name in pair else ()
 
         build = Builder(names_of(self.function), eqn.span, eqn.stage)
-        results = rule(
-            PositionBlocks(build, axes, lambda axes: self.shards, self.makers.get, self.dims), last
-        )
+        results = rule(self.blocks(build, axes, self.shards, self.makers.get), last)
         needed = set(results or ())
         for each in reversed(build.body):
             if not needed.isdisjoint(each.results):

@@ -1,26 +1,25 @@
-"""What TPUs fill up: against shapes that XLA chose, and what bounds rely on."""
+"""Padding on TPUs: against the layouts and cycles of XLA, and the properties that lower bounds rely on."""
 
 from __future__ import annotations
-
-from math import prod
 
 import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mtfc.compiler.cost.fusion import Memory
+from mtfc.compiler.analysis.dot_operand_layout import is_dot
+from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.memory import memory_on
-from mtfc.compiler.cost.tpu.tiling import filled, is_dot, is_sum, least_bytes, stored_bytes
-from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.cost.tpu.tiling import least_tiled_bytes, stored_bytes
+from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
-from tests.harness import load, lowered
+from tests.harness import load
 
 PLAIN = Device({"f32": Rate.constant(1e12)}, 1e9, Rate.constant(1e11))
-TPU = attrs.evolve(PLAIN, matrix=128)
+TPU = attrs.evolve(PLAIN, mxu_size=128)
 
 
 def tensor(dtype: str, *sizes: int) -> TensorType:
@@ -41,7 +40,7 @@ def tensor(dtype: str, *sizes: int) -> TensorType:
     ],
 )
 def test_arrays_are_whole_tiles(type: TensorType, elements: int) -> None:
-    """In comments, as XLA laid out such arrays."""
+    """The comments show the layouts of XLA."""
     assert stored_bytes(type, ONE_DEVICE, TPU) == elements * ITEM_BYTES[type.dtype]
     assert stored_bytes(type, ONE_DEVICE, PLAIN) == type.local_bytes(ONE_DEVICE)
 
@@ -50,13 +49,17 @@ SHAPES = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8, 
 
 
 @given(SHAPES)
-def test_parts_take_no_less_than_the_least_of_the_whole(shape: list[tuple[int, int]]) -> None:
+def test_shards_have_at_least_the_least_bytes_of_the_whole(shape: list[tuple[int, int]]) -> None:
     mesh = Mesh("grid", tuple((f"a{i}", parts) for i, (_, parts) in enumerate(shape)))
     whole = tensor("f32", *(size * parts for size, parts in shape))
     part = whole.split_by({f"d{i}": (f"a{i}",) for i in range(len(shape))})
-    assert stored_bytes(part, mesh, TPU) * mesh.devices >= least_bytes(whole, TPU)
-    assert least_bytes(whole, TPU) <= stored_bytes(whole, mesh, TPU)
+    assert stored_bytes(part, mesh, TPU) * mesh.devices >= least_tiled_bytes(whole)
+    assert least_tiled_bytes(whole) <= stored_bytes(whole, mesh, TPU)
     assert part.local_bytes(mesh) <= stored_bytes(part, mesh, TPU)
+
+
+def padding(eqn: Equation, mesh: Mesh, device: Device) -> float:
+    return fusion_of(Function("one", (), (eqn,), ()), mesh, device).mxu_padding(eqn)
 
 
 def einsum(sizes: dict[str, int], text: str) -> Equation:
@@ -68,14 +71,13 @@ def einsum(sizes: dict[str, int], text: str) -> Equation:
     return found
 
 
-def test_products_are_filled_up_to_the_matrix_unit() -> None:
+def test_dots_are_padded_to_the_mxu() -> None:
     product = einsum({"m": 100, "n": 96, "k": 300}, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
     assert is_dot(product)
-    assert not is_sum(product)
-    assert filled(product, ONE_DEVICE, PLAIN) == 1
+    assert padding(product, ONE_DEVICE, PLAIN) == 1
     through = 96 * 128 * 384  # the 96 are a multiple of 8, the 100 are not
     loaded = 128 * min(128 * 300, 100 * 384)
-    assert filled(product, ONE_DEVICE, TPU) == pytest.approx((through + loaded) / (100 * 96 * 300))
+    assert padding(product, ONE_DEVICE, TPU) == pytest.approx((through + loaded) / (100 * 96 * 300))
 
 
 @pytest.mark.parametrize(
@@ -89,94 +91,24 @@ def test_products_are_filled_up_to_the_matrix_unit() -> None:
         (6, 400, 200704, 637980),  # that of the images
     ],
 )
-def test_products_take_the_cycles_that_the_compiler_expects(
+def test_dots_take_the_cycles_that_the_compiler_expects(
     rows: int, summed: int, columns: int, cycles: int
 ) -> None:
     """On v2, which has one matrix unit a core: libtpu 0.0.42."""
     sizes = {"m": rows, "k": summed, "n": columns}
     product = einsum(sizes, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
-    expected = filled(product, ONE_DEVICE, TPU) * rows * summed * columns / 128**2
+    expected = padding(product, ONE_DEVICE, TPU) * rows * summed * columns / 128**2
     assert expected == pytest.approx(cycles, rel=0.07)
 
 
-CONVOLVED = """
-mesh line = [all: 1]
-layout alone on line = {{}}
-dim n = {images}
-dim height = {side}
-dim width = {side}
-dim oh = {made}
-dim ow = {made}
-dim kh = {place}
-dim kw = {place}
-dim c = {channels}
-dim f = {filters}
-model net(scale: []) {{
-  param x: [n, height, width, c] = normal(stddev = 1)
-  param filter: [kh, kw, c, f] = normal(stddev = 1)
-  p = window(window(x, height -> [oh, kh], padding = ({pad}, {pad})), width -> [ow, kw], padding = ({pad}, {pad}))
-  y = einsum(p, filter -> [n, oh, ow, f])
-  loss = scale * sum(y * y)
-  return loss
-}}
-train net {{
-  minimize loss
-  optimizer = sgd(learning_rate = 1)
-}}
-"""
-
-
-def convolved(is_gradient: bool, **sizes: int) -> float:
-    """Cycles of one matrix unit for a convolution, or for the gradient of its images."""
-    function = lowered(CONVOLVED.format(**sizes), "gradients", "alone").function("gradients")
-    memory = Memory(function, ONE_DEVICE, TPU)
-    (found,) = (
-        eqn
-        for eqn in function.body
-        if (windows := memory.windows(eqn)) and windows.is_made == is_gradient
-        if is_gradient or "kh" not in eqn.result.type.names
-    )
-    dims = {dim for value in (*found.operands, found.result) for dim in value.type.dims}
-    products = prod(dim.size for dim in dims)
-    return filled(found, ONE_DEVICE, TPU, memory.windows(found)) * products / 128**2
-
-
-@pytest.mark.parametrize(
-    ("images", "side", "made", "place", "pad", "channels", "filters", "cycles"),
-    [
-        (1024, 14, 10, 5, 0, 6, 16, 637980),  # LeNet's second convolution
-        (128, 12, 8, 5, 0, 16, 16, 61815),
-        (32, 28, 28, 3, 1, 64, 64, 235965),
-        (128, 28, 28, 3, 1, 3, 64, 462950),
-        (128, 28, 28, 3, 1, 64, 64, 465972),
-        (128, 28, 28, 3, 1, 16, 128, 919491),
-    ],
-)
-def test_gradients_of_images_take_the_cycles_that_the_compiler_expects(
-    images: int, side: int, made: int, place: int, pad: int, channels: int, filters: int, cycles: int
-) -> None:
-    """On v2, which has one matrix unit a core: libtpu 0.0.42."""
-    sizes = {"images": images, "side": side, "made": made, "place": place, "pad": pad}
-    taken = convolved(True, **sizes, channels=channels, filters=filters)
-    assert taken == pytest.approx(cycles, rel=0.08)
-
-
-@pytest.mark.parametrize(("images", "cycles"), [(16, 168105), (32, 377895)])
-def test_convolutions_of_few_images_hold_the_filter(images: int, cycles: int) -> None:
-    """On v3, which has two matrix units a core; the compiler is not as regular as this."""
-    taken = convolved(False, images=images, side=56, made=56, place=3, pad=1, channels=64, filters=64)
-    assert taken / 2 == pytest.approx(cycles, rel=0.21)
-
-
-def test_what_has_no_rows_and_columns_is_a_sum() -> None:
+def test_an_einsum_without_rows_and_columns_is_no_dot() -> None:
     added = einsum({"m": 100, "k": 300}, "a: [m, k], b: [m, k] | einsum(a, b -> [m])")
-    assert is_sum(added)
     assert not is_dot(added)
-    assert filled(added, ONE_DEVICE, TPU) == 1
+    assert padding(added, ONE_DEVICE, TPU) == 1
 
 
 @given(*[st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 8]))] * 3)
-def test_parts_of_a_product_are_filled_up_no_less(
+def test_shards_of_a_dot_are_padded_at_least_as_much(
     m: tuple[int, int], n: tuple[int, int], k: tuple[int, int]
 ) -> None:
     sizes = {name: size * parts for name, (size, parts) in {"m": m, "n": n, "k": k}.items()}
@@ -192,10 +124,10 @@ def test_parts_of_a_product_are_filled_up_no_less(
             for value in whole.operands
         ),
     )
-    assert filled(part, mesh, TPU) >= filled(whole, mesh, TPU) * (1 - 1e-12)
+    assert padding(part, mesh, TPU) >= padding(whole, mesh, TPU) * (1 - 1e-12)
 
 
-def test_memory_of_a_tpu_is_that_of_whole_tiles() -> None:
+def test_arrays_take_whole_tiles_in_the_memory_of_a_tpu() -> None:
     text = "dim n = 4096\ndim k = 10\nmodel net(x: [n, k]) {\n  y = exp(x)\n  return y\n}\n"
     (program,) = load(text).programs
     found = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")

@@ -1,0 +1,31 @@
+"""The model of kernels for each kind of device: the one place that tells TPUs from other devices.
+
+A device is a TPU if its declaration has the size of a matrix unit (`Device.mxu_size`).
+"""
+
+from __future__ import annotations
+
+from mtfc.compiler.cost.fusion import FusionModel
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.memory import memory_on
+from mtfc.compiler.cost.sizes import whole as whole_number
+from mtfc.compiler.cost.tpu.scratchpad import ScratchpadFusion
+from mtfc.compiler.cost.tpu.tpu_fusion import TpuFusion
+from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.loops import is_loop_body
+from mtfc.compiler.ir.types import Mesh
+
+
+def fusion_of(function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> FusionModel:
+    """Return the kernels of a function that is a part of a program. whole: the function with its further equations, if any."""
+    kind = FusionModel if device.mxu_size is None else TpuFusion
+    return kind(function, mesh, device, whole)
+
+
+def fusion_of_program(function: Function, mesh: Mesh, device: Device, is_placed: bool = True) -> FusionModel:
+    """Return the kernels of a whole program or of a loop body. is_placed: True if its collectives are known."""
+    vmem = device.vmem
+    has_loops = is_loop_body(function) or any(eqn.regions for eqn in function.body)
+    if vmem is None or has_loops or whole_number(memory_on(function, mesh, device).total) > vmem.bytes:
+        return fusion_of(function, mesh, device)
+    return ScratchpadFusion(function, mesh, device, vmem, is_placed)

@@ -1,0 +1,240 @@
+"""Kernels of TPUs, as XLA's compiler for TPUs makes and times them (libtpu 0.0.42).
+
+Beyond `fusion.py`:
+
+- Arrays lie in whole tiles, and dots are padded to the MXU (`tiling.py`).
+- A dot whose result is only added to something is one kernel with the addition and with the elementwise equations that follow.
+  Only the end of this chain is stored.
+- An elementwise kernel also computes the reductions of its result, and the elementwise equations of the same stage that read the
+  result. These do not read the result from memory, even if it is stored.
+- Registers hold f32. Some values take the time of their bytes in f32, in whole tiles of 8 rows, besides their bytes in memory
+  (register traffic): operands of a reduction, results in 16 bits, and results in tiles of fewer than 8 rows.
+
+Loops:
+
+- A loop whose iteration fits into the scratchpad (VMEM) keeps there the factors that all iterations multiply by, such as weights. If dots
+  can write there, the loop also keeps sums of dots, such as gradients of weights, or these alone if not all of it fits.
+- A backward loop clears its stacks before it fills them.
+- Slices in f32 that only dots read are rounded to 16 bits before the loop, the whole stack once for all loops.
+- An iteration copies what it stacks but does not compute itself: arguments, received values, results of inner loops. It also copies a
+  slice of which an inner loop takes slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from mtfc.compiler.analysis.buffer_kinds import is_elementwise, readers_of, storage
+from mtfc.compiler.analysis.dot_operand_layout import is_dot
+from mtfc.compiler.cost.fusion import FusionModel, stacked_outputs, users
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.tpu.tiling import (
+    least_tiled_bytes,
+    mxu_schedules,
+    pixels_of,
+    register_bytes,
+    stored_bytes,
+)
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.loops import carried, dim_of, is_loop_body, pairs, region_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.types import ITEM_BYTES, Mesh, TensorType
+
+REGISTERS = "f32"
+
+
+class TpuFusion(FusionModel):
+    """The kernels of a function on a TPU.
+
+    pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots that are added to something.
+    crosses_stages: True if elementwise equations of another stage may belong to the kernel of a dot.
+    """
+
+    has_register_traffic = True
+    crosses_stages = False
+
+    def __init__(self, function: Function, mesh: Mesh, device: Device, whole: Function | None = None) -> None:
+        super().__init__(function, mesh, device, whole)
+        self.pixels = pixels_of((whole or function).body, mesh)
+        self._store_ends(function)
+        if device.vmem is not None and is_loop_body(function):
+            self.near = set(_carried_or_invariant(function)) if whole else self._kept_near(function)
+            self.stored -= self.near
+
+    # What is stored
+
+    def _store_ends(self, function: Function) -> None:
+        """Store the ends of chains after dots in place of the dots."""
+        added = {value for value in self.stored if self._is_accumulated(value)}
+        sums = {eqn.result for value in added for eqn in self.users(value)}
+        self.ends = {self._end(value) for value in sums} - self.stored
+        self.stored = self.stored - added | self.ends
+
+    def _is_accumulated(self, value: Value) -> bool:
+        """True for a dot that is only added to something."""
+        found, maker = list(self.users(value)), self.makers.get(value)
+        is_added = value not in self.returned and bool(found) and all(has_trait(eqn, "add") for eqn in found)
+        return is_added and maker is not None and is_dot(maker)
+
+    def _end(self, value: Value) -> Value:
+        """Return the last value of a chain of elementwise equations, each of which is the only reader of the one before."""
+        while (follower := self._follower(value)) is not None:
+            value = follower.result
+        return value
+
+    def _follower(self, value: Value) -> Equation | None:
+        """Return the elementwise equation that is the only user of a value, if one kernel may compute both."""
+        found = list(self.users(value))
+        is_alone = value not in self.returned and len(found) == 1 and is_elementwise(found[0])
+        is_part = is_alone and (self.crosses_stages or found[0].stage == self.makers[value].stage)
+        return found[0] if is_part else None
+
+    def is_joined(self, eqn: Equation, value: Value) -> bool:
+        maker = self.makers.get(self.seen(value)[-1])
+        if maker is None or not is_elementwise(maker):
+            return False
+        if storage(eqn) == "reduced":
+            return not self.is_window(value)
+        return is_elementwise(eqn) and eqn.stage == maker.stage
+
+    # Bytes
+
+    def bytes(self, type: TensorType) -> int:
+        return stored_bytes(type, self.mesh, self.device, self.pixels)
+
+    def register_traffic(
+        self, eqn: Equation, made: Sequence[TensorType], seen: Mapping[Value, Sequence[TensorType]]
+    ) -> int:
+        if storage(eqn) == "reduced":
+            return max(min(map(self._in_registers, types)) for types in seen.values())
+        is_upcast = self.upcasts(eqn) and self.is_stored(eqn)
+        if eqn.results[0] in self.folded or not (is_upcast or is_dot(eqn) or self.is_kernel(eqn)):
+            return 0
+        return sum(self._in_registers(type) for type in made if is_upcast or self._has_few_rows(type))
+
+    def upcasts(self, eqn: Equation) -> bool:
+        return all(is_short(value.type) for value in eqn.results) and (is_elementwise(eqn) or is_dot(eqn))
+
+    def _in_registers(self, type: TensorType) -> int:
+        return register_bytes(type, self.mesh, self.pixels)
+
+    def _has_few_rows(self, type: TensorType) -> bool:
+        """True if the tiles of an array have fewer rows than registers."""
+        return self._in_registers(type) > self.bytes(type.with_dtype(REGISTERS))
+
+    def copied(self, eqn: Equation) -> Iterator[Value]:
+        """Yield nothing: dots are no library kernels here."""
+        yield from ()
+
+    # Seconds
+
+    def mxu_schedules(self, eqn: Equation) -> list[tuple[float, float]]:
+        assert self.device.mxu_size is not None
+        return mxu_schedules(eqn, self.mesh, self.device.mxu_size)
+
+    def loop_costs(self, function: Function) -> Mapping[Equation, tuple[int, float]]:
+        loops = [eqn for eqn in function.body if eqn.regions]
+        rounding = {value: loop for loop in reversed(loops) for value in _rounded(loop)}
+        return {
+            loop: self._loop_cost(loop, [value for value, first in rounding.items() if first is loop])
+            for loop in loops
+        }
+
+    def _loop_cost(self, loop: Equation, rounded: Sequence[Value]) -> tuple[int, float]:
+        region = region_of(loop)
+        trips = dim_of(loop).size
+        passes = [self._pass("clear", self.bytes(value.type), value.type) for value in self._cleared(loop)]
+        passes += [
+            self._pass("round", self.bytes(value.type) * 3 // 2, value.type)
+            for value in rounded
+            if not self._is_stack(value)
+        ]
+        types = list(_copied(region, TpuFusion(region, self.mesh, self.device)))
+        copied = 2 * sum(map(self.bytes, types))
+        seconds = len(types) * self.device.overhead + copied / self.device.bandwidth.at(copied)
+        size = sum(size for size, _ in passes) + trips * copied
+        return size, sum(each for _, each in passes) + trips * (self.device.loop + seconds)
+
+    def _cleared(self, loop: Equation) -> list[Value]:
+        return stacks(loop) if self.clears(loop) else []
+
+    def _pass(self, kernel: str, size: int, type: TensorType) -> tuple[int, float]:
+        """Return the bytes and seconds of a kernel that clears or rounds an array."""
+        rate = self.device.ops.get(kernel, inf)
+        return size, max(size / self.device.bandwidth.at(size), type.local_size(self.mesh) / rate)
+
+    def _is_stack(self, value: Value) -> bool:
+        maker = self.makers.get(value)
+        return maker is not None and bool(maker.regions)
+
+    # Loops in the scratchpad
+
+    def _kept_near(self, region: Function) -> set[Value]:
+        """Return the values that a loop keeps in the scratchpad from iteration to iteration."""
+        vmem = self.device.vmem
+        if vmem is None or any(eqn.regions for eqn in region.body):
+            return set()
+        invariant = (argument.value for argument in region.arguments if argument.role == "invariant")
+        weights = {value for value in invariant if all(map(is_dot, self.users(value)))}
+        totals = dict(self._totals(region))
+        values = self.stored.union(argument.value for argument in region.arguments)
+        others = values.difference(weights, totals, totals.values())
+        for near in (weights.union(totals), set(totals)) if vmem.results is not None else (weights,):
+            if sum(self.bytes(value.type) for value in others | near) <= vmem.bytes:
+                return near.union(after for before, after in totals.items() if before in near)
+        return set()
+
+    def _totals(self, region: Function) -> Iterator[tuple[Value, Value]]:
+        """Yield the carries to which iterations add dots, before and after the addition."""
+        stacked = set(stacked_outputs(region))
+        for argument, output in zip(carried(region), region.outputs, strict=False):
+            sums = [*self.users(argument.value)]
+            is_total = len(sums) == 1 and any(map(self._is_accumulated, sums[0].operands))
+            if is_total and sums[0].results == (output.value,) and output.value not in stacked:
+                yield argument.value, output.value
+
+    # Lower bounds under all layouts
+
+    def least_bytes(self, type: TensorType) -> int:
+        return least_tiled_bytes(type)
+
+    def clears(self, loop: Equation) -> bool:
+        return bool(loop.attrs["reverse"])
+
+
+def is_short(type: TensorType) -> bool:
+    """True if elements have 16 bits."""
+    return ITEM_BYTES[type.dtype] == 2
+
+
+def stacks(loop: Equation) -> list[Value]:
+    """Return the results that a loop fills slice by slice."""
+    results = zip(loop.results, region_of(loop).outputs, strict=True)
+    return [value for value, output in results if output.updates is None]
+
+
+def _rounded(loop: Equation) -> Iterator[Value]:
+    """Yield the operands in f32 of which a loop takes slices for dots alone."""
+    readers = readers_of(region_of(loop))
+    for value, argument in pairs(loop):
+        found = [*users(argument.value, readers)]
+        if argument.role == "sliced" and value.type.dtype == REGISTERS and found and all(map(is_dot, found)):
+            yield value
+
+
+def _copied(region: Function, model: TpuFusion) -> Iterator[TensorType]:
+    """Yield the types that an iteration copies."""
+    for value in stacked_outputs(region):
+        maker = model.makers.get(model.seen(value)[-1])
+        if maker is None or maker.regions or has_trait(maker, "sends"):
+            yield value.type
+    for argument in region.arguments:
+        if argument.role == "sliced" and any(eqn.regions for eqn in model.users(argument.value)):
+            yield argument.value.type
+
+
+def _carried_or_invariant(region: Function) -> Iterator[Value]:
+    """Yield the values that some loop with these equations could keep in the scratchpad."""
+    yield from (argument.value for argument in region.arguments if argument.role in ("carried", "invariant"))
+    yield from (output.value for _, output in zip(carried(region), region.outputs, strict=False))
