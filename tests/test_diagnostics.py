@@ -1,7 +1,7 @@
-"""Every diagnostic, as its reader sees it: `diagnostics/CODE_*.test` holds a source, a line `---`, and the text.
+"""Test the text of every diagnostic: `diagnostics/CODE_*.test` has a source, a line `---`, and the expected text.
 
-Files beside it that the source imports follow it, each after a line `=== NAME.mtf`. `pytest --update-golden` rewrites the texts;
-the diff is then to be read as a user would.
+Imported files follow the source, each after a line `=== NAME.mtf`. `pytest --update-golden` rewrites the texts;
+read the diff afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CASES = sorted((Path(__file__).parent / "diagnostics").glob("*.test"))
 
 
 def diagnosed(source: str) -> str:
-    """What the user is told about the file `case.mtf` and those beside it."""
+    """Return the text of all diagnostics of the file `case.mtf` and the files beside it."""
     main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
     files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
     found = check(main, "case.mtf", neighbour=files.get, layout_targets=placeable, predictor=predictor)

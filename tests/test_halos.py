@@ -1,4 +1,4 @@
-"""Ops that work along a split dimension: only what neighbours need is sent to them, and results stay what they are.
+"""Test ops along a split dimension: processors send their neighbours only the needed elements, and results do not change.
 
 Each case states all collectives of a function: kind, mesh axes, and elements of one processor's operand.
 """
@@ -56,7 +56,7 @@ COLS, BOTH = ("cols",), ("cols", "rows")
     ],
 )
 def test_shift_hands_on_what_leaves_a_block(layout: str, arguments: str, expected: list[int]) -> None:
-    """Of blocks of four elements, or of two; the gradient hands it back."""
+    """Blocks have four elements, or two; the gradient sends the elements back."""
     body, axes = f"y = shift(x, n, {arguments}); return y", BOTH if "(cols, rows)" in layout else COLS
     forward = [("permute", axes, n) for n in expected]
     assert sorted(sent(layout, body)) == forward
@@ -82,7 +82,7 @@ def test_shift_hands_on_what_leaves_a_block(layout: str, arguments: str, expecte
     ],
 )
 def test_windows_take_their_halos(arguments: str, expected: list[int]) -> None:
-    """In blocks of four; the gradient hands halos back."""
+    """Blocks have four elements; the gradient sends halos back."""
     body = f"y = window(x, {arguments}); return y"
     forward = [("permute", COLS, n) for n in expected]
     assert sent(SPLIT, body) == forward
@@ -97,7 +97,7 @@ def test_a_dimension_is_gathered_where_windows_are_not_split_alike() -> None:
 
 
 def test_a_dimension_is_gathered_where_halos_are_no_less() -> None:
-    """Windows that reach over everything: of 16 elements each processor lacks 12."""
+    """Windows reach over all 16 elements, of which each processor lacks 12."""
     body = "y = window(x, n -> [n, nine], padding = (16, 16), dilation = 4); return y"
     assert sent(SPLIT, body) == [("all_gather", COLS, 8)]
 
@@ -111,7 +111,8 @@ TWO_DIMS = """
 
 
 def test_windows_of_two_dims_send_halos_of_what_is_windowed() -> None:
-    """Not of windows, of which there are three times as many; the second halo has the corners: 4 + 2 rows, each 2 x 1 x 3."""
+    """Halos are of the image, not of the windows, which are three times as large. The second halo has the corners: 4 + 2 rows
+    of 2 x 1 x 3."""
     layout, inputs = "{ n: cols, w: rows }", "x: [b, n, w, c], f: [k, l, c, d]"
     forward = [("permute", COLS, 24)] * 2 + [("permute", ("rows",), 36)] * 2
     assert sent(layout, TWO_DIMS, inputs) == forward
@@ -206,7 +207,7 @@ model m(x: [b]) {
 
 @pytest.mark.parametrize("body", [TWO_DIMS, POOLED, MOVED], ids=["convolution", "pooling", "moves"])
 def test_what_cost_predicts_is_what_is_sent(body: str) -> None:
-    """By the simulation, and by what XLA makes of the JAX module."""
+    """Count them in the simulation, and in the XLA program of the JAX module."""
     inputs = "x: [b, n, w, c]" + (", f: [k, l, c, d]" if body is TWO_DIMS else "")
     layout = "{ n: cols, half: cols, valid: cols, w: rows }"
     program = lowered(source(layout, body, inputs), "gradients")
@@ -226,7 +227,7 @@ def test_what_cost_predicts_is_what_is_sent(body: str) -> None:
 
 
 def test_windows_of_windows_pad_with_values_of_their_own() -> None:
-    """What the inner ones pad stood where the outer ones do, as halos were padded before any windows."""
+    """The padding of inner windows must not be that of the outer ones, although halos are padded before any windows."""
     agree("""\
 dim b = 8
 dim w = 2

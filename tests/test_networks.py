@@ -1,4 +1,4 @@
-"""The papers' convolutional and recurrent networks in `examples/`: what their layouts send is what the papers say.
+"""Test the papers' convolutional and recurrent networks in `examples/`: their layouts send what the papers say.
 
 `test_examples.py` counts their parameters and verifies them.
 """
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 
 class Sent:
-    """What one layout of a file sends, on each processor: kind -> number of collectives, or elements of their operands."""
+    """The collectives of one layout on each processor, by kind: their number, or the elements of their operands."""
 
     def __init__(self, file: str, layout: str) -> None:
         (found,) = mtfc.cost(FOLDER / f"{file}.mtf", layout=layout)["layouts"]
@@ -29,17 +29,17 @@ class Sent:
 
     @property
     def bytes(self) -> int:
-        """In a training step."""
+        """The collectives of a training step."""
         return sum(sent["bytes_per_device"] for sent in self.step.values())
 
     def elements(self, kind: str) -> int:
-        """Of the backward pass and the update."""
+        """The collectives of the backward pass and the update."""
         whole, forward = self.step.get(kind, {}), self.forward.get(kind, {})
         return whole.get("elements_per_device", 0) - forward.get("elements_per_device", 0)
 
 
 def test_soybean_section_2_2() -> None:
-    """Gradients of weights, and activations and their gradients: twice what each processor has of them, on all processors."""
+    """Count twice the elements on all processors: of gradients of weights, of activations and of their gradients."""
     data, hybrid = (Sent("soybean_mlp", layout) for layout in ("data", "hybrid"))
     assert data.step.keys() == {"all_reduce"}
     assert f"{megabytes(data, data.elements('all_reduce')):.1f}" == "57.6"
@@ -49,7 +49,7 @@ def test_soybean_section_2_2() -> None:
 
 
 def megabytes(sent: Sent, elements: int) -> float:
-    """In the paper's count."""
+    """Return the number as the paper counts it."""
     return 2 * sent.devices * elements * 4 / 1e6
 
 
@@ -65,7 +65,10 @@ def test_one_weird_trick_exchanges_the_gradients_of_convolutions_alone(
 
 
 def test_towers_of_alexnet_meet_once_among_the_convolutions() -> None:
-    """Before the third one; and before each dense layer. What a GPU has: 13 x 13 pixels of 128 channels, half of the units."""
+    """All-gathers are before the third convolution and before each dense layer.
+
+    A GPU sends its 13 x 13 pixels of 128 channels, or half of the units.
+    """
     gathered = Sent("alexnet", "model").forward["all_gather"]
     assert gathered["count"] == 4
     assert gathered["elements_per_device"] == 256 * (13 * 13 * 128 + 6 * 6 * 128 + 2048 + 2048)
@@ -75,7 +78,7 @@ def test_towers_of_alexnet_meet_once_among_the_convolutions() -> None:
 def test_last_layer_by_words_exchanges_a_quarter_of_its_gradient(
     file: str, units: int, words: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """FlexFlow, section 8.5: on nodes of 4 GPUs. Clipping adds two numbers, for the parts of the gradient's norm."""
+    """Source: FlexFlow, section 8.5, nodes of 4 GPUs. Clipping adds two numbers for the parts of the gradient's norm."""
     data, flexflow = (Sent(file, layout).elements("all_reduce") for layout in ("data", "flexflow"))
     assert data - flexflow == (units + 1) * words * 3 // 4 - 2
 
@@ -83,7 +86,7 @@ def test_last_layer_by_words_exchanges_a_quarter_of_its_gradient(
 def test_translation_sends_less_than_half_of_what_data_parallelism_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """FlexFlow, section 8.2.1: data transfers fall to a half and less."""
+    """Source: FlexFlow, section 8.2.1: data transfers fall to less than a half."""
     data, hybrid = (Sent("nmt", layout).bytes for layout in ("data", "hybrid"))
     assert data > 2 * hybrid
 
@@ -96,7 +99,7 @@ UP = [(64, (1024, 512)), (128, (512, 256)), (256, (256, 128)), (512, (128, 64))]
 def test_stripes_of_images_exchange_their_borders_and_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A row of pixels to either neighbour for each convolution; and back, but for the gradient of the image itself."""
+    """Each convolution sends a row of pixels to both neighbours; so does its gradient, except for the image itself."""
     sent = Sent("unet", "stripes")
     assert sent.forward.keys() == {"permute", "all_reduce"}
     assert sent.forward["all_reduce"]["elements_per_device"] == 1

@@ -1,6 +1,6 @@
-"""Each complaint that users of other systems have, and what happens here.
+"""Test that mtfc has no known bug of other systems.
 
-Mesh-TensorFlow's own were reproduced with version 0.1.21; the others are named by their issue.
+Bugs of Mesh-TensorFlow were reproduced with version 0.1.21; the others are named by their issue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.harness import agree, communication, diagnose, load, lowered, referen
 
 
 def test_misspelt_dim_in_a_layout_is_refused() -> None:
-    """Mesh-TensorFlow ignores it: the program runs replicated."""
+    """Mesh-TensorFlow ignores the rule and runs the program replicated."""
     source = (
         "dim hidden = 8\nmesh m = [all: 2]\nlayout l = { hiden: all }\nmodel f(x: [hidden]) { return x }\n"
     )
@@ -37,7 +37,7 @@ def test_misspelt_axis_in_a_layout_is_refused() -> None:
 
 
 def test_one_name_cannot_have_two_sizes() -> None:
-    """There an einsum of two tensors whose dims share a name and not a size has two dims of that name."""
+    """Mesh-TensorFlow's einsum of tensors whose dimensions share a name but not a size has two dimensions of that name."""
     (found,) = diagnose("dim d = 4\ndim d = 8\nmodel f(x: [d]) { return x }\n")
     assert found.code.startswith("E1")
     assert found.span.line == 2
@@ -82,7 +82,7 @@ layout stored = { a: rows, params: { b: cols } }
 @pytest.mark.parametrize("op", ["maximum", "minimum"])
 @pytest.mark.parametrize("operands", ["p, q", "q, p", "p, p", "p, 0.25", "q, 0.25 + 0.0 * q"])
 def test_gradient_of_an_extremum_with_broadcasting_and_ties(op: str, operands: str) -> None:
-    """There a broadcast operand's gradient has the result's shape, and at a tie both operands get all of it."""
+    """In Mesh-TensorFlow, a broadcast operand's gradient has the result's shape, and at a tie both operands get all of it."""
     agree(HEADER + f"model f(p: [a, b], q: [b]) {{ y = {op}({operands}) * p; return y }}")
 
 
@@ -107,7 +107,7 @@ train f { minimize loss; optimizer = sgd(learning_rate = 0.5) }
 
 
 def test_gradients_that_nobody_asked_for_are_not_computed() -> None:
-    """The step multiplies x with w and with the cotangent of h, nothing more: x's own gradient is not wanted."""
+    """The step has two dots, x with w and x with the cotangent of h: x's own gradient is not computed."""
     program = lowered(HEADER + STEP, "step", layout="none")
     backward = [
         eqn for eqn in program.function("step").body if eqn.op == "einsum" and eqn.stage == "backward"
@@ -117,7 +117,7 @@ def test_gradients_that_nobody_asked_for_are_not_computed() -> None:
 
 
 def test_simulated_all_to_all_keeps_every_bit() -> None:
-    """There the simulated all-to-all rounds to bfloat16."""
+    """Mesh-TensorFlow's simulated all-to-all rounds to bfloat16."""
     layout = "layout moved = { b: cols, value y: { a: cols } }"
     source = HEADER + layout + "\nmodel f(x: [b, a]) { y = rename(x, b -> c); return y }"
     x = np.arange(32, dtype=np.float32).reshape(8, 4) / 3
@@ -126,7 +126,7 @@ def test_simulated_all_to_all_keeps_every_bit() -> None:
 
 
 def test_a_loop_that_carries_a_partial_sum() -> None:
-    """There it is fed back unsummed: wrong numbers where a contraction's dimension is split."""
+    """Mesh-TensorFlow carries the unreduced sum, so results are wrong if a contracted dimension is split."""
     agree(
         HEADER
         + """
@@ -140,7 +140,7 @@ model f(x: [a, b]) {
 
 
 def test_communication_of_a_loop_is_counted_on_every_trip() -> None:
-    """There once, whatever the number of trips."""
+    """Mesh-TensorFlow counts the body once, whatever the number of trips."""
     body = "model f(x: [a, b]) { y = sum(x); repeat c { y = tanh(sum(x * y)) }; return y }"
     program = lowered(HEADER + body, layout="one")
     sent = total(charges(program.function("forward"), Numbers(program.placed_on))).sent
@@ -151,7 +151,7 @@ def test_communication_of_a_loop_is_counted_on_every_trip() -> None:
     "draw", ["random.uniform([b, a])", "random.normal([b, a])", "cast(random.bernoulli([b, a], 0.5), f32)"]
 )
 def test_random_numbers_do_not_depend_on_the_layout(draw: str) -> None:
-    """There they do, and cannot be seeded."""
+    """In Mesh-TensorFlow, they depend on the layout, and cannot be seeded."""
     agree(HEADER + f"model f(x: [b, a]) {{ y = {draw} * x; return y }}")
 
 
@@ -160,7 +160,7 @@ def test_random_numbers_do_not_depend_on_the_layout(draw: str) -> None:
 
 @pytest.mark.parametrize("options", ["", ", exclusive = true", ", reverse = true"])
 def test_cumulative_sum_along_a_split_dim(options: str) -> None:
-    """jax#21403: each device summed its own part and no more."""
+    """jax#21403: each device summed only its own part."""
     agree(HEADER + f"model f(x: [a, b]) {{ y = cumsum(x, over = b{options}); return y }}")
 
 
@@ -199,7 +199,7 @@ model f(x: [b, a]) {
 
 
 def test_reshape_across_shards() -> None:
-    """pytorch#179502: a view that needs data from other devices silently used what was there."""
+    """pytorch#179502: a view that needs data of other devices silently used the local data."""
     agree(
         """
 dim a = 12; dim b = 8; dim c = 16; dim d = 6
@@ -233,7 +233,7 @@ def test_product_of_two_partial_sums() -> None:
 
 @pytest.mark.parametrize("clip", [0.001, 0.5, 1000.0])
 def test_gradient_clipping_under_pending_sums(clip: float) -> None:
-    """pytorch#149768: the norm was taken of what each device had of the gradient."""
+    """pytorch#149768: the norm was that of each device's part of the gradient."""
     agree(HEADER + STEP.replace("optimizer", f"clip = {clip}; optimizer"))
 
 
@@ -252,7 +252,7 @@ def test_every_collective_knows_its_source_line() -> None:
 
 
 def test_a_tensor_with_itself_by_renaming() -> None:
-    """haliax#13: a name stands once in a tensor, so attention of a sequence to itself renames."""
+    """haliax#13: a tensor has each name once, so self-attention renames a dimension."""
     agree(
         """
 dim length = 8; dim memory = length; dim model = 4

@@ -1,6 +1,6 @@
-"""The Transformers in `examples/`: the published sizes, and what their layouts send.
+"""Test the Transformers in `examples/`: their published sizes, and the collectives of their layouts.
 
-`test_examples.py` checks them at full size and verifies their training at a small one.
+`test_examples.py` checks them at full size, and verifies their training at a small size.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 
 def program(file: str, model: str | None = None, **dims: int) -> Program:
-    """The program of one model, the file's first by default, undistributed."""
+    """Return the undistributed program of one model, by default the first of the file."""
     path = FOLDER / f"{file}.mtf"
     return choose(path.read_text("utf-8"), str(path), Choice(model, None, None, dims)).program
 
 
 def lowered(file: str, layout: str, model: str | None = None, **dims: int) -> Program:
-    """One processor's program of one model under a declared layout."""
+    """Return one processor's program of one model under a declared layout."""
     path = FOLDER / f"{file}.mtf"
     selection = choose(path.read_text("utf-8"), str(path), Choice(model, layout, None, dims))
     return selection.cases[0].lower(selection.program)
@@ -55,9 +55,9 @@ NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 def test_six_layers_and_ninety_six_differ_in_numbers(
     file: str, dims: tuple[str, ...], generate: Callable[[Program], str]
 ) -> None:
-    """Each generated program has as many lines, and the same ones but for numbers: sizes, and means over them.
+    """The generated programs for different numbers of layers have the same lines, except for sizes and means over sizes.
 
-    (Small sums of the mixture of experts run as one collective as long as they are small, which they are not for 96 layers.)
+    Small sums of the mixture of experts are combined into one collective; for 96 layers they are not small.
     """
     few, many = (generate(lowered(file, layouts(file)[-1], **dict.fromkeys(dims, n))) for n in (6, 96))
     assert few != many
@@ -68,7 +68,7 @@ def test_six_layers_and_ninety_six_differ_in_numbers(
 
 
 def billions(file: str, **dims: int) -> str:
-    """Parameters, as the paper prints them."""
+    """Return a number of parameters as the paper prints it."""
     sizes = (prod(dim.size for dim in each.type.dims) for each in program(file, **dims).parameters)
     return f"{sum(sizes) / 1e9:.2f}"
 
@@ -99,7 +99,7 @@ TABLE_3 = [
     (32768, 64, "1.48"),
     (65536, 128, "2.89"),
 ]
-"""d_ff, heads, and parameters in billions; the last row of the paper's is a model of other authors."""
+"""d_ff, heads, and parameters in billions. The last row of the paper's table is left out: it is a model of other authors."""
 
 
 @pytest.mark.parametrize(("d_ff", "heads", "printed"), TABLE_3)
@@ -112,7 +112,7 @@ def test_translation_models_have_the_parameters_of_table_3(d_ff: int, heads: int
     ("vocab", "all_rows"), [(32275, False), (32276, True), (32515, True), (32516, False)]
 )
 def test_table_3_determines_the_vocabulary(vocab: int, all_rows: bool) -> None:
-    """The limits that the file names."""
+    """The sizes are the limits that the file's comment names."""
     found = [billions("transformer_seq2seq", heads=heads, vocab=vocab) for _, heads, _ in TABLE_3]
     assert (found == [printed for _, _, printed in TABLE_3]) is all_rows
 
@@ -133,7 +133,7 @@ GENERATING = [
 
 @pytest.mark.parametrize(("file", "model"), GENERATING)
 def test_every_layout_generates_the_same(file: str, model: str) -> None:
-    """What `verify` says on NumPy; `test_generation.py` runs both backends."""
+    """`verify` passes on NumPy; `test_generation.py` runs both backends."""
     example = next(each for each in EXAMPLES if each.file == file)
     found = mtfc.verify(path(example), model=model, mesh=example.mesh, dims=example.dims, backend="numpy")
     assert found["ok"], found
@@ -149,7 +149,7 @@ def test_generation_has_the_parameters_of_training(file: str, model: str) -> Non
 
 
 def test_a_layer_of_the_two_dimensional_layout_sends_four_sums() -> None:
-    """Two forward and two back, each of a processor's [batch, length, d_model]: the least that the layout needs."""
+    """A layer has two all-reduces forward and two backward of a processor's [batch, length, d_model]: the least possible."""
     sizes = {name: dim.size for name, dim in collectives.program().dims.items()}
     size = sizes["batch"] // 16 * sizes["length"] * sizes["d_model"]
     found = [(c.stage, c.kind, c.axes, c.elements) for c in collectives.collectives() if c.where == "layer"]
@@ -159,7 +159,7 @@ def test_a_layer_of_the_two_dimensional_layout_sends_four_sums() -> None:
 
 
 def test_each_gradient_is_reduced_once() -> None:
-    """As many elements as a processor has of parameters, gradients inside of the loop left to be completed after it."""
+    """The all-reduce has as many elements as a processor has of parameters: gradients in the loop are completed after it."""
     program = collectives.program()
     held = [a.value.type for a in program.function("step").arguments if a.role == "parameter"]
     reduced = sum(c.elements for c in collectives.collectives() if c.is_gradient)
@@ -167,7 +167,7 @@ def test_each_gradient_is_reduced_once() -> None:
 
 
 def kinds_by_dim(program: Program, function: str, dim: str) -> set[str]:
-    """The kinds of the collectives that send something with this dimension, the update of parameters aside."""
+    """Return the kinds of collectives that send tensors with this dimension, without the update of parameters."""
     return {
         KIND_OF[eqn.op]
         for eqn in walk(program.function(function).body)
@@ -178,7 +178,7 @@ def kinds_by_dim(program: Program, function: str, dim: str) -> set[str]:
 
 @pytest.mark.parametrize("layout", ["expert_parallel", "hybrid"])
 def test_tokens_reach_their_experts_by_all_to_all_alone(layout: str) -> None:
-    """What has a place at an expert is sent by all-to-all; experts' parameters stay, or are gathered in parts."""
+    """Tokens at experts are sent by all-to-all; experts' parameters are not sent, or gathered in parts."""
     program = lowered("moe_lm", layout)
     assert kinds_by_dim(program, "step", "capacity") == {"all_to_all"}
     experts = kinds_by_dim(program, "step", "experts")
@@ -186,7 +186,7 @@ def test_tokens_reach_their_experts_by_all_to_all_alone(layout: str) -> None:
 
 
 def test_all_that_experts_send_is_counted() -> None:
-    """There and back, forward and backward, in six layers: groups x experts x capacity x d_model on 8 processors."""
+    """Six layers send groups x experts x capacity x d_model on 8 processors: to the experts and back, forward and backward."""
     program = lowered("moe_lm", "expert_parallel")
     mesh = program.placed_on
     sizes = {name: dim.size for name, dim in program.dims.items()}
@@ -200,7 +200,7 @@ def test_all_that_experts_send_is_counted() -> None:
 
 
 def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered() -> None:
-    """Of what is sent over `data`, only numbers are all-reduced."""
+    """All-reduces over `data` are of single numbers only."""
     program = lowered("llama", "fsdp")
     over_data = [e for e in walk(program.function("step").body) if e.op in KIND_OF and "data" in axes_of(e)]
     assert {KIND_OF[e.op] for e in over_data} == {"all_gather", "reduce_scatter", "all_reduce"}
@@ -210,7 +210,7 @@ def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered() -
 
 @pytest.mark.parametrize(("file", "model"), GENERATING)
 def test_caches_are_never_sent(file: str, model: str) -> None:
-    """The dimension of remembered positions is in no collective, and so no key or value moves."""
+    """No collective has the dimension of cached positions, so no key or value is sent."""
     layout = "fsdp" if file == "llama" else "hybrid"
     memory = "target_memory" if file == "transformer_seq2seq" else "memory"
     assert kinds_by_dim(lowered(file, layout, model), "forward", memory) == set()

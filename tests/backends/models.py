@@ -24,7 +24,7 @@ from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.frontend.semantics.names.modules import Loader, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports
 from mtfc.frontend.semantics.training.optimizers import find_optimizer
-from mtfc.frontend.semantics.training.updates import elaborate_updates
+from mtfc.frontend.semantics.training.update_functions import elaborate_updates
 from mtfc.frontend.syntax.ast import TrainDecl
 from mtfc.frontend.syntax.parser import parse
 from tests import oracle

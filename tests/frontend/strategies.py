@@ -1,6 +1,6 @@
-"""Random syntax trees, their text, and texts that are none.
+"""Generate random syntax trees, their text, and texts that do not parse.
 
-The trees are made here and written by `writing.source`, so that the parser has something to be compared with.
+`writing.source` writes the trees as text; tests compare the parser's tree of that text with the original.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def rules() -> st.SearchStrategy[tuple[ast.SplitRule, ...]]:
 
 @cache
 def figures() -> st.SearchStrategy[tuple[ast.HardwareFigure, ...]]:
-    """With tables two deep."""
+    """Generate figures of hardware, with tables within tables."""
     here = st.just(HERE)
     pairs = tuples(expressions(), 2).map(lambda items: ast.Tuple(HERE, items))
     plain = expressions() | pairs
@@ -239,7 +239,7 @@ def junk() -> st.SearchStrategy[str]:
 
 @st.composite
 def chains(draw: st.DrawFn) -> str:
-    """Operations without parentheses, in Python's syntax as well as ours."""
+    """Generate operations without parentheses, in Python's syntax and in that of the language."""
     operators = st.sampled_from(("+", "-", "*", "/", "//", "**", "<", "!=", "and", "or"))
     text = draw(st.sampled_from(("", "not ")))
     for operator in draw(st.lists(operators, max_size=7)):
@@ -251,7 +251,7 @@ def chains(draw: st.DrawFn) -> str:
 
 @st.composite
 def disguised(draw: st.DrawFn) -> tuple[ast.File, str]:
-    """A tree, and its text with any white space and comments."""
+    """Generate a tree, and its text with random white space and comments."""
     tree = draw(files())
     spaces = st.sampled_from((" ", "  ", "\t", "\f ", ""))
     breaks = st.sampled_from(
@@ -274,7 +274,7 @@ def disguised(draw: st.DrawFn) -> tuple[ast.File, str]:
 
 
 def _gap(before: Token | None, token: Token) -> str:
-    """A space where two tokens would become one."""
+    """Return a space if two tokens would become one without it."""
     if before is None or before.text == "\n":
         return ""
     return " " if before.text[-1:].isalnum() or before.text[-1] in "_.-+*/<>=!" else ""

@@ -1,4 +1,4 @@
-"""`check` as a whole: the codes, and that nothing but diagnostics comes of any text."""
+"""Test `check` as a whole: its codes, and that any text gives diagnostics and no exception."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_code_has_a_case() -> None:
 )
 @pytest.mark.parametrize("depth", [10, 49, 50, 99, 100, 1000])
 def test_nesting_is_checked_or_refused(opening: str, closing: str, most: int, depth: int) -> None:
-    """A call that states its result's dims has two levels."""
+    """A call that states the dimensions of its result has two levels."""
     expression = opening * depth + "x" + closing * depth
     found = check(f"dim a = 4\nmodel m(x: [a]) {{\n  y = {expression}\n  return y\n}}\n", FILE)
     assert [each.code for each in found] == (["E007"] if depth > most else [])

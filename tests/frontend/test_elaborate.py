@@ -1,4 +1,4 @@
-"""From syntax trees to programs: what each form of the language means."""
+"""Test the elaboration of each form of the language."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "file.mtf"
 
 
 def load(source: str, **options: object) -> Module:
-    """The elaborated file; it must have no errors."""
+    """Elaborate a file that must have no errors."""
     diagnostics = Diagnostics()
     module = elaborate(parse(source, FILE, diagnostics), diagnostics, **options)  # type: ignore[arg-type]
     assert not diagnostics.errors, render(diagnostics, {FILE: source})
@@ -30,7 +30,7 @@ dim memory = batch; dim long = 3 * io; dim half = io // 2; dim classes = 7
 
 
 def body(statements: str, result: str = "y", arguments: str = "x: [batch, io]") -> tuple[Equation, ...]:
-    """The equations of a model with these statements."""
+    """Return the equations of a model with these statements."""
     source = f"{DIMS}\nmodel m({arguments}) {{\n{statements}\nreturn {result} }}\n"
     (program,) = load(source).programs
     verify(program, "global")
@@ -38,7 +38,7 @@ def body(statements: str, result: str = "y", arguments: str = "x: [batch, io]") 
 
 
 def result_type(expression: str, arguments: str) -> str:
-    """The type of an expression."""
+    """Return the type of an expression."""
     last = body(f"y = {expression}", arguments=arguments)[-1]
     assert last.path == "y"
     return str(last.result.type)

@@ -1,4 +1,4 @@
-"""The formatter: the meaning stays, and a second time changes nothing."""
+"""Test the formatter: it keeps the meaning, and formatting twice changes nothing."""
 
 from __future__ import annotations
 

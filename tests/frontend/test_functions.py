@@ -1,4 +1,4 @@
-"""Functions: what a call binds, what it makes, and what its parts are called."""
+"""Test functions: the bindings of a call, its equations, and the names of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIMS = "dim batch = 4; dim length = 3; dim io = 6; dim hidden = 8; dim heads = 2
 
 
 def program(source: str) -> Program:
-    """The last model of a file without errors."""
+    """Return the last model of a file without errors."""
     diagnostics = Diagnostics()
     module = elaborate(parse(DIMS + source, "file.mtf", diagnostics), diagnostics)
     assert not list(diagnostics), render(diagnostics, {"file.mtf": DIMS + source})
@@ -29,7 +29,7 @@ def program(source: str) -> Program:
 
 
 def outputs(source: str) -> dict[str, str]:
-    """The types of the model's results."""
+    """Return the types of the model's results."""
     return {each.name: str(each.value.type) for each in program(source).function("forward").outputs}
 
 

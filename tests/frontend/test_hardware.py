@@ -1,4 +1,4 @@
-"""Hardware: what a declaration means, and that the library's machines are what their data sheets say."""
+"""Test hardware: the meaning of declarations, and the library's machines against their data sheets."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_mesh_that_is_too_large() -> None:
 
 @pytest.mark.parametrize("name", library_machines())
 def test_every_machine_of_the_library(name: str) -> None:
-    """It is in a file of its name, in canonical form, and says where its figures are from."""
+    """Each machine is in a file of its name, in canonical form, with the sources of its figures."""
     text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
     assert format_source(text) == text
     assert hardware_in_file(text, f"{name}.mtf").name == name
@@ -151,7 +151,7 @@ def test_every_machine_of_the_library(name: str) -> None:
     ],
 )
 def test_peaks_of_whole_pods(name: str, petaflops: float) -> None:
-    """The Mesh-TensorFlow paper (section 9) of TPU v2, the JAX scaling book of v5p, Google Cloud's pages of the others."""
+    """Sources: the Mesh-TensorFlow paper (section 9) for TPU v2, the JAX scaling book for v5p, else Google Cloud's pages."""
     pod = find_hardware(name, {})
     assert pod.devices is not None
     assert pod.devices * pod.device.rate("bf16").peak == pytest.approx(petaflops * 1e15, rel=0.03)

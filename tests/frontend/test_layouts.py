@@ -1,4 +1,4 @@
-"""Layouts and meshes: what the forms mean, in a file and on the command line, and what is warned of."""
+"""Test layouts and meshes, in a file and on the command line, and the warnings about layouts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ train net {
 
 
 def load() -> Module:
-    """The elaborated file."""
+    """Elaborate a file."""
     diagnostics = Diagnostics()
     module = elaborate(parse(SOURCE, FILE, diagnostics), diagnostics)
     assert not list(diagnostics)
@@ -57,7 +57,7 @@ def test_a_layout_has_all_its_sections() -> None:
 
 
 def test_a_rule_over_no_axes_keeps_a_dimension_whole() -> None:
-    """So a section can take back what the layout says: here `w` is stored whole, though computed on in parts."""
+    """A section overrides the layout: here `w` is stored whole, but used in parts."""
     layout = parse_layout("io: cols; params: { io: () }", load(), parse_mesh("grid", load())).layout
     assert layout.rules.override(layout.params) == Rules((("io", ()),))
 
@@ -187,7 +187,7 @@ model f(x: [a, b]) { y = einsum(x -> [a]); return y }"""
 
 
 def test_a_rule_for_values_of_one_name_in_several_models() -> None:
-    """It need not fit every model that has a value of the name: `x` of the second has no `b`."""
+    """A `value` rule need not fit every model with a value of the name: `x` of the second model has no `b`."""
     source = """
     dim a = 4; dim b = 4
     mesh line = [all: 4]

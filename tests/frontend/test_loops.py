@@ -1,4 +1,4 @@
-"""Loops: what they make, and that they mean what their iterations mean one after the other."""
+"""Test loops: their equations, and that a loop gives the same results as its iterations one after the other."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def codes(source: str) -> list[str]:
 
 
 def loop(source: str) -> Equation:
-    """The first loop of the model."""
+    """Return the first loop of the model."""
     return loop_in(program(source).function("forward"))
 
 
 def loop_in(function: Function) -> Equation:
-    """The first loop of a model, or of a loop."""
+    """Return the first loop in a model, or in a loop."""
     return next(eqn for eqn in function.body if eqn.regions)
 
 
@@ -45,7 +45,7 @@ def arguments(eqn: Equation) -> list[tuple[str, str]]:
 
 
 def results(source: str) -> list[np.ndarray]:
-    """Outputs and gradients, of arguments that depend on their order alone."""
+    """Return outputs and gradients for arguments that depend only on their order."""
     data = generic_data(program(source).function("forward"), 0)
     return list(reference(DIMS + LOOPS + source, "gradients", data).values())
 
@@ -272,7 +272,7 @@ def test_random_numbers_depend_on_the_step_and_on_all_iterations_around() -> Non
 
 
 def test_windows_are_made_again_for_the_gradient() -> None:
-    """What a loop keeps of a convolution is its input: its windows would take as many times that as they have elements."""
+    """A loop keeps the input of a convolution for the backward pass, and not its windows, which are larger."""
     forward = differentiated(
         program("""
     dim taps = 3
@@ -298,7 +298,7 @@ def test_windows_are_made_again_for_the_gradient() -> None:
 
 
 def _argument(eqn: Equation, value: Value) -> tuple[str, Value]:
-    """The role of a region's argument, and the operand that it is for."""
+    """Return the role of a region's argument, and the operand that the argument is for."""
     return next((a.role, operand) for operand, a in pairs(eqn) if a.value is value)
 
 
@@ -321,7 +321,7 @@ model net(x: [batch, io]) {
 
 
 def found(layouts: str) -> list[tuple[str, str]]:
-    """Errors and warnings of the layouts: code, and what they are about."""
+    """Return the errors and warnings of layouts: their codes and subjects."""
     source = DIMS + LOOPS + MESH + layouts + NET
     return [(each.code, each.message) for each in check(source, "file.mtf")]
 
@@ -352,7 +352,7 @@ def test_the_dimension_of_a_loop_must_divide_where_parameters_are_stored() -> No
 
 
 def test_work_in_a_loop_counts_once_for_each_iteration() -> None:
-    """What is done once is not worth a warning beside what a loop does a thousand times."""
+    """There is no warning for an einsum that is executed once beside one that a loop executes a thousand times."""
     source = """
     dim many = {many}
     mesh line = [all: 2]

@@ -1,4 +1,4 @@
-"""Imports: which files are read, and what of them is seen where."""
+"""Test imports: the files that are read, and the visibility of their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIN = "folder/main.mtf"
 
 
 class Folder:
-    """Files beside the one that is compiled; `asked` are the paths that it wanted to read."""
+    """Neighbouring files; `asked` are the paths that the compiler has asked for."""
 
     def __init__(self, **files: str) -> None:
         self.files = {f"folder/{name}.mtf": text for name, text in files.items()}
@@ -41,7 +41,7 @@ def program(source: str, **files: str) -> Program:
 
 
 def errors(source: str, **files: str) -> list[tuple[str, str, int]]:
-    """Code, file and line of each error."""
+    """Return code, file and line of each error."""
     found = check(source, MAIN, neighbour=Folder(**files)).errors
     return [(each.code, each.span.file, each.span.line) for each in found]
 
@@ -162,7 +162,7 @@ def test_files_may_import_one_file_by_two_ways() -> None:
 
 @pytest.mark.parametrize("module", standard_library.modules())
 def test_the_library_is_read_declaration_by_declaration(module: str) -> None:
-    """What is parsed when it is used is what parsing the whole file gives, spans included."""
+    """Parsing declarations of the library one by one gives the same trees and spans as parsing the whole file."""
     text = standard_library.text(module)
     assert text is not None
     diagnostics = Diagnostics()

@@ -1,4 +1,4 @@
-"""The parser: what it makes of text, and that no text is too much for it."""
+"""Test the parser: the trees of texts, and that no text makes it fail."""
 
 from __future__ import annotations
 

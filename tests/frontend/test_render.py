@@ -1,4 +1,4 @@
-"""What diagnostics look like, whatever the source."""
+"""Test the text of diagnostics for any source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements that nothing uses: the program is the same without them, and a warning says so."""
+"""Test unused statements: the program is the same without them, and a warning says so."""
 
 from __future__ import annotations
 

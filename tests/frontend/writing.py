@@ -1,4 +1,4 @@
-"""A tree as text, with a parenthesis around every operation: written apart from the parser, to compare it with."""
+"""Write a syntax tree as text, with parentheses around every operation. The parser is tested against this text."""
 
 from __future__ import annotations
 

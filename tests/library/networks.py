@@ -1,7 +1,7 @@
-"""Functions of the library against implementations that share nothing with them.
+"""Compare functions of the library with independent implementations.
 
-A case is a small network that calls some functions, and what its outputs should be, told in JAX. One more output, the loss,
-weighs each element of each differently, so that the gradients see all of them.
+A case is a small network that calls some functions, with its expected outputs computed by JAX. One more output, the loss, weighs
+each element of each output differently, so that gradients depend on all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mtfc.compiler.passes.pipelines import lower
 from tests.harness import Arrays, Tolerance, call, differentiated, jax_module, load, numpy_module
 
 Expected = Callable[..., Mapping[str, Any]]
-"""From inputs and parameters, by name with `_` for dots, to outputs."""
+"""Computes outputs from inputs and parameters, by name with `_` for dots."""
 
 CLOSE = Tolerance(3e-5)
 
@@ -61,8 +61,8 @@ class Network:
         )
 
     def arrays(self, function: Function) -> Arrays:
-        """Normal numbers, those of parameters not so large that rounding grows; integers below their bound; truth values of which
-        most hold."""
+        """Draw normal numbers, small ones for parameters so that rounding does not grow; integers below their bound; truth
+        values, most of them true."""
         random = np.random.default_rng(5)
         arrays: Arrays = {}
         for argument in function.arguments:
@@ -79,7 +79,7 @@ class Network:
 
 
 def agrees(network: Network, expected: Expected) -> None:
-    """Assert outputs and gradients: of the undistributed program to `expected`, of each layout to those.
+    """Assert that outputs and gradients of the undistributed program are as expected, and those of each layout the same.
 
     XLA takes long to compile, so JAX runs the first layout only.
     """
@@ -98,7 +98,7 @@ def agrees(network: Network, expected: Expected) -> None:
 
 
 def _expected(network: Network, expected: Expected, arrays: Arrays) -> Arrays:
-    """The outputs, and the gradients of their sum by everything that is a float."""
+    """Return the outputs, and the gradients of their sum by all floats."""
     floats = {name: x for name, x in arrays.items() if x.dtype == np.float32}
 
     def total(varying: Arrays) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ MODULES = sorted(STANDARD.glob("*.mtf"))
 
 @attrs.frozen
 class Entry:
-    """One function or optimizer: its declaration, how it is written, and the comment above it."""
+    """One function or optimizer: its declaration, its signature as text, and the comment above it."""
 
     module: str
     decl: ast.FnDecl | ast.OptimizerDecl
@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """As users write it: optimizers need no import."""
+        """The name as users write it: optimizers need no import."""
         plain = self.decl.name.text
         return plain if isinstance(self.decl, ast.OptimizerDecl) else f"{self.module}.{plain}"
 
@@ -43,14 +43,14 @@ def _uncommented(lines: list[str]) -> str:
 
 
 def introduction(path: Path) -> str:
-    """The comment at the top of a module."""
+    """Return the comment at the top of a module."""
     return _uncommented(
         list(takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").split("\n")))
     )
 
 
 def entries(path: Path) -> Iterator[Entry]:
-    """What a module declares, in order."""
+    """Return the declarations of a module, in order."""
     text = path.read_text("utf-8")
     lines = text.split("\n")
     for decl in parse(text, path.name, Diagnostics()).declarations:
@@ -62,12 +62,12 @@ def entries(path: Path) -> Iterator[Entry]:
 
 
 def reference() -> str:
-    """All modules in Markdown."""
+    """Return the reference of all modules in Markdown."""
     return "\n".join(map(_module, MODULES))
 
 
 def _module(path: Path) -> str:
-    """Declarations of one name, of which the first that matches is used, stand under one heading."""
+    """Return one section for all declarations of a name, of which the first that fits is used."""
     by_name: dict[str, list[Entry]] = {}
     for entry in entries(path):
         by_name.setdefault(entry.name, []).append(entry)

@@ -1,4 +1,4 @@
-"""Attention and the layers of the Transformer, each position and head apart."""
+"""Test attention and the layers of the Transformer against computations for each position and head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SEQUENCE_PARALLEL = "length: a, heads: b"
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any, bias: Any = 0.0) -> Any:
-    """q: [batch, length, heads, d_k]; k, v: [batch, memory, heads, d_k]; mask: [length, memory] or [batch, length, memory]; bias:
+    """Compute attention.
+
+    q: [batch, length, heads, d_k]. k, v: [batch, memory, heads, d_k]. mask: [length, memory] or [batch, length, memory]. bias:
     [heads, length, memory]."""
     scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1]) + bias
     mask = jnp.broadcast_to(mask, (q.shape[0], *mask.shape[-2:]))[:, None]
@@ -110,7 +112,7 @@ def multi_query(x: Any, p: Any) -> Any:
 
 
 def grouped_query(x: Any, p: Any) -> Any:
-    """With a copy of keys and values for each head of queries."""
+    """Compute attention with a copy of keys and values for each head of queries."""
     q = rotated(jnp.einsum("bld,ghdk->blghk", x, p["grouped_query_wq"]).reshape(2, 8, 8, 4))
     k, v = (jnp.einsum("bld,gdk->blgk", x, p[f"grouped_query_{w}"]) for w in ("wk", "wv"))
     k, v = (jnp.repeat(each, 4, 2) for each in (rotated(k), v))
@@ -119,7 +121,7 @@ def grouped_query(x: Any, p: Any) -> Any:
 
 
 def rotated(x: Any) -> Any:
-    """`x` [batch, length, heads, d], as complex numbers of halves of d, turned."""
+    """Rotate `x` [batch, length, heads, d], whose halves of d are parts of complex numbers."""
     half = x.shape[-1] // 2
     angle = np.arange(x.shape[1])[:, None, None] * 10000.0 ** (-np.arange(half) / half)
     turned = jax.lax.complex(x[..., :half], x[..., half:]) * np.exp(1j * angle).astype(np.complex64)
@@ -156,7 +158,7 @@ def test_rotary() -> None:
 
 @pytest.mark.parametrize(("memory", "reach"), [(4, 2), (5, 3)])
 def test_local(memory: int, reach: int) -> None:
-    """Blocks of two positions see themselves and up to `reach` positions back."""
+    """Compute attention in which blocks of two positions see themselves and up to `reach` positions before."""
     network = Network(
         imports=["attention"],
         dims={**DIMS, "memory": memory, "blocks": 4, "block": 2},
@@ -224,7 +226,7 @@ def test_transformer_layers() -> None:
 
 
 def heads(x: Any, mask: Any, bias: Any, p: Any, scope: str) -> Any:
-    """Self-attention after normalization."""
+    """Compute self-attention after normalization."""
     n = normalized(x, p, f"{scope}_layer_norm")
     return multi_head(n, n, mask, p, f"{scope}_multi_head", bias)
 
@@ -271,7 +273,7 @@ def test_compressed(layout: str) -> None:
     )
 
     def attended(x: Any, rows: Any, mask: Any, p: Any, name: str) -> Any:
-        """With one key and value made of each of `rows` [short, kernel, batch, d]."""
+        """Compute attention with one key and value for each of `rows` [short, kernel, batch, d]."""
         q = jnp.einsum("bld,hdk->blhk", x, p[f"{name}_wq"])
         k, v = (jnp.einsum("mcbd,chdk->bmhk", rows, p[f"{name}_{w}"]) for w in ("wk", "wv"))
         return jnp.einsum("blhk,hkd->bld", attend(q, k, v, mask), p[f"{name}_wo"])
@@ -290,7 +292,7 @@ def test_compressed(layout: str) -> None:
 
 
 def bucket(distance: int, buckets: int, causal: bool, furthest: int) -> int:
-    """In whole numbers: the last of the buckets from which on distances are at least exact * (furthest / exact) ** (i / wide)."""
+    """Return the last bucket i with a distance of at least exact * (furthest / exact) ** (i / wide), in integer arithmetic."""
     first, side = (0, buckets) if causal else (buckets // 2 * (distance > 0), buckets // 2)
     far = max(-distance, 0) if causal else abs(distance)
     exact, wide = side // 2, side - side // 2
@@ -326,7 +328,7 @@ def test_relative_bias() -> None:
 
 
 def biases(table: Any, causal: bool, furthest: int) -> Any:
-    """[heads, length, memory] for 40 positions, from a table [buckets, heads]."""
+    """Return the bias [heads, length, memory] of 40 positions from a table [buckets, heads]."""
     chosen = [[bucket(m - i, 16, causal, furthest) for m in range(40)] for i in range(40)]
     return jnp.moveaxis(table[np.array(chosen)], 2, 0)
 

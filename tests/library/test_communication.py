@@ -1,4 +1,4 @@
-"""What functions of the library send: exactly what their comments say."""
+"""Test that functions of the library send exactly what their comments say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sent(network: Network, of: str = "forward") -> Sent:
 
 
 def layer(body: str, layout: str, outputs: str = "batch, length, d", **more: int) -> Network:
-    """A network of one output y, without the collective of the loss being of interest: its size is 1."""
+    """Return a network with one output y; tests ignore the collective of the loss, whose size is 1."""
     modules = ["nn", "attention", "transformer", "conv", "rnn", "tensors"]
     used = [name for name in modules if f"{name}." in body]
     return Network(
@@ -41,8 +41,11 @@ ALL_REDUCE_B = ("all_reduce", ("b",), 2 * 8 * 16)
 
 
 def test_transformer_layer() -> None:
-    """Under the paper's two-dimensional layout (section 9): an all-reduce of the result of attention and of the feed-forward
-    layer, and one of the gradient of the input of each; parameters' gradients together over the axis of `batch`."""
+    """Expect the collectives of the paper's two-dimensional layout (section 9).
+
+    These are all-reduces of the results of attention and of the feed-forward layer, of the gradients of their inputs, and of
+    all parameters' gradients together over the axis of `batch`.
+    """
     network = layer(
         "transformer.decoder_layer[memory = memory, heads = heads, d_k = d_k, d_ff = ff](x)",
         "batch: a, heads: b, ff: b",

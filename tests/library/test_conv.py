@@ -1,4 +1,4 @@
-"""Convolutions and pooling against XLA's own."""
+"""Test convolutions and pooling against XLA's own."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_separable() -> None:
     )
 
     def depthwise(x: Any, filter: Any, stride: int, padding: list[tuple[int, int]], dilation: int) -> Any:
-        """XLA's, of one filter for each of 4 groups of channels."""
+        """Compute the convolution with XLA, with one filter for each of 4 groups of channels."""
         spatial, axes = "HW"[2 - len(padding) :], len(padding)
         numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
         return lax.conv_general_dilated(
@@ -137,7 +137,7 @@ def test_separable() -> None:
 
 
 def transposed(x: Any, filter: Any, strides: tuple[int, ...]) -> Any:
-    """The transposed convolution as JAX transposes it, of one whose larger half of padding is before."""
+    """Compute the transposed convolution with JAX's transposition of a convolution whose larger half of padding is in front."""
     sizes = [size * stride for size, stride in zip(x.shape[1:], strides, strict=False)]
     need = [kernel - stride for kernel, stride in zip(filter.shape, strides, strict=False)]
     padding = [((n + 1) // 2, n // 2) for n in need]

@@ -1,4 +1,4 @@
-"""What generates sequences: drawing tokens, and one position of a beam search. `test_generation.py` has the layers."""
+"""Test drawing tokens, and one position of a beam search. `test_generation.py` tests the layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOGITS = np.array([1.0, -0.5, 0.3, 2.0, 0.9, -2.0], np.float32)
 
 
 def run(source: str, layout: str, backend: str, arrays: Arrays) -> Arrays:
-    """What the source's model gives on a backend."""
+    """Return the outputs of the source's model on a backend."""
     selection = choose(source, "test.mtf", Choice(None, layout, None, {}))
     placed = selection.cases[0].lower(selection.program, "forward")
     make = jax_module if backend == "jax" else numpy_module
@@ -50,7 +50,7 @@ def shares(tokens: Any) -> Any:
 
 @pytest.mark.parametrize(("choices", "temperature"), [(6, 1.0), (6, 2.0), (3, 1.0), (3, 0.5)])
 def test_tokens_are_drawn_as_the_logits_say(choices: int, temperature: float) -> None:
-    """Frequencies are those of the softmax over the best, within four standard deviations."""
+    """The frequencies of tokens are those of the softmax of the best ones, within four standard deviations."""
     best = np.argsort(-LOGITS)[:choices]
     expected = np.zeros(WORDS)
     expected[best] = np.exp(LOGITS[best] / temperature)
@@ -85,7 +85,7 @@ model extend(logits: [rows, beam, words], scores: [rows, beam], over: bool[rows,
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 def test_a_position_of_a_beam_search(backend: str) -> None:
-    """Against all continuations of all hypotheses, sorted."""
+    """The result equals the best of all continuations of all hypotheses."""
     random = np.random.default_rng(0)
     logits = random.normal(size=(2, BEAM, WORDS)).astype(np.float32)
     scores = random.normal(size=(2, BEAM)).astype(np.float32)

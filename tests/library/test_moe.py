@@ -1,4 +1,4 @@
-"""Mixtures of experts: all experts on all tokens, of which those count that stood in line in time."""
+"""Test mixtures of experts against all experts on all tokens, masked by the capacity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def expert(x: Any, number: int, p: Any) -> Any:
 
 
 def taken(gates: Any, rank: int, capacity: int) -> Any:
-    """Which [group, token, expert] fit: one after the other, better ranks first, then earlier tokens."""
+    """Return a mask of [group, token, expert] within the capacity: better ranks first, then earlier tokens."""
     left = np.full((GROUPS, EXPERTS), capacity)
     order = np.argsort(-gates, axis=-1)
     found = np.zeros((GROUPS, TOKENS, EXPERTS), np.float32)
@@ -65,7 +65,7 @@ def test_mixture_of_experts(rank: int, capacity: int) -> None:
 
 
 def test_tokens_travel_by_all_to_all() -> None:
-    """In the forward pass once to the experts and once back, and the balance is one number."""
+    """The forward pass sends tokens to the experts once and back once, and the balance is one number."""
     network = mixture(2, 3, ["groups: (a, b), experts: (a, b)"])
     sent = GROUPS * EXPERTS * 3 * 8 // 4
     found = communication(network.source, of="forward")

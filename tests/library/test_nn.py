@@ -1,4 +1,4 @@
-"""Dense layers, activations, normalization, embeddings and dropout."""
+"""Test dense layers, activations, normalization, embeddings and dropout."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_dropout_is_the_same_on_every_layout() -> None:
 
 
 def _dropped(network: Network) -> Expected:
-    """Return dropout's results in training, by the zeros that the program itself draws; check that nothing drops outside."""
+    """Return dropout's results in training, with the zeros that the program draws; check that nothing is dropped outside."""
     (program,) = load(network.source).programs
     ones = {"x": np.ones((8, 16), np.float32), "y_weight": np.zeros((8, 16), np.float32)}
     assert np.all(interpret(program.function("forward"), program, ones)["y"] == 1)

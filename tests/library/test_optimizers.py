@@ -1,4 +1,4 @@
-"""The library's optimizers and schedules against optax, step by step, under layouts and on both backends."""
+"""Test the library's optimizers and schedules against optax, step by step, under layouts and on both backends."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def source(optimizer: str, declarations: str = "") -> str:
 
 
 def gradients(step: int) -> Arrays:
-    """What the step is given: generic numbers, smaller from step to step, and some zeros."""
+    """Return the gradients of a step: generic numbers, smaller from step to step, and some zeros."""
     random = np.random.default_rng(step)
     drawn = {"gw": random.standard_normal((4, 8)), "gb": random.standard_normal(8)}
     return {name: (x * (np.abs(x) > 0.1) / (1 + step)).astype(np.float32) for name, x in drawn.items()}
 
 
 def trained(module: Any, steps: int) -> tuple[list[Arrays], Arrays]:
-    """The parameters before the first step and after each, and the last state."""
+    """Return the parameters before the first step and after each step, and the last state."""
     params, state = module.init(seed=1), module.init_state() if module.STATE else {}
     found = [dict(module.unshard(params, module.PARAMETERS))]
     for step in range(steps):
@@ -74,7 +74,7 @@ def trained(module: Any, steps: int) -> tuple[list[Arrays], Arrays]:
 
 
 def by_layer(params: Arrays) -> Arrays:
-    """Stacked parameters as one for each layer."""
+    """Split stacked parameters into one for each layer."""
     return {
         (name, i): x[i] if name.startswith("layers.") else x
         for name, x in params.items()
@@ -83,7 +83,7 @@ def by_layer(params: Arrays) -> Arrays:
 
 
 def by_optax(optimizer: optax.GradientTransformation, start: Arrays) -> list[Arrays]:
-    """The same steps by optax, with separate parameters for each layer."""
+    """Compute the same steps with optax, with separate parameters for each layer."""
     params = {key: jnp.asarray(x) for key, x in by_layer(start).items()}
     state, found = optimizer.init(params), [params]
     for step in range(STEPS):
@@ -100,7 +100,7 @@ def by_optax(optimizer: optax.GradientTransformation, start: Arrays) -> list[Arr
 
 
 def check(optimizer: str, expected: optax.GradientTransformation, declarations: str = "") -> None:
-    """Every step under every layout, and on both backends under one in which all state is split."""
+    """Assert every step under every layout, and on both backends under a layout that splits all state."""
     text = source(optimizer, declarations)
     programs = {layout: lowered(text, layout=layout) for layout in LAYOUTS}
     modules = {f"numpy, {layout}": numpy_module(program) for layout, program in programs.items()}
@@ -132,7 +132,7 @@ OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     ),
     "adafactor(1 / (step + 2))": optax.adafactor(lambda step: 1 / (step + 2), min_dim_size_to_factor=1),
 }
-"""Calls, and what they are in optax, which by default factors only matrices with 128 rows and columns."""
+"""Calls, and their equals in optax, which by default factors only matrices with 128 rows and columns."""
 
 
 @pytest.mark.parametrize("call", OPTIMIZERS)
@@ -181,14 +181,14 @@ def norm(g: Any) -> Any:
 
 
 def extremes(g: Any) -> Any:
-    """The largest element of each row, alone and everywhere."""
+    """Return each row's largest element, at its own place and added to the whole row."""
     best = jnp.argmax(jnp.abs(g), axis=-1, keepdims=True)
     largest = jnp.take_along_axis(g, best, axis=-1)
     return jnp.where(jnp.arange(g.shape[-1]) == best, g, 0.0) + largest
 
 
 def test_optimizers_of_a_file() -> None:
-    """States that start at other numbers than 0, scalar ones, all sorts of shapes, cases for types; the file's own name wins."""
+    """A file's optimizer hides the library's; its states may start at any number, be scalars, and differ by the type's case."""
     check("adagrad(0.1)", optax.adagrad(0.1, initial_accumulator_value=0.1), ADAGRAD)
     check("counting(0.1)", optax.chain(optax.ema(0.9), optax.scale(-0.1)), COUNTING)
     norms = optax.stateless(lambda updates, _: {key: (g + 0.5) * norm(g) for key, g in updates.items()})
@@ -202,7 +202,7 @@ def test_optimizers_of_a_file() -> None:
 
 
 def test_state_has_the_dimensions_that_it_needs() -> None:
-    """Adafactor keeps a row and a column for each matrix, layer by layer, split where the optimizer's state is."""
+    """Adafactor keeps a row and a column for each matrix of each layer, split by the rules of optimizer state."""
     module = numpy_module(lowered(source("adafactor(0.1)"), layout="sharded"))
     shapes = {name: np.shape(x) for name, x in trained(module, 1)[1].items()}
     assert shapes == {
@@ -219,7 +219,7 @@ def test_state_has_the_dimensions_that_it_needs() -> None:
 
 @pytest.mark.parametrize("call", ["adam(0.1)", "adafactor(schedules.warmup_rsqrt(step, 0.1, 4))"])
 def test_state_and_update_are_of_the_stored_dtype(call: str) -> None:
-    """Parameters in bf16, whose steps follow those in f32 as far as it goes; numbers of the step are computed in f32."""
+    """Steps of bf16 parameters follow those of f32 up to rounding; numbers of the step are computed in f32."""
     text = source(call)
     exact, _ = trained(numpy_module(lowered(text, layout="split")), STEPS)
     for dtype, tolerance in (("bf16", 0.1), ("f64", 1e-5)):
@@ -235,7 +235,7 @@ def test_state_and_update_are_of_the_stored_dtype(call: str) -> None:
 
 
 def test_clipping_and_micro_batches_go_before_the_update() -> None:
-    """Of two micro-batches with the same gradients, clipped to a norm of 1."""
+    """Two micro-batches with the same gradients give one gradient, clipped to a norm of 1."""
     text = source("adam(0.1)").replace("train m {", "train m { clip = 1.0; accumulate = 2;")
     module = numpy_module(lowered(text, layout="stored"))
     params, state = module.init(seed=1), module.init_state()
@@ -294,7 +294,7 @@ SCHEDULES: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("call", SCHEDULES)
 def test_schedules_are_those_of_optax(call: str) -> None:
-    """For 40 steps: what the number of a step becomes is read from a parameter that it replaces."""
+    """Return the values of a schedule for 40 steps, read from a parameter that the optimizer sets to them."""
     program = lowered(source(f"record(schedules.{call})", RECORDING), layout="alone")
     for module in (numpy_module(program), jax_module(program)):
         found, _ = trained(module, 40)

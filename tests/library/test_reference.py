@@ -1,4 +1,4 @@
-"""Every function of the library says what it does, in one form."""
+"""Test that every function of the library has a comment of one form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent cells and layers, step by step."""
+"""Test recurrent cells and layers, step by step."""
 
 from __future__ import annotations
 

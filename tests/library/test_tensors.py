@@ -1,4 +1,4 @@
-"""Division of integers, order statistics and moves by data, against NumPy and JAX."""
+"""Test division of integers, order statistics and shifts by data against NumPy and JAX."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXTREMES = (
 
 @pytest.mark.parametrize("backend", [numpy_module, jax_module])
 def test_integers_are_divided_exactly(backend: Any) -> None:
-    """Of all sizes: numbers with any number of digits, and any two extremes."""
+    """Generate integers of any number of digits, and extremes."""
     random = np.random.default_rng(0)
     digits = random.integers(0, 31, (2, 512))
     x, y = random.integers(-(2**31) + 1, 2**31, (2, 512)) >> digits

@@ -264,6 +264,7 @@ class OpDef:
     evaluate: its meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
     numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
     jax_differentiated: the JAX text where `jax.grad` goes through the op, if JAX's own derivative differs from `gradient`.
+    number: its value for Python numbers, for calls that the front end evaluates; None if it only takes tensors.
     doc: one sentence for the language reference.
     """
 
@@ -281,6 +282,7 @@ class OpDef:
     numpy: Text
     jax: Text
     jax_differentiated: Text | None
+    number: Callable[..., float] | None
     doc: str
 
 

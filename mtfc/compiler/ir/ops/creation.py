@@ -49,6 +49,7 @@ def creation(
         numpy=text("np"),
         jax=text("jnp"),
         jax_differentiated=None,
+        number=None,
         doc=doc,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,6 +34,9 @@ from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 INTEGERS = frozenset({"i32", "u32"})
 NUMBERS = FLOATS | INTEGERS
 BOOL = frozenset({"bool"})
+
+LARGEST = 2**63 - 1
+"""The largest integer in an expression. A float that is larger is a whole number already."""
 
 
 def dims_text(dims: Sequence[Dim]) -> str:
@@ -111,6 +115,7 @@ def elementwise(
     result: str | None = None,
     linear: Linear = not_linear,
     traits: Iterable[Trait] = (),
+    number: Callable[..., float] | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -127,6 +132,7 @@ def elementwise(
         numpy=numpy,
         jax=jax or numpy.replace("np.", "jnp."),
         jax_differentiated=jax_differentiated,
+        number=number,
         doc=doc,
     )
 
@@ -270,69 +276,72 @@ def _erf_slope(b: OpBuilder, x: Value, y: Value) -> Value:
 
 UNARY = (
     elementwise("neg", lambda np, x: -x, "-{0}", lambda b, e, g: (b("neg", g[0]),), "Minus x.",
-                  accepted=NUMBERS, linear=linear_in_first),
+                accepted=NUMBERS, linear=linear_in_first),
     elementwise("relu", lambda np, x: np.maximum(x, 0), "np.maximum({0}, 0)", _relu_gradient, "max(x, 0).",
-                  jax="jax.nn.relu({0})", accepted=NUMBERS),
+                jax="jax.nn.relu({0})", accepted=NUMBERS, number=lambda x: max(x, 0)),
     elementwise("exp", lambda np, x: np.exp(x), "np.exp({0})", slope_gradient(lambda b, x, y: y),
-                  "e to the power x."),
+                "e to the power x.", number=math.exp),
     elementwise("log", lambda np, x: np.log(x), "np.log({0})", lambda b, e, g: (b("div", g[0], e.operands[0]),),
-                  "Natural logarithm."),
+                "Natural logarithm.", number=math.log),
     elementwise("tanh", lambda np, x: np.tanh(x), "np.tanh({0})",
-                  slope_gradient(lambda b, x, y: b("sub", b.like(1, y), b("square", y))), "Hyperbolic tangent."),
+                slope_gradient(lambda b, x, y: b("sub", b.like(1, y), b("square", y))), "Hyperbolic tangent.",
+                number=math.tanh),
     elementwise("sigmoid", lambda np, x: (np.tanh(x / 2) + 1) / 2, "(np.tanh({0} / 2) + 1) / 2",
-                  slope_gradient(_sigmoid_slope), "1 / (1 + exp(-x)).", jax="jax.nn.sigmoid({0})"),
-    elementwise("sqrt", lambda np, x: np.sqrt(x), "np.sqrt({0})", _sqrt_gradient, "Square root."),
+                slope_gradient(_sigmoid_slope), "1 / (1 + exp(-x)).", jax="jax.nn.sigmoid({0})",
+                number=lambda x: 0.5 * (1 + math.tanh(0.5 * x))),
+    elementwise("sqrt", lambda np, x: np.sqrt(x), "np.sqrt({0})", _sqrt_gradient, "Square root.", number=math.sqrt),
     elementwise("rsqrt", lambda np, x: 1 / np.sqrt(x), "1 / np.sqrt({0})", _rsqrt_gradient, "1 / sqrt(x).",
-                  jax="lax.rsqrt({0})"),
+                jax="lax.rsqrt({0})", number=lambda x: 1 / math.sqrt(x)),
     elementwise("square", lambda np, x: np.square(x), "np.square({0})", _square_gradient, "x times x.",
-                  accepted=NUMBERS),
+                accepted=NUMBERS, number=lambda x: x * x),
     elementwise("abs", lambda np, x: np.abs(x), "np.abs({0})", _abs_gradient, "Absolute value; gradient 0 at 0.",
-                  jax_differentiated="{0} * jnp.sign({0})",  # the slope of `jnp.abs` at 0 is 1, and not 0
-                  accepted=NUMBERS),
+                jax_differentiated="{0} * jnp.sign({0})",  # the slope of `jnp.abs` at 0 is 1, and not 0
+                accepted=NUMBERS, number=abs),
     elementwise("sign", lambda np, x: np.sign(x), "np.sign({0})", no_gradient, "-1, 0 or 1; its gradient is 0.",
-                  accepted=NUMBERS),
+                accepted=NUMBERS, number=lambda x: (x > 0) - (x < 0)),
     elementwise("erf", _erf, "erf({0})", slope_gradient(_erf_slope), "The error function.",
-                  jax="lax.erf({0})"),
+                jax="lax.erf({0})", number=math.erf),
     elementwise("sin", lambda np, x: np.sin(x), "np.sin({0})", slope_gradient(lambda b, x, y: b("cos", x)),
-                  "Sine."),
+                "Sine.", number=math.sin),
     elementwise("cos", lambda np, x: np.cos(x), "np.cos({0})",
-                  slope_gradient(lambda b, x, y: b("neg", b("sin", x))), "Cosine."),
+                slope_gradient(lambda b, x, y: b("neg", b("sin", x))), "Cosine.", number=math.cos),
     elementwise("floor", lambda np, x: np.floor(x), "np.floor({0})", no_gradient,
-                  "Largest whole number not above x; its gradient is 0."),
+                "Largest whole number not above x; its gradient is 0.",
+                number=lambda x: math.floor(x) if abs(x) <= LARGEST else x),
     elementwise("not", lambda np, x: np.logical_not(x), "np.logical_not({0})", no_gradient, "Logical not.",
-                  accepted=BOOL),
+                accepted=BOOL),
     elementwise("stop_gradient", lambda np, x: x, "{0}", no_gradient, "x, as a constant for differentiation.",
-                  jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first,
-                  traits=("stop_gradient",)),
+                jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first,
+                traits=("stop_gradient",), number=lambda x: x),
 )  # fmt: skip
 
 BINARY = (
     elementwise("add", lambda np, x, y: x + y, "{0} + {1}",
-                  lambda b, e, g: (_to_operand(b, e, 0, g[0]), _to_operand(b, e, 1, g[0])), "x + y.",
-                  accepted=NUMBERS, linear=linear_in_all, traits=("add",)),
+                lambda b, e, g: (_to_operand(b, e, 0, g[0]), _to_operand(b, e, 1, g[0])), "x + y.",
+                accepted=NUMBERS, linear=linear_in_all, traits=("add",)),
     elementwise("sub", lambda np, x, y: x - y, "{0} - {1}",
-                  lambda b, e, g: (_to_operand(b, e, 0, g[0]), b("neg", _to_operand(b, e, 1, g[0]))), "x - y.",
-                  accepted=NUMBERS, linear=linear_in_all),
+                lambda b, e, g: (_to_operand(b, e, 0, g[0]), b("neg", _to_operand(b, e, 1, g[0]))), "x - y.",
+                accepted=NUMBERS, linear=linear_in_all),
     elementwise("mul", lambda np, x, y: x * y, "{0} * {1}", _mul_gradient, "x times y.",
-                  accepted=NUMBERS, linear=linear_in_each, traits=("multiply",)),
+                accepted=NUMBERS, linear=linear_in_each, traits=("multiply",)),
     elementwise("div", lambda np, x, y: x / y, "{0} / {1}", _div_gradient, "x / y.", linear=linear_in_first),
     elementwise("pow", lambda np, x, y: np.power(x, y), "np.power({0}, {1})", _pow_gradient, "x to the power y."),
     elementwise("minimum", lambda np, x, y: np.minimum(x, y), "np.minimum({0}, {1})", _extremum_gradient,
-                  "The smaller of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS),
+                "The smaller of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS, number=min),
     elementwise("maximum", lambda np, x, y: np.maximum(x, y), "np.maximum({0}, {1})", _extremum_gradient,
-                  "The larger of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS),
+                "The larger of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS, number=max),
     elementwise("lt", lambda np, x, y: x < y, "{0} < {1}", no_gradient, "x < y.", accepted=NUMBERS, result="bool"),
     elementwise("le", lambda np, x, y: x <= y, "{0} <= {1}", no_gradient, "x <= y.", accepted=NUMBERS, result="bool"),
     elementwise("gt", lambda np, x, y: x > y, "{0} > {1}", no_gradient, "x > y.", accepted=NUMBERS, result="bool"),
     elementwise("ge", lambda np, x, y: x >= y, "{0} >= {1}", no_gradient, "x >= y.", accepted=NUMBERS, result="bool"),
     elementwise("eq", lambda np, x, y: x == y, "{0} == {1}", no_gradient, "x == y.", accepted=NUMBERS | BOOL,
-                  result="bool"),
+                result="bool"),
     elementwise("ne", lambda np, x, y: x != y, "{0} != {1}", no_gradient, "x != y.", accepted=NUMBERS | BOOL,
-                  result="bool"),
+                result="bool"),
     elementwise("and", lambda np, x, y: np.logical_and(x, y), "np.logical_and({0}, {1})", no_gradient,
-                  "Logical and.", accepted=BOOL),
+                "Logical and.", accepted=BOOL),
     elementwise("or", lambda np, x, y: np.logical_or(x, y), "np.logical_or({0}, {1})", no_gradient, "Logical or.",
-                  accepted=BOOL),
+                accepted=BOOL),
 )  # fmt: skip
 
 WHERE = OpDef(
@@ -350,6 +359,7 @@ WHERE = OpDef(
     numpy="np.where({0}, {1}, {2})",
     jax="jnp.where({0}, {1}, {2})",
     jax_differentiated=None,
+    number=None,
     doc="x where the condition holds, else y.",
 )
 
@@ -378,6 +388,7 @@ MASK = OpDef(
     numpy="np.where({0}, {1}, 0)",
     jax="jnp.where({0}, {1}, 0)",
     jax_differentiated=None,
+    number=None,
     doc="x where the condition holds, else 0: what a gradient passes through a choice.",
 )
 
@@ -396,6 +407,7 @@ CAST = OpDef(
     numpy=_cast_text,
     jax=_cast_text,
     jax_differentiated=None,
+    number=None,
     doc="x converted to another dtype.",
 )
 

@@ -139,6 +139,7 @@ def reduction(
         numpy=_numpy_text(name),
         jax=_jax_text(name),
         jax_differentiated=jax_differentiated,
+        number=None,
         doc=doc,
     )
 
@@ -238,6 +239,7 @@ ARGMAX = OpDef(
     numpy=_argmax_text("np"),
     jax=_argmax_text("jnp"),
     jax_differentiated=None,
+    number=None,
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
 
@@ -303,6 +305,7 @@ IS_ARGMAX = OpDef(
     numpy=_is_argmax_text,
     jax=_is_argmax_text,
     jax_differentiated=None,
+    number=None,
     doc="True at the largest element over dimensions: the first among equals, in the order in which `over` names dimensions.",
 )
 
@@ -384,6 +387,7 @@ CUMSUM = OpDef(
     numpy=_cumsum_text,
     jax=_cumsum_text,
     jax_differentiated=None,
+    number=None,
     doc="Sums of the elements up to each one along a dimension, without it where `exclusive`, from the end where `reverse`.",
 )
 

@@ -65,6 +65,7 @@ def structural(
         numpy=numpy,
         jax=jax,
         jax_differentiated=None,
+        number=None,
         doc=doc,
     )
 

@@ -6,11 +6,11 @@ unbounded time or memory to evaluate.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from math import inf, isfinite
 
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
@@ -57,32 +57,13 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 LOGIC: dict[str, Callable[[bool, bool], bool]] = {"and": operator.and_, "or": operator.or_}
 
-FUNCTIONS: dict[str, Callable[..., float]] = {
-    "relu": lambda x: max(x, 0),
-    "exp": math.exp,
-    "log": math.log,
-    "tanh": math.tanh,
-    "sigmoid": lambda x: 0.5 * (1 + math.tanh(0.5 * x)),
-    "sqrt": math.sqrt,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "square": lambda x: x * x,
-    "abs": abs,
-    "sign": lambda x: (x > 0) - (x < 0),
-    "erf": math.erf,
-    "sin": math.sin,
-    "cos": math.cos,
-    "floor": lambda x: math.floor(x) if abs(x) <= LIMIT else x,
-    "stop_gradient": lambda x: x,
-    "minimum": min,
-    "maximum": max,
-}
-"""Elementwise functions of numbers."""
-
 
 def fold_call(op: str, *numbers: Number) -> Number:
     """Return the value of an elementwise function. Raises `ConstantError` if it has no value, or too large a one."""
+    function = OPS[op].number
+    assert function is not None, f"`{op}` takes no numbers"
     try:
-        return limited(FUNCTIONS[op](*map(plain, numbers)))
+        return limited(function(*map(plain, numbers)))
     except ZeroDivisionError:
         raise ConstantError("division by zero") from None
     except OverflowError:
