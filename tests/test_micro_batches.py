@@ -9,7 +9,7 @@ import pytest
 
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of
@@ -133,7 +133,7 @@ def llama(accumulate: int, **dims: int) -> Program:
     return selection.cases[0].lower(selection.program)
 
 
-def memory(program: Program) -> Memory:
+def memory(program: Program) -> MemoryUse:
     return memory_of(program.function("step"), program.placed_on, Numbers(program.placed_on))
 
 

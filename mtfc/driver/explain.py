@@ -10,7 +10,7 @@ from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import SentArray
-    from mtfc.compiler.cost.volumes import LayoutCost
+    from mtfc.compiler.cost.volumes import PlacedCost
 
 
 def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def explain_text(file: str, choice: Choice, sources: Sources) -> str:
     return "\n".join([*heading(cost), "", causes_report(found, cost.file, texts)])
 
 
-def _explained(file: str, choice: Choice, sources: Sources) -> tuple[LayoutCost, list[SentArray]]:
+def _explained(file: str, choice: Choice, sources: Sources) -> tuple[PlacedCost, list[SentArray]]:
     """Return the cost of a step, or of a forward pass, and all arrays that a device sends."""
     from mtfc.compiler.analysis.equation_names import names_by_place
     from mtfc.compiler.analysis.provenance import sent_arrays

@@ -7,12 +7,12 @@ from typing import Any
 
 from mtfc.compiler.cost.sizes import Amount
 from mtfc.compiler.cost.symbolic import Formula
-from mtfc.compiler.cost.volumes import LayoutCost, Sent, Totals, total
+from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, total
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.reports.formula_report import LayoutFormulas
 
 
-def costs_json(costs: Sequence[LayoutCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
+def costs_json(costs: Sequence[PlacedCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
     """Return the costs of a model under at least one layout, with the formulas of the same layouts, if any."""
     layouts = [_layout(cost) for cost in costs]
     for entry, symbolic in zip(layouts, formulas, strict=False):
@@ -20,7 +20,7 @@ def costs_json(costs: Sequence[LayoutCost], formulas: Sequence[LayoutFormulas] =
     return {"model": costs[0].model, "layouts": layouts}
 
 
-def _layout(cost: LayoutCost) -> dict[str, Any]:
+def _layout(cost: PlacedCost) -> dict[str, Any]:
     return {
         "layout": cost.layout.name,
         "mesh": cost.mesh.sizes,
@@ -31,16 +31,16 @@ def _layout(cost: LayoutCost) -> dict[str, Any]:
     }
 
 
-def _totals(totals: Totals) -> dict[str, Any]:
+def _totals(totals: CostTotals) -> dict[str, Any]:
     """Return FLOPs and collectives, with all kinds of collectives, including those that do not occur."""
     return {
         "flops_per_device": _number(totals.flops),
-        "collectives": {kind: _sent(totals.collectives.get(kind, Sent())) for kind in KINDS},
+        "collectives": {kind: _sent(totals.collectives.get(kind, SentVolume())) for kind in KINDS},
         "wire_bytes_per_device": _number(totals.sent.wire_bytes),
     }
 
 
-def _sent(sent: Sent) -> dict[str, Any]:
+def _sent(sent: SentVolume) -> dict[str, Any]:
     return {
         "count": sent.count,
         "elements_per_device": _number(sent.elements),

@@ -9,7 +9,7 @@ from typing import get_args
 import attrs
 
 from mtfc.compiler.cost.sizes import Amount, whole
-from mtfc.compiler.cost.volumes import Charge, LayoutCost, Sent, grouped, total
+from mtfc.compiler.cost.volumes import Charge, PlacedCost, SentVolume, grouped, total
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
@@ -19,14 +19,14 @@ from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_
 from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 
-def layout_report(cost: LayoutCost, sources: Mapping[str, str]) -> str:
+def layout_report(cost: PlacedCost, sources: Mapping[str, str]) -> str:
     """Return the cost of a layout on one device, in total and by source line; `sources` holds each file's text by name."""
     legend = "  By line: FLOPs per stage, bytes sent, and bytes stored: parameters, and what the backward pass still reads."
     lines = [*heading(cost), *_summary(cost), "", legend, *_by_line(cost, sources)]
     return "\n".join(lines) + "\n"
 
 
-def heading(cost: LayoutCost) -> list[str]:
+def heading(cost: PlacedCost) -> list[str]:
     """Return the model, the layout, the mesh, and the unit of the cost: a training step or a forward pass."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in cost.mesh.axes)
     unit = "training step" if cost.trains else "forward pass"
@@ -38,7 +38,7 @@ def heading(cost: LayoutCost) -> list[str]:
     ]
 
 
-def _summary(cost: LayoutCost) -> list[str]:
+def _summary(cost: PlacedCost) -> list[str]:
     totals, memory = total(cost.step), cost.memory
     by_stage = grouped(cost.step, lambda charge: charge.stage)
     stages = [f"{stage} {_flops(total(by_stage[stage]).flops)}" for stage in _stages(cost)]
@@ -66,17 +66,17 @@ def _itemized(whole: str, parts: Iterable[str]) -> list[str]:
 def transfers(charges: Iterable[Charge]) -> list[tuple[str, str]]:
     """Return (`2 all_reduce{rows}`, `128 KiB`) for each kind of collective and set of axes, the largest first."""
     groups = grouped((c for c in charges if c.kind is not None), lambda charge: (charge.kind, charge.axes))
-    sent = {key: sum((charge.sent for charge in group), start=Sent()) for key, group in groups.items()}
+    sent = {key: sum((charge.sent for charge in group), start=SentVolume()) for key, group in groups.items()}
     largest_first = sorted(sent.items(), key=lambda item: -whole(item[1].bytes))
     return [(_kind_text(str(kind), axes, sent), _bytes(sent.bytes)) for (kind, axes), sent in largest_first]
 
 
-def _kind_text(kind: str, axes: Axes, sent: Sent) -> str:
+def _kind_text(kind: str, axes: Axes, sent: SentVolume) -> str:
     """Return the count and kind. A combined collective counts for one of its lines, and is `part of` the others."""
     return f"{sent.count or 'part of'} {kind}{{{', '.join(axes)}}}"
 
 
-def _stages(cost: LayoutCost) -> list[Stage]:
+def _stages(cost: PlacedCost) -> list[Stage]:
     """Return the stages that compute anything, in order."""
     found = {charge.stage for charge in cost.step if charge.flops}
     return [stage for stage in get_args(Stage) if stage in found]
@@ -93,7 +93,7 @@ class LineCost:
 Lines = dict[Line, LineCost]
 
 
-def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
+def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
     """Return a table of all lines with a cost. Below a line that calls functions of other files come the lines of these functions.
 
     FLOPs are by stage. Stored bytes belong to the line that defines the array.
@@ -111,7 +111,7 @@ def _by_line(cost: LayoutCost, sources: Mapping[str, str]) -> list[str]:
     return fitted(rows)
 
 
-def _lines(cost: LayoutCost) -> dict[Line, Lines]:
+def _lines(cost: PlacedCost) -> dict[Line, Lines]:
     """Return all costs by the line of the user's file, and inside by the line of the called function."""
     found: dict[Line, Lines] = {}
 
@@ -155,12 +155,12 @@ def _kept(amounts: Sequence[Amount]) -> str:
     return _bytes(sum(amounts, start=0)) if amounts else ""
 
 
-def comparison(costs: Sequence[LayoutCost]) -> str:
+def comparison(costs: Sequence[PlacedCost]) -> str:
     """Return layouts side by side, on one device: work and memory, then communication."""
     return "\n".join([*_work_and_memory(costs), "", *_communication(costs)]) + "\n"
 
 
-def _work_and_memory(costs: Sequence[LayoutCost]) -> list[str]:
+def _work_and_memory(costs: Sequence[PlacedCost]) -> list[str]:
     rows = [["layout", "devices", "computed", *costs[0].memory.parts()]]
     for cost in costs:
         computed, held = _flops(total(cost.step).flops), map(_bytes, cost.memory.parts().values())
@@ -168,13 +168,13 @@ def _work_and_memory(costs: Sequence[LayoutCost]) -> list[str]:
     return aligned(rows, right=range(1, len(rows[0])), indent="")
 
 
-def _communication(costs: Sequence[LayoutCost]) -> list[str]:
+def _communication(costs: Sequence[PlacedCost]) -> list[str]:
     """Return a column for each kind of collective that occurs, with bytes and count."""
     totals = [total(cost.step) for cost in costs]
     kinds = [kind for kind in KINDS if any(kind in each.collectives for each in totals)]
     rows = [["layout", "sent", "on the wire", *kinds]]
     for cost, each in zip(costs, totals, strict=True):
-        found = [each.collectives.get(kind, Sent()) for kind in kinds]
+        found = [each.collectives.get(kind, SentVolume()) for kind in kinds]
         cells = [f"{_bytes(sent.bytes)} in {sent.count}" if sent.count else "-" for sent in found]
         rows.append([cost.layout.name, _bytes(each.sent.bytes), _bytes(each.sent.wire_bytes), *cells])
     return aligned(rows, right=range(1, len(rows[0])), indent="")

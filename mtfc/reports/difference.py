@@ -13,7 +13,7 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import step_time
-from mtfc.compiler.cost.volumes import Charge, LayoutCost, layout_cost, total
+from mtfc.compiler.cost.volumes import Charge, PlacedCost, layout_cost, total
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
@@ -49,7 +49,7 @@ FIGURES: Mapping[str, ComparedFigure] = {
 class PricedLayout:
     """The cost of a layout, and with a machine the seconds of each line there."""
 
-    cost: LayoutCost
+    cost: PlacedCost
     seconds: Seconds | None = None
     hardware: Hardware | None = None
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from mtfc.compiler.cost.sizes import Formulas
+from mtfc.compiler.cost.sizes import FormulaSizes
 from mtfc.compiler.cost.symbolic import Formula, formula, ratio
-from mtfc.compiler.cost.volumes import LayoutCost, layout_cost, total
+from mtfc.compiler.cost.volumes import PlacedCost, layout_cost, total
 from mtfc.compiler.ir.core import Program
 from mtfc.reports.cost_report import heading
 from mtfc.reports.table import wrapped
@@ -25,7 +25,7 @@ from mtfc.reports.table import wrapped
 class LayoutFormulas:
     """The cost of a layout as formulas, and the values of the symbols in the file."""
 
-    cost: LayoutCost
+    cost: PlacedCost
     values: dict[str, int]
 
     @property
@@ -51,7 +51,7 @@ class LayoutFormulas:
 def formulas(program: Program) -> LayoutFormulas:
     """Return the cost of a placed program in the names of its dimensions and mesh axes."""
     assert program.mesh is not None, "only a placed program has a cost"
-    scale = Formulas(program.dims.values(), program.mesh)
+    scale = FormulaSizes(program.dims.values(), program.mesh)
     return LayoutFormulas(layout_cost(program, scale), scale.values)
 
 

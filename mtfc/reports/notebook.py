@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.volumes import LayoutCost, Totals, layout_cost, total
+from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, layout_cost, total
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Mesh
@@ -53,17 +53,17 @@ def _parameters(program: Program) -> str:
     return f"{count} parameter{'s' * (count != 1)} of {numbers:,} numbers"
 
 
-def _functions(cost: LayoutCost) -> Iterable[tuple[str, str]]:
+def _functions(cost: PlacedCost) -> Iterable[tuple[str, str]]:
     yield "forward, per device", _work(total(cost.forward))
     if cost.trains:
         yield "training step, per device", _work(total(cost.step))
 
 
-def _work(totals: Totals) -> str:
+def _work(totals: CostTotals) -> str:
     return f"{flops_text(whole(totals.flops))}, {bytes_text(whole(totals.sent.bytes))} sent"
 
 
-def _memory(cost: LayoutCost) -> str:
+def _memory(cost: PlacedCost) -> str:
     parts = {name: bytes_text(whole(amount)) for name, amount in cost.memory.parts().items()}
     sizes = ", ".join(f"{name} {size}" for name, size in parts.items() if name != "total")
     return f"{parts['total']}: {sizes}"

@@ -11,7 +11,7 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import COMPUTE, Event, Seconds, StepTime
-from mtfc.compiler.cost.volumes import LayoutCost
+from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.cost_report import heading
 from mtfc.reports.source_lines import fitted, line_rows, nested
@@ -24,7 +24,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 class SimulatedLayout:
     """A step of a program under a layout, simulated on a machine."""
 
-    cost: LayoutCost
+    cost: PlacedCost
     step: StepTime
     hardware: Hardware
 
@@ -50,7 +50,7 @@ class SimulatedLayout:
 # Text
 
 
-def step_report(cost: LayoutCost, step: StepTime, hardware: Hardware, sources: Mapping[str, str]) -> str:
+def step_report(cost: PlacedCost, step: StepTime, hardware: Hardware, sources: Mapping[str, str]) -> str:
     """Return the parts of a step's time, the memory, and each line's share; `sources` holds each file's text by name."""
     legend = "  By line: time that it computes, communicates, and keeps the processor waiting; the last in per cent of the step."
     title, *rules = heading(cost)
@@ -58,12 +58,12 @@ def step_report(cost: LayoutCost, step: StepTime, hardware: Hardware, sources: M
     return "\n".join([*lines, "", legend, *_by_line(cost, step, sources)]) + "\n"
 
 
-def fits(cost: LayoutCost, hardware: Hardware) -> bool:
+def fits(cost: PlacedCost, hardware: Hardware) -> bool:
     """True if the memory of a device suffices."""
     return whole(cost.memory.total) <= hardware.device.memory
 
 
-def _summary(cost: LayoutCost, step: StepTime, hardware: Hardware) -> list[str]:
+def _summary(cost: PlacedCost, step: StepTime, hardware: Hardware) -> list[str]:
     total = step.total
     links = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
     held, room = bytes_text(whole(cost.memory.total)), bytes_text(int(hardware.device.memory))
@@ -84,7 +84,7 @@ def replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
             yield f"{dtype} at the rate of {rated}: {hardware.name} has none of its own"
 
 
-def _by_line(cost: LayoutCost, step: StepTime, sources: Mapping[str, str]) -> list[str]:
+def _by_line(cost: PlacedCost, step: StepTime, sources: Mapping[str, str]) -> list[str]:
     heads = ["line", "source", "compute", "communicate", "waits", "step"]
     cells = partial(_cells, step=step.seconds)
     return fitted([heads, *line_rows(step.lines.items(), cost.file, sources, cells)])
@@ -105,7 +105,7 @@ def seconds_text(seconds: float) -> str:
 # JSON
 
 
-def step_json(cost: LayoutCost, step: StepTime, hardware: Hardware) -> dict[str, Any]:
+def step_json(cost: PlacedCost, step: StepTime, hardware: Hardware) -> dict[str, Any]:
     """Return seconds and bytes of one processor; `lines` are those of the user's file."""
     total = step.total
     return {

@@ -1,4 +1,4 @@
-"""Formulas: their algebra is that of the numbers that they stand for, and they print in the file's order."""
+"""FormulaSizes: their algebra is that of the numbers that they stand for, and they print in the file's order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtfc.compiler.cost.sizes import Formulas
+from mtfc.compiler.cost.sizes import FormulaSizes
 from mtfc.compiler.cost.symbolic import Formula, Symbol, ratio
 from mtfc.compiler.ir.types import Dim, Mesh
 
@@ -113,6 +113,6 @@ def test_ratio() -> None:
 
 def test_axis_called_as_a_dimension_is_written_with_its_mesh() -> None:
     dim = Dim("batch", 8)
-    scale = Formulas([dim], Mesh("line", (("batch", 2),)))
+    scale = FormulaSizes([dim], Mesh("line", (("batch", 2),)))
     assert str(scale.dim(dim, ("batch",))) == "batch/line.batch"
     assert scale.dim(dim, ("batch",)).evaluate(scale.values) == 4

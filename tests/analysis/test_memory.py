@@ -6,7 +6,7 @@ import pytest
 
 from mtfc.compiler.analysis.buffer_kinds import folded
 from mtfc.compiler.analysis.liveness import buffers, peak
-from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program
@@ -34,7 +34,7 @@ def shared(body: str) -> list[list[str]]:
     return [[v.name for v in buffer.values] for buffer in buffers(read.function("forward"), read.mesh)]
 
 
-def memory(body: str, name: str = "step") -> Memory:
+def memory(body: str, name: str = "step") -> MemoryUse:
     read = program(body, name)
     assert read.mesh is not None
     return memory_of(read.function(name), read.mesh, Numbers(read.mesh))

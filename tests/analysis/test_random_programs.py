@@ -10,7 +10,7 @@ from mtfc.compiler.analysis.liveness import Buffer, buffers, donated, last_uses,
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.symbolic import formula
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.cost.volumes import Charge, LayoutCost, grouped, layout_cost, total
+from mtfc.compiler.cost.volumes import Charge, PlacedCost, grouped, layout_cost, total
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
@@ -167,7 +167,7 @@ train chain {
 """
 
 
-def chain(depth: int, rows: int, cols: int) -> LayoutCost:
+def chain(depth: int, rows: int, cols: int) -> PlacedCost:
     layers = (
         f"  param w_{i}: [wide, narrow] = zeros()\n"
         f"  param v_{i}: [narrow, wide] = zeros()\n"

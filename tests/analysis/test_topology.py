@@ -32,23 +32,23 @@ def grid(**axes: int) -> Mesh:
     return Mesh("grid", tuple(axes.items()))
 
 
-def stretches(topology: Topology) -> dict[str, list[tuple[str, int, int]]]:
+def axis_parts(topology: Topology) -> dict[str, list[tuple[str, int, int]]]:
     return {
-        axis: [(s.lane.name, s.size, s.stride) for s in found] for axis, found in topology.stretches.items()
+        axis: [(s.lane.name, s.size, s.stride) for s in found] for axis, found in topology.axis_parts.items()
     }
 
 
 def test_the_last_axis_lies_innermost() -> None:
     nodes = machine(switch(4, name="inner"), switch(name="outer"))
-    assert stretches(Topology.of(grid(rows=8, cols=4), nodes)) == {
+    assert axis_parts(Topology.of(grid(rows=8, cols=4), nodes)) == {
         "rows": [("outer", 8, 1)],
         "cols": [("inner", 4, 1)],
     }
-    assert stretches(Topology.of(grid(rows=8, cols=4), nodes, ("rows", "cols"))) == {
+    assert axis_parts(Topology.of(grid(rows=8, cols=4), nodes, ("rows", "cols"))) == {
         "rows": [("inner", 4, 1), ("outer", 2, 1)],
         "cols": [("outer", 4, 2)],
     }
-    assert stretches(Topology.of(grid(a=2, b=2, c=2), nodes)) == {
+    assert axis_parts(Topology.of(grid(a=2, b=2, c=2), nodes)) == {
         "a": [("outer", 2, 1)],
         "b": [("inner", 2, 2)],
         "c": [("inner", 2, 1)],
@@ -57,15 +57,15 @@ def test_the_last_axis_lies_innermost() -> None:
 
 def test_an_axis_has_a_side_of_a_torus_to_itself_where_there_is_room() -> None:
     pod = machine(torus(16, 16))
-    assert stretches(Topology.of(grid(rows=4, cols=8), pod)) == {
+    assert axis_parts(Topology.of(grid(rows=4, cols=8), pod)) == {
         "rows": [("ici.0", 4, 1)],
         "cols": [("ici.1", 8, 1)],
     }
-    assert stretches(Topology.of(grid(rows=4, cols=4), pod)) == {
+    assert axis_parts(Topology.of(grid(rows=4, cols=4), pod)) == {
         "rows": [("ici.0", 4, 1)],
         "cols": [("ici.1", 4, 1)],
     }
-    assert stretches(Topology.of(grid(rows=32, cols=8), pod)) == {
+    assert axis_parts(Topology.of(grid(rows=32, cols=8), pod)) == {
         "rows": [("ici.1", 2, 8), ("ici.0", 16, 1)],
         "cols": [("ici.1", 8, 1)],
     }
@@ -74,11 +74,11 @@ def test_an_axis_has_a_side_of_a_torus_to_itself_where_there_is_room() -> None:
 def test_an_axis_over_several_lanes_is_divided_evenly() -> None:
     """24 devices are 2 x 3 x 4 of a torus; no side has room for half of 31."""
     pod = machine(torus(16, 20, 28))
-    found = {size: stretches(Topology.of(grid(all=size), pod))["all"] for size in (24, 31)}
+    found = {size: axis_parts(Topology.of(grid(all=size), pod))["all"] for size in (24, 31)}
     assert found[24] == [("ici.2", 4, 1), ("ici.1", 3, 1), ("ici.0", 2, 1)]
     assert found[31] == [("ici.2", 28, 1), ("ici.1", 2, 1)]
     four = machine(switch(4, name="inner"), switch(4, name="outer"))
-    assert stretches(Topology.of(grid(all=15), four))["all"] == [("inner", 4, 1), ("outer", 4, 1)]
+    assert axis_parts(Topology.of(grid(all=15), four))["all"] == [("inner", 4, 1), ("outer", 4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_slice_is_faster_than_a_line() -> None:
 
 def test_axes_that_do_not_go_into_a_slice_have_the_whole_torus() -> None:
     pair = machine(switch(2, name="chip"), torus(4, 4))
-    found = stretches(Topology.of(grid(a=2, b=3), pair))
+    found = axis_parts(Topology.of(grid(a=2, b=3), pair))
     assert found == {"a": [("ici.0", 2, 1)], "b": [("chip", 2, 1), ("ici.1", 2, 1)]}
 
 

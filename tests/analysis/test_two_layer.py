@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtfc.compiler.cost.sizes import Formulas
+from mtfc.compiler.cost.sizes import FormulaSizes
 from mtfc.compiler.cost.symbolic import formula
-from mtfc.compiler.cost.volumes import LayoutCost, charges, layout_cost, total
+from mtfc.compiler.cost.volumes import PlacedCost, charges, layout_cost, total
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
@@ -38,7 +38,7 @@ def symbolic(layout: str) -> LayoutFormulas:
     return formulas(lowered(SOURCE, layout=layout))
 
 
-def numeric(layout: str, axes: int | None = None, **dims: int) -> LayoutCost:
+def numeric(layout: str, axes: int | None = None, **dims: int) -> PlacedCost:
     """The cost with some sizes changed: those of dimensions, and of every axis of the mesh."""
     found = module(**dims)
     chosen = next(each for each in found.layouts if each.name == layout)
@@ -140,7 +140,7 @@ def test_in_mid_network_the_gradient_of_x_is_sent_too() -> None:
 def test_gradients_of_all_inputs_send_the_gradient_of_x_too() -> None:
     program = lowered(SOURCE, "gradients", "model_parallel")
     assert program.mesh is not None
-    scale = Formulas(program.dims.values(), program.mesh)
+    scale = FormulaSizes(program.dims.values(), program.mesh)
     totals = total(charges(program.function("gradients"), scale))
     assert str(totals.sent.elements) == "2*batch*io"
     assert str(formula(totals.flops).leading()) == "12*batch*io*hidden/all"

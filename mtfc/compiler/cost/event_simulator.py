@@ -1,17 +1,17 @@
-"""The execution simulator of FlexFlow (section 5): when each task runs, on devices that take tasks first come, first served.
+"""The execution simulator of FlexFlow (section 5). Devices take tasks first come, first served.
 
-A timeline is what these equations say, and nothing else:
+These equations define a timeline:
 
-    ready(t) = the latest end of the tasks that t comes after, 0 where there are none
+    ready(t) = the latest end of the tasks that t comes after, 0 if there are none
     start(t) = ready(t), or the end of the task before t on its device, if that is later
     end(t)   = start(t) + seconds(t)
-    the tasks of a device stand in the order of (ready, id)
+    the tasks of a device are in the order of (ready, id)
 
-They have one solution: edges go upward in (ready, id) and so does the order of each device, so the times of a task follow from
-those of tasks with smaller (ready, id). `simulate` finds it from nothing, task by task in this order (Algorithm 1). `Simulation`
-keeps a solution while the graph changes (Algorithm 2): it goes through the same order, but visits only tasks for which one of the
-equations may no longer hold. What it has passed is final, as all consequences lie ahead; so each affected task is visited at its
-old place and at its new one, and both ways do the same arithmetic and give the same numbers to the last bit.
+They have one solution: edges and the orders of devices both go upward in (ready, id), so the times of a task follow from those of
+tasks with smaller (ready, id). `simulate` finds the solution task by task in this order (Algorithm 1). `Simulation` keeps a solution up to
+date while the graph changes (Algorithm 2). It follows the same order, but visits only tasks for which an equation may no longer
+hold. Times before the current task are final, as all effects of a change come later. So `Simulation` visits each affected task at its old
+and its new place. Both algorithms do the same arithmetic and give the same numbers to the last bit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from math import inf
 from mtfc.compiler.cost.task_graph import Id, Slot, Task, TaskGraph, Timeline
 
 Key = tuple[float, Id]
-"""When a task is ready, and its id: tasks are taken in this order."""
+"""The time at which a task is ready, and its id: the order of tasks."""
 
 
 def simulate(graph: TaskGraph) -> dict[Id, Slot]:
-    """The timeline of a graph (Algorithm 1)."""
+    """Return the timeline of a graph (Algorithm 1)."""
     missing = {id: len(set(task.after)) for id, task in graph.tasks.items()}
     ready = dict.fromkeys(graph.tasks, 0.0)
     free: dict[str, float] = {}
@@ -49,12 +49,12 @@ def simulate(graph: TaskGraph) -> dict[Id, Slot]:
 
 
 def makespan(timeline: Timeline) -> float:
-    """When everything is done."""
+    """Return the time at which all tasks have ended."""
     return max((slot.end for slot in timeline.values()), default=0.0)
 
 
 class Simulation:
-    """A graph and its timeline, kept up to date while tasks change (Algorithm 2)."""
+    """A graph and its timeline, which follows changes of the graph (Algorithm 2)."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.graph = TaskGraph(tasks)
@@ -67,7 +67,7 @@ class Simulation:
         self.visits = 0
 
     def change(self, tasks: Iterable[Task], removed: Iterable[Id] = ()) -> None:
-        """Change the graph (see `TaskGraph.change`), and the timeline where that follows."""
+        """Change the graph (see `TaskGraph.change`) and its timeline."""
         tasks, removed = tuple(tasks), tuple(removed)
         self.graph.change(tasks, removed)
         for id in removed:
@@ -82,7 +82,7 @@ class Simulation:
             self._visit(key)
 
     def _visit(self, key: Key) -> None:
-        """Make the equations of one task hold; everything before `key` is final."""
+        """Make the equations of one task hold. All tasks before `key` are final."""
         id = key[1]
         if id not in self.graph.tasks:
             return
@@ -98,7 +98,7 @@ class Simulation:
             heappush(self._suspects, now)
 
     def _run(self, task: Task, key: Key) -> None:
-        """Give a task its place and its times."""
+        """Set the place and the times of a task."""
         if task.id in self._place and self._place[task.id] != (task.device, key[0]):
             self._leave(task.id)
         queue = self._queues.setdefault(task.device, [])
@@ -116,7 +116,7 @@ class Simulation:
         self._end(task.id, slot)
 
     def _end(self, id: Id, slot: Slot | None) -> None:
-        """Note a task's times, None while they are not known; whoever waits for it is affected."""
+        """Set the times of a task, None if not known, and visit the tasks that wait for it."""
         if slot is None:
             del self.timeline[id]
         else:
@@ -125,7 +125,7 @@ class Simulation:
             self._suspect(waiting)
 
     def _leave(self, id: Id) -> None:
-        """Take a task from its device's queue."""
+        """Remove a task from the queue of its device."""
         if id not in self._place:
             return
         device, ready = self._place.pop(id)
@@ -139,7 +139,7 @@ class Simulation:
             heappush(self._suspects, queue[at])
 
     def _suspect(self, id: Id) -> None:
-        """To be visited where it stands and where it belongs, as far as is known now."""
+        """Plan visits of a task at its present place and at the place where it belongs."""
         if id in self._place:
             heappush(self._suspects, (self._place[id][1], id))
         ready = self._ready(id)
@@ -147,6 +147,6 @@ class Simulation:
             heappush(self._suspects, (ready, id))
 
     def _ready(self, id: Id) -> float:
-        """When a task is ready, as far as is known now: never, while one that it waits for has no times."""
+        """Return the time at which a task is ready, infinite while a task that it waits for has no times."""
         times = (self.timeline.get(before) for before in self.graph.tasks[id].after)
         return max((slot.end if slot else inf for slot in times), default=0.0)

@@ -1,8 +1,8 @@
-"""What programs run on: devices, and the links between them.
+"""Machines that programs run on: devices, and the links between them.
 
-A machine is described as far as a prediction needs: how fast one device computes and reads its memory, and how fast it sends to
-its neighbours. Rates may depend on the size of what is computed or sent, as small things take longer than their size says
-(`Rate`). Links nest: the first connects devices, the next connects what the first one connects, and so on.
+A machine has the figures that a prediction needs: the rates at which one device computes, reads its memory and sends to its neighbours.
+Rates may depend on size, as small kernels and messages are slower (`Rate`). Links nest: the first link connects devices, the second
+connects groups of the first, and so on.
 
 Units are those of the SI: FLOP/s, bytes, bytes/s, seconds.
 """
@@ -29,9 +29,9 @@ loop (`cost/tpu/tpu_fusion.py`).
 
 @attrs.frozen
 class Rate:
-    """Something per second, by size: (size, rate) in ascending order of sizes; a plain number is one pair.
+    """A rate per second that depends on size: pairs (size, rate) in ascending order of sizes; a plain number is one pair.
 
-    Between two sizes the rate is interpolated on logarithmic scales, beyond the first and last it stays.
+    Between two sizes the rate is interpolated on logarithmic scales. Outside of them it is constant.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -45,7 +45,7 @@ class Rate:
         return max(rate for _, rate in self.points)
 
     def at(self, size: float) -> float:
-        """The rate at which `size` FLOPs or bytes are worked off."""
+        """Return the rate for `size` FLOPs or bytes."""
         above = next((i for i, (each, _) in enumerate(self.points) if each >= size), len(self.points))
         if above in (0, len(self.points)):
             return self.points[min(above, len(self.points) - 1)][1]
@@ -94,7 +94,7 @@ class Device:
 
     @property
     def vmem(self) -> Scratchpad | None:
-        """The scratchpad of a TPU."""
+        """The scratchpad of a TPU; None for other devices."""
         return self.scratchpad if self.mxu_size is not None else None
 
     @property
@@ -114,21 +114,22 @@ class Device:
         return given[0] if given else min(self.flops, key=lambda each: self.flops[each].peak)
 
     def rate(self, dtype: str) -> Rate:
-        """FLOP/s of a dtype."""
+        """Return the FLOP/s of a dtype."""
         return self.flops[self.rated(dtype)]
 
 
 @attrs.frozen
 class Link:
-    """What connects `sizes` neighbours: one number, or the sides of a torus with the last side innermost. As a `memory`, what
-    they share: each copies there what it needs of the others, and computes nothing meanwhile.
+    """A link between `sizes` neighbours. `sizes` is empty for an outermost switch that has room for any number.
 
-    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array that is communicated; of a ring or
-    torus along one dimension to one neighbour. latency: seconds from one neighbour to the next. shared: so many neighbouring
-    devices have this bandwidth together. wraps: a part of a ring or side is a ring itself, with neighbours on both sides, where
-    its length is a multiple of this and no fewer devices are in use than a block with such sides has, and else a line; None:
-    only a whole side is. collectives: bandwidths of kinds of collectives that have their own, a permute's by the bytes of one
-    device. `sizes` is empty for an outermost switch that has room for any number.
+    A torus has one size for each side, the last side innermost. In a shared `memory`, each device copies its data from the others itself,
+    and computes nothing meanwhile.
+
+    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array; in a ring or torus to one neighbour along one
+    side. latency: seconds from one neighbour to the next. shared: the number of neighbouring devices that share this bandwidth. wraps: a
+    part of a ring or side is a ring itself if its length is a multiple of this number, and if at least a block with such sides is in use;
+    otherwise it is a line. None: only whole sides are rings. collectives: bandwidths of single kinds of collectives; that of a permute
+    depends on the bytes of one device.
     """
 
     name: str
@@ -141,17 +142,17 @@ class Link:
     collectives: Mapping[str, Rate] = attrs.field(factory=dict)
 
     def rate(self, kind: str) -> Rate:
-        """The bandwidth in a collective of this kind."""
+        """Return the bandwidth in a collective of this kind."""
         return self.collectives.get(kind, self.bandwidth)
 
     @property
     def peak(self) -> float:
-        """The bandwidth at its best, in any collective."""
+        """The highest bandwidth in any collective."""
         return max(rate.peak for rate in (self.bandwidth, *self.collectives.values()))
 
     @property
     def has_neighbours(self) -> bool:
-        """Whether what is sent to a far member passes through others."""
+        """True if data passes through other members on its way to a distant one."""
         return self.kind in NEIGHBOURING
 
 
@@ -165,7 +166,7 @@ class Hardware:
 
     @property
     def devices(self) -> int | None:
-        """How many there are; None for any number."""
+        """The number of devices; None for any number."""
         if any(not link.sizes for link in self.links):
             return None
         return prod(size for link in self.links for size in link.sizes)

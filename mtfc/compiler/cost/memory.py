@@ -4,17 +4,16 @@ The model. There are four parts, and `total` is their sum:
 
 - parameters: the arguments of that role, as they are stored.
 - optimizer: the optimizer's state and step number, as they are stored.
-- gradients: the buffers of the values that the update reads and the backward pass made. All of them are taken to be alive at
-  once, as they are before the first update.
-- activations_peak: the most that all other values hold at one time, by `liveness`: the inputs, which stay, and what lies between
-  inputs, outputs, gradients and updates, the temporary values of the update included.
+- gradients: the buffers of values that the backward pass makes and the update reads. All are counted as alive at once, as they are
+  before the first update.
+- activations_peak: the most bytes that all other values hold at one time, by `liveness`. These are the inputs, which stay, and all values
+  between inputs, outputs, gradients and updates, with the temporary values of the update.
 
-So `total` is a bound for a program run in this order, reached where the activations peak when the last gradient is there. XLA can
-do better: it fuses chains of component-wise equations, whose intermediate values then take no memory; it reorders; it puts early
-gradients where late activations were. It can also do worse: it pads arrays to its tiles, which `memory_on` counts for TPUs, keeps
-weights in a second dtype or order, and sends through buffers of its own.
+So `total` is an upper bound for a program that runs in this order. It is reached if the activations peak when the last gradient is made.
+XLA can need less: it fuses elementwise equations, reorders, and puts early gradients where late activations were. It can need more: it pads
+arrays to tiles (`memory_on` counts them for TPUs), keeps weights in a second dtype or order, and sends through buffers of its own.
 
-A formula for the peak is the sum at the equation where it is with the file's own sizes; with others it may be elsewhere.
+The formula of the peak is the sum at the equation where the peak is for the file's own sizes. For other sizes the peak may be elsewhere.
 """
 
 from __future__ import annotations
@@ -39,12 +38,11 @@ from mtfc.compiler.ir.types import Mesh
 
 
 @attrs.frozen
-class Memory:
+class MemoryUse:
     """Bytes on one processor.
 
-    peak: the line during which the activations peak. stored: (line, bytes) of everything that is kept: parameters and state as
-    declared there, and values of the forward pass that the backward pass reads. occupied: (line, bytes) of each value that the
-    four parts count, so that these add up to `total`.
+    peak: the line at which the activations peak. stored: (line, bytes) of parameters and state, and of values of the forward pass that the
+    backward pass reads. occupied: (line, bytes) of each value that the four parts count; these add up to `total`.
     """
 
     parameters: Amount
@@ -60,7 +58,7 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.activations_peak
 
     def parts(self) -> dict[str, Amount]:
-        """The four parts and their sum, by the names they have in reports."""
+        """Return the four parts and their sum by the names of reports."""
         names = ("parameters", "gradients", "optimizer", "activations_peak", "total")
         return {name: getattr(self, name) for name in names}
 
@@ -70,15 +68,15 @@ ARGUMENTS: Mapping[str, tuple[Role, ...]] = {
     "optimizer": ("state", "step"),
     "activations_peak": ("input",),
 }
-"""Which arguments are part of what."""
+"""The roles of the arguments that belong to each part."""
 
 
-def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
-    """What a placed function needs; where its activations peak is decided by numbers also when amounts are formulas."""
+def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
+    """Return the memory of a placed function. Numbers decide where activations peak, also if amounts are formulas."""
     of_gradients, alive, at = held(function, mesh)
     arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
     everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
-    return Memory(
+    return MemoryUse(
         parameters=_bytes(arguments["parameters"], scale),
         gradients=_bytes(of_gradients, scale),
         optimizer=_bytes(arguments["optimizer"], scale),
@@ -89,13 +87,16 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> Memory:
     )
 
 
-def memory_on(function: Function, mesh: Mesh, device: Device) -> Memory:
+def memory_on(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
     """Return the memory of a placed function on a device. On TPUs arrays take whole tiles (`tpu/tiling.py`)."""
     return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body), mesh)))
 
 
 def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]:
-    """The gradients, what else is alive where most is, and the equation where that is; a value for each buffer, no arguments."""
+    """Return the gradients, the other values alive at the peak, and the number of the equation at the peak.
+
+    Each buffer has one value; arguments are left out.
+    """
     of_gradients, others = by_gradients(function, mesh)
     at = peak(others, mesh)
     alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
@@ -103,9 +104,9 @@ def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]
 
 
 def gradients(function: Function) -> list[Value]:
-    """What the backward pass made and the update reads, constants aside.
+    """Return the values that the backward pass makes and the update reads, without constants.
 
-    A combined all-reduce has results of several stages: each belongs to the stage of its operand.
+    Each result of a combined all-reduce belongs to the stage of its operand.
     """
     made: set[Value] = set()
     for eqn in function.body:
@@ -120,7 +121,7 @@ def gradients(function: Function) -> list[Value]:
 
 
 def by_gradients(function: Function, mesh: Mesh) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers that hold a gradient at some time, and the others."""
+    """Return the buffers that hold a gradient at some time, and all others."""
     values = set(gradients(function))
     inside: list[Buffer] = []
     outside: list[Buffer] = []
@@ -138,7 +139,7 @@ def _bytes(values: Iterable[Value], scale: Scale) -> Amount:
 
 
 def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
-    """(line, bytes) of each of the values; copies of slices that a loop makes stand at the loop."""
+    """Yield (line, bytes) of each value; the loop answers for the slices that it copies."""
     lines: dict[Value, Span | None] = {each.value: each.span for each in function.arguments}
     wanted = set(values)
     for eqn in walk(function.body):
@@ -149,7 +150,7 @@ def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator
 
 
 def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
-    """(line, bytes) of each value that is kept: see `Memory`."""
+    """Yield (line, bytes) of each stored value (`MemoryUse.stored`)."""
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
     for value, read in reversed(unstored(function).items()):
         if value in needed:

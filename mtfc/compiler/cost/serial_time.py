@@ -1,7 +1,6 @@
-"""What a compiled program costs on a machine, without overlap: what searches compare.
+"""Seconds of a compiled program on a machine without overlap, which searches compare.
 
-The sum of what its equations take by their rooflines and its collectives by their links: the parts that `step_time` simulates and
-lets overlap.
+This is the sum of the kernels by their rooflines and of the collectives by their links. `step_time` simulates the same parts with overlap.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def communication_of(function: Function, topology: Topology, kinds: Collection[s
 
 
 def lanes_of(eqn: Equation, topology: Topology) -> Mapping[str, float]:
-    """What a collective takes on each lane that it works on."""
+    """Return the seconds of a collective on each lane that it uses."""
     size = sum(value.type.local_bytes(topology.mesh) for value in eqn.operands)
     by = eqn.attrs.get("by")
     return topology.seconds(kind_of(eqn), axes_of(eqn), size, abs(by) if isinstance(by, int) else None)

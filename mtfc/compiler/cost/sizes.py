@@ -1,7 +1,6 @@
-"""The two ways to say how large things are on one processor: in numbers, and in formulas.
+"""Sizes on one processor, as numbers or as formulas.
 
-Every analysis adds up amounts that a `Scale` gives it and never asks which kind they are, so a formula cannot disagree with
-the number that it stands for.
+Analyses add up the amounts of a `Scale` without asking for their kind. So a formula cannot disagree with the number that it stands for.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from mtfc.compiler.cost.symbolic import Formula, Symbol
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
 
 Amount = int | Fraction | Formula
-"""How much of something there is on one processor: elements, bytes, FLOPs."""
+"""Elements, bytes or FLOPs on one processor."""
 
 
 def whole(amount: Amount) -> int:
-    """A number; a broken byte on the wire is sent whole."""
+    """Return a number rounded up: a fraction of a byte is sent as a whole byte."""
     assert not isinstance(amount, Formula)
     return ceil(amount)
 
 
 class Scale(Protocol):
-    """The sizes that ops' FLOP rules ask for (`opdef.Sizes`), and of a group of processors."""
+    """The sizes that FLOP rules of ops use (`opdef.Sizes`), and the sizes of groups of processors."""
 
     def dim(self, dim: Dim, axes: Axes) -> Amount:
         """Size of a shard of `dim` split over `axes`."""
@@ -52,11 +51,11 @@ class Numbers:
         return type.local_size(self.mesh)
 
     def group(self, axes: Axes) -> Fraction:
-        """A fraction, so that what is divided by it stays exact."""
+        """Return a fraction, so that quotients are exact."""
         return Fraction(self.mesh.size(axes))
 
 
-class Formulas:
+class FormulaSizes:
     """Sizes as formulas in the names of dimensions and mesh axes.
 
     An axis that is called as a dimension is written with its mesh's name: `line.batch`.

@@ -1,20 +1,18 @@
-"""How long a step takes on a machine: an SPMD program as a task graph for the simulator.
+"""Step times on a machine: an SPMD program as a task graph for the event simulator.
 
-All processors run the same program, so one of them stands for all: its tasks are those of its own computation, on the device
-`processor 0`, and its part of every collective, on the lanes that it works on (`topology.py`). So the size of the mesh does not
-matter.
+All processors run the same program, so one stands for all. Its computation is tasks on the device `processor 0`; its part of each
+collective is tasks on the lanes that the collective uses (`topology.py`). So the size of the mesh does not matter.
 
-- An equation that computes is a task of its roofline's seconds (`roofline.py`).
-- A collective is a task on each lane that it works on; it starts when its operands are there, waits on each lane for those before
-  it, and is done when the last of its tasks is. Equations wait for it only where they use what it gives.
-- In a shared memory processors do collectives themselves: such a one begins when all before it is computed, and what comes after
-  it waits.
-- A loop's body is simulated once, by itself: as in XLA, an iteration begins when the one before it has ended. In the graph
-  around it, a loop is a task on `processor 0` of as many times the body's time, and a task on each lane for the time that its
-  collectives need there; it is done when all of these are.
+- An equation that computes is a task with the seconds of its roofline (`roofline.py`).
+- A collective is a task on each of its lanes. It starts when its operands are ready, and queues on each lane. It ends when its last task
+  ends. Equations wait for a collective only if they use its results.
+- In a shared memory processors run collectives themselves. Such a collective starts after all computation before it, and all
+  computation after it waits.
+- The body of a loop is simulated once. As in XLA, an iteration starts when the one before has ended. In the graph around the loop, the
+  loop is a task on `processor 0` with the time of all iterations, and a task on each lane with the time of its collectives there.
 
-So `processor 0` stands still only while something is communicated, and step = computation + exposed communication holds exactly.
-What is exposed is charged to the collectives that were waited for: back from the end of each pause, along what made them late.
+So `processor 0` pauses only for communication, and step = computation + exposed communication holds exactly. Exposed time is charged to
+the collectives that caused it: from the end of each pause back along the tasks that made it late.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ IN_LOOPS = " in loops"
 
 @attrs.frozen
 class Seconds:
-    """Of one line: computing, communicating, and waiting for communication."""
+    """Seconds of one line: computing, communicating, and waiting for communication."""
 
     compute: float = 0.0
     communication: float = 0.0
@@ -67,9 +65,9 @@ Lines = Mapping[Span | None, Seconds]
 
 @attrs.frozen
 class Event:
-    """Something that a device does: seconds from the start of the step.
+    """One bar of a timeline: a device is busy from `start` to `end`, in seconds from the start of the step.
 
-    A loop's first iteration lies inside of it; what it communicates is shown apart, as of the device `lane in loops`.
+    The first iteration of a loop lies inside the loop. Its communication has devices of its own, `lane in loops`.
     """
 
     device: str
@@ -83,9 +81,9 @@ class Event:
 
 @attrs.frozen
 class StepTime:
-    """Seconds of one execution of a function, where they go by source line, and what happens when.
+    """The seconds of one execution of a function, in all and by source line, and its timeline.
 
-    busy: what each lane needs. ideal: what the FLOPs would take at the device's peak rates. dtypes: of products.
+    busy: seconds of each lane. ideal: seconds of the FLOPs at the peak rates of the device. dtypes: those of dots.
     """
 
     seconds: float
@@ -105,13 +103,13 @@ class StepTime:
 
 
 def step_time(function: Function, mesh: Mesh, hardware: Hardware, order: Sequence[str] = ()) -> StepTime:
-    """The time of a placed function whose collectives are explicit; `order` has the mesh axes, the innermost first."""
+    """Return the time of a placed function with explicit collectives. order: the mesh axes, the innermost first."""
     return _Simulator(Topology.of(mesh, hardware, order), hardware.device).run(function)
 
 
 @attrs.frozen
 class _Item:
-    """An equation in the graph: its seconds on each device, and what it contributes to reports."""
+    """An equation in the graph: its seconds on each device, and its part of reports."""
 
     eqn: Equation
     seconds: Mapping[str, float]
@@ -119,7 +117,7 @@ class _Item:
     ideal: float = 0.0
     inside: StepTime | None = None
     occupies: bool = False
-    """Whether the processor does nothing else meanwhile, though it is not a device of `seconds`."""
+    """True if the processor does nothing else meanwhile, though it is no device of `seconds`."""
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -166,7 +164,7 @@ class _Simulator:
         return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
-        """Of a combined one, each operand's line answers for its share of the bytes."""
+        """Return the item of a collective. In a combined one, the line of each operand answers for its bytes."""
         sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
         seconds = lanes_of(eqn, self.topology)
         whole = max(seconds.values(), default=0.0)
@@ -180,9 +178,9 @@ class _Simulator:
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
-    """A task for each device of each equation; what takes no time passes on what it waits for.
+    """Yield a task for each device of each equation. Readers of an equation without tasks wait for what the equation waits for.
 
-    `before` is what the processor did since a collective that occupied it, whose tasks are `fence`.
+    fence: the tasks of the last collective that occupied the processor. before: the tasks that the processor ran since then.
     """
     after: dict[Value, tuple[Id, ...]] = {}
     before: list[Id] = []
@@ -225,7 +223,7 @@ def _add(lines: dict[Span | None, Seconds], more: Lines) -> None:
 
 
 def _exposed(item: _Item, seconds: float) -> Lines:
-    """A wait for an equation, by its lines in proportion to what they communicate."""
+    """Split a wait for an equation among its lines, in proportion to their communication."""
     whole = sum(each.communication for each in item.lines.values())
     return {
         span: Seconds(exposed=seconds * each.communication / whole)
@@ -235,7 +233,7 @@ def _exposed(item: _Item, seconds: float) -> Lines:
 
 
 def _waits(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
-    """(equation, seconds) for what each pause of `processor 0` is due to; together they are as long as the pauses."""
+    """Yield (number of equation, seconds) for the causes of each pause of `processor 0`; they add up to the pauses."""
     queues: dict[str, list[Id]] = {}
     for id in sorted(timeline, key=lambda id: (timeline[id].start, timeline[id].ready, id)):
         queues.setdefault(graph.tasks[id].device, []).append(id)
@@ -256,7 +254,7 @@ def _latest(ids: Iterable[Id], timeline: Timeline) -> Id:
 def _chain(
     last: Id, since: float, graph: TaskGraph, timeline: Timeline, before: Mapping[Id, Id]
 ) -> Iterator[tuple[int, float]]:
-    """Back from the task that ends a pause to what made it late, until the pause began."""
+    """Walk back from the task that ends a pause, along the tasks that made it late, to the start of the pause."""
     id, until = last, timeline[last].end
     while until > since:
         slot = timeline[id]
@@ -269,7 +267,7 @@ def _chain(
 
 
 def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
-    """What a task shows in a timeline; of a loop also its first iteration, which is as long as each."""
+    """Yield the bars of a task in a timeline; for a loop also those of its first iteration."""
     eqn = item.eqn
     span, name = eqn.span, eqn.path or eqn.op
     if item.inside is None:

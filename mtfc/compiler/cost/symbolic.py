@@ -1,8 +1,8 @@
 """Exact formulas: sums of monomials in the file's own names, such as `10*batch*io*hidden/all + 3*batch*io`.
 
-Every cost is a polynomial in the dimensions divided by products of mesh axes, so this much algebra is enough. A general
-algebra system would take longer to import than the compiler needs for a program, and would print the names in an order of
-its own; here they stand as the file declares them, dimensions before axes and the terms of highest degree first.
+Every cost is a polynomial in the dimensions, divided by products of mesh axes. A general algebra system would take longer to import than
+the compiler needs for a program, and would print names in another order. Here they stand as the file declares them, dimensions before
+axes, and terms of the highest degree first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Formula:
         return self * Formula({tuple((s, -power) for s, power in monomial): 1 / coefficient})
 
     def __bool__(self) -> bool:
-        """Whether it is not 0."""
+        """True if the formula is not 0."""
         return bool(self.terms)
 
     __radd__ = __add__
@@ -127,7 +127,7 @@ def _dims(monomial: Monomial) -> dict[Symbol, int]:
 
 
 def _divides(part: dict[Symbol, int], whole: dict[Symbol, int]) -> bool:
-    """Whether `whole` has all of `part`, and more."""
+    """True if `whole` has all factors of `part`, and more."""
     return part != whole and all(power <= whole.get(symbol, 0) for symbol, power in part.items())
 
 

@@ -1,9 +1,9 @@
-"""Task graphs: what has to be done, where, how long it takes, and after what (FlexFlow, section 5.1).
+"""Task graphs: tasks on devices, their durations, and their order (FlexFlow, section 5.1).
 
-A connection between devices is a device too, and a transfer is a task on it: computation and communication overlap where nothing
-forbids it. Edges are orders in time only. A task's id is a tuple of numbers, and every edge goes from a smaller id to a larger
-one, so that a graph has no cycle and ids can break ties: equations in program order have this by themselves, and the parts of
-one equation are told apart by further numbers.
+A connection between devices is a device too, and a transfer is a task on it. So computation and communication overlap unless an edge
+forbids it. Edges only order tasks in time. The id of a task is a tuple of numbers, and every edge goes from a smaller id to a larger
+one. So a graph has no cycle, and ids can break ties. Ids of equations follow the order of the program; further numbers tell the tasks of
+one equation apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Id = tuple[int, ...]
 
 @attrs.frozen
 class Task:
-    """`seconds` on `device`, once all tasks of `after` are done."""
+    """A task that takes `seconds` on `device` after all tasks of `after` have ended."""
 
     id: Id
     device: str
@@ -27,7 +27,7 @@ class Task:
 
 @attrs.frozen
 class Slot:
-    """When a task could start, starts and ends, in seconds."""
+    """The seconds at which a task could start, starts and ends."""
 
     ready: float
     start: float
@@ -38,7 +38,7 @@ Timeline = Mapping[Id, Slot]
 
 
 class TaskGraph:
-    """Tasks by id, and which tasks wait for each. Raises `ValueError` where an edge leads nowhere or not upward."""
+    """Tasks by id, and for each task those that wait for it. Raises `ValueError` if an edge leads nowhere or to a smaller id."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.tasks: dict[Id, Task] = {}
@@ -46,7 +46,7 @@ class TaskGraph:
         self.change(tasks)
 
     def change(self, tasks: Iterable[Task], removed: Iterable[Id] = ()) -> None:
-        """Put tasks in, in place of those with their ids, and take others out."""
+        """Add tasks, which replace those with the same ids, and remove others."""
         tasks = tuple(tasks)
         for id in (*removed, *(task.id for task in tasks)):
             for before in self.tasks[id].after if id in self.tasks else ():

@@ -1,13 +1,12 @@
-"""Where a mesh lies on a machine, and how long collectives take there.
+"""The place of a mesh on a machine, and the time of collectives there.
 
-Links nest, and each is a *lane* or, as a torus, one lane for each side. The processors of a mesh are numbered row by row, and
-devices from the innermost lane outwards; so the last axis of a mesh lies innermost, unless another order is asked for. An axis
-may cover a lane in part, or several (`Stretch`). Of a torus that it does not fill, a mesh has the most compact part, as TPUs are
-rented: 8 of 16 x 16 are 2 x 4. Where the axes do not go into that, they have the whole torus.
+Links nest. Each link is a *lane*; a torus is one lane for each side. The processors of a mesh are numbered row by row, and
+devices from the innermost lane outwards. So the last axis of a mesh lies innermost, unless another order is given. An axis
+may cover a part of a lane, or several lanes (`AxisPart`). A mesh that does not fill a torus takes the most compact part, as TPUs are
+rented: 8 of 16 x 16 are 2 x 4. If the axes do not fit there, they take the whole torus.
 
-A collective over some axes works on all lanes that these cover at once (pipelined, as rings of rings do). On each its seconds are
-those of the ring algorithm, of which `n` are the members there, `S` the bytes of the whole array and `p` the devices that each
-member has:
+A collective uses all lanes of its axes at once (pipelined, as rings of rings are). Its seconds on a lane are those of the ring algorithm,
+with `n` members, `S` bytes of the whole array, and `p` devices per member:
 
     all-gather, reduce-scatter   (n - 1) latency + S (n - 1) / (n p bandwidth)
     all-reduce                   both of them
@@ -15,12 +14,12 @@ member has:
                                  they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
     permute                      latency and s / bandwidth for each hop; a shift goes one way round a ring, the shorter one
 
-In a shared memory all members wait for each other, n latency, and each copies what it gets: S / bandwidth of an all-gather or
-reduce-scatter, twice that of an all-reduce, s / bandwidth of an all-to-all, and of a permute, for which all processors meet.
+In a shared memory all members wait for each other (n latency), and each copies the data that it receives: S / bandwidth for an all-gather
+or reduce-scatter, twice that for an all-reduce, s / bandwidth for an all-to-all or a permute. All processors meet for a permute.
 
-`bandwidth` is that of one device when all send at once: of a link that k devices share, the k-th part. A ring has neighbours on
-both sides and so twice the bandwidth and half the steps; sides of a torus add up. Where several groups go over the same links
-of a ring, because a group's members are not adjacent, they share them. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
+`bandwidth` is that of one device while all send: a k-th of a link that k devices share. A member of a ring has neighbours on both sides,
+so twice the bandwidth and half the steps. The sides of a torus add up. Groups whose members are not adjacent share the links of a
+ring. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
 scaling book (jax-ml.github.io/scaling-book/sharding) for tori and hierarchies: the largest over levels of S (n - 1) / (n W), of W
 the bandwidth of a member, which is p times that of its devices.
 """
@@ -35,7 +34,7 @@ from math import inf, prod
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware, Link, Rate
-from mtfc.compiler.ir.collective import Sending
+from mtfc.compiler.ir.collective_def import Sending
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Axes, Mesh
 
@@ -45,7 +44,7 @@ COMBINED = 4 * 2**20
 
 @attrs.frozen
 class Lane:
-    """One side of a link: what transfers queue for. `size` is None where there is room for any number."""
+    """A link or one side of a torus, on which transfers queue. `size` is None if there is room for any number."""
 
     name: str
     link: Link
@@ -53,7 +52,7 @@ class Lane:
 
 
 @attrs.frozen
-class Stretch:
+class AxisPart:
     """The part of a mesh axis on a lane: `size` members, `stride` places apart."""
 
     lane: Lane
@@ -77,12 +76,12 @@ class Crossing:
 
     @property
     def steps(self) -> int:
-        """Neighbours that data passes on its way around."""
+        """The number of neighbours that data passes on its way around."""
         return self.stride * (self.size // 2 if self.is_ring else self.size - 1)
 
 
 def lanes(hardware: Hardware) -> list[Lane]:
-    """All lanes, the innermost first."""
+    """Return all lanes, the innermost first."""
     found: list[Lane] = []
     for link in hardware.links:
         if len(link.sizes) < 2:
@@ -95,18 +94,18 @@ def lanes(hardware: Hardware) -> list[Lane]:
 
 @attrs.frozen
 class Topology:
-    """A mesh on a machine: the stretches of each axis, and how many members each lane has in use."""
+    """A mesh on a machine: the parts of each axis on lanes, and the number of members in use on each lane."""
 
     mesh: Mesh
-    stretches: Mapping[str, tuple[Stretch, ...]]
+    axis_parts: Mapping[str, tuple[AxisPart, ...]]
     used: Mapping[str, int]
 
     @classmethod
     def of(cls, mesh: Mesh, hardware: Hardware, innermost_first: Sequence[str] = ()) -> Topology:
-        """The mesh with its axes laid out in the given order, by default the last axis first.
+        """Lay out the axes of a mesh in the given order, by default the last axis first.
 
-        An axis that no longer fits on a side of a torus goes to the next side, if all that is left finds room there. Of the
-        most compact parts of a torus the mesh has the one in which its axes are cut into the fewest stretches.
+        An axis that no longer fits on a side of a torus goes to the next side, if all remaining axes find room there. Among the most
+        compact parts of a torus, the mesh takes the one that cuts its axes into the fewest parts.
         """
         order = tuple(innermost_first) or mesh.names[::-1]
         parts = (
@@ -114,36 +113,36 @@ class Topology:
         )
         found = [topology for topology, fits in parts if fits]
         if found:
-            return min(found, key=lambda each: sum(map(len, each.stretches.values())))
+            return min(found, key=lambda each: sum(map(len, each.axis_parts.values())))
         return cls._within({}, mesh, order, hardware)[0]
 
     @classmethod
     def _within(
         cls, rooms: Mapping[str, int], mesh: Mesh, order: Sequence[str], hardware: Hardware
     ) -> tuple[Topology, bool]:
-        """The axes laid out in that order on lanes of which some have less room than their size; and whether they fit."""
+        """Lay out the axes in that order, and return whether they fit. rooms: lanes with less room than their size."""
         free = _Free(lanes(hardware), rooms)
-        stretches = {
+        axis_parts = {
             axis: tuple(free.take(mesh.sizes[axis], mesh.size(order[i:]))) for i, axis in enumerate(order)
         }
-        return cls(mesh, stretches, free.used), all(free.used.get(name, 1) <= rooms[name] for name in rooms)
+        return cls(mesh, axis_parts, free.used), all(free.used.get(name, 1) <= rooms[name] for name in rooms)
 
     def overfull(self) -> Lane | None:
-        """A lane on which more members lie than there are, if there is one."""
-        parts = (part for parts in self.stretches.values() for part in parts)
+        """Return a lane with more members than its size, if any."""
+        parts = (part for parts in self.axis_parts.values() for part in parts)
         return next((p.lane for p in parts if p.lane.size and self.used[p.lane.name] > p.lane.size), None)
 
     @property
     def at_once(self) -> int:
-        """How many lanes can work beside the processor; none where devices copy what they send themselves."""
-        lanes = {part.lane.name: part.lane for parts in self.stretches.values() for part in parts}
+        """The number of lanes that work beside the processor; devices of a shared memory copy themselves."""
+        lanes = {part.lane.name: part.lane for parts in self.axis_parts.values() for part in parts}
         return sum(lane.link.kind != "memory" for lane in lanes.values())
 
     def crossings(self, axes: Axes) -> list[Crossing]:
-        """The lanes that a group over these axes works on, the innermost first."""
-        by_lane: dict[str, list[Stretch]] = {}
+        """Return the lanes that a group over these axes uses, the innermost first."""
+        by_lane: dict[str, list[AxisPart]] = {}
         for axis in axes:
-            for stretch in self.stretches[axis]:
+            for stretch in self.axis_parts[axis]:
                 by_lane.setdefault(stretch.lane.name, []).append(stretch)
         names = [name for name in self.used if name in by_lane]
         inner, found = 1, []
@@ -153,20 +152,20 @@ class Topology:
             inner *= size
         return found
 
-    def _crossing(self, parts: Sequence[Stretch], size: int, inner: int) -> Crossing:
+    def _crossing(self, parts: Sequence[AxisPart], size: int, inner: int) -> Crossing:
         lane = parts[0].lane
         reach = max(part.stride * part.size for part in parts)
         is_ring = reach == self.used[lane.name] > 2 and self._wraps(lane)
         return Crossing(lane, size, reach // size, inner, is_ring)
 
     def _wraps(self, lane: Lane) -> bool:
-        """Whether what is in use of a lane is a ring, so that whoever goes all the way along it has neighbours on both sides."""
+        """True if the members in use of a lane form a ring, so that each has neighbours on both sides."""
         link, size = lane.link, self.used[lane.name]
         if not link.has_neighbours:
             return False
         if link.wraps is None:
             return size == lane.size
-        parts = (part for parts in self.stretches.values() for part in parts if part.lane.link is link)
+        parts = (part for parts in self.axis_parts.values() for part in parts if part.lane.link is link)
         used = prod(part.size for part in parts)
         return size % link.wraps == 0 and used >= link.wraps ** len(link.sizes)
 
@@ -184,9 +183,9 @@ class Topology:
         return [(nothing[lane], one[lane] - nothing[lane]) for lane in nothing]
 
     def seconds(self, kind: str, axes: Axes, local_bytes: float, hops: int | None = None) -> dict[str, float]:
-        """What a collective takes on each lane that it works on; `local_bytes` is one processor's operand.
+        """Return the seconds of a collective on each of its lanes.
 
-        `hops` is how far a permute goes, None where that is anywhere.
+        local_bytes: the operand of one processor. hops: the distance of a permute, None if any.
         """
         crossings, sending = self.crossings(axes), SENDINGS[kind]
         whole = sending.whole_bytes(local_bytes, self.mesh.size(axes))
@@ -233,8 +232,9 @@ class Topology:
         return passed * (c.stride * c.lane.link.latency + local / rate)
 
     def bandwidth(self, crossing: Crossing, kind: str, size: float) -> float:
-        """Bytes/s that one device sends there in all directions, when all devices of the mesh do, of an array of `size` bytes
-        in a collective of that kind.
+        """Return the bytes/s that one device sends in all directions while all devices of the mesh send.
+
+        size: bytes of the array in a collective of that kind.
         """
         link = crossing.lane.link
         rate = link.rate(kind).at(size) / min(link.shared, self.mesh.devices)
@@ -243,9 +243,9 @@ class Topology:
 
 
 def lie_as_one(mesh: Mesh, hardware: Hardware, first: int) -> bool:
-    """Whether every group over both or neither of an axis and the next works on the same lanes where one axis stands for them.
+    """True if one axis can stand for an axis and the next: every group over both or neither then uses the same lanes.
 
-    Not on a torus, for example, where each of them has a side to itself.
+    This is false on a torus, for example, where each of the two axes has a side to itself.
     """
     (outer, size), (inner, times), *rest = mesh.axes[first:]
     one = Mesh(mesh.name, (*mesh.axes[:first], (outer, size * times), *rest))
@@ -258,7 +258,7 @@ def lie_as_one(mesh: Mesh, hardware: Hardware, first: int) -> bool:
 
 
 def _tori(crossings: Iterable[Crossing]) -> list[list[Crossing]]:
-    """Crossings by link: those of several sides of one torus together."""
+    """Group crossings by link: the sides of one torus belong together."""
     found: dict[str, list[Crossing]] = {}
     for crossing in crossings:
         found.setdefault(crossing.lane.link.name, []).append(crossing)
@@ -266,7 +266,7 @@ def _tori(crossings: Iterable[Crossing]) -> list[list[Crossing]]:
 
 
 def _compact_parts(hardware: Hardware, devices: int) -> Iterator[Mapping[str, int]]:
-    """Sides of the most compact parts of the tori, by lane, where the devices need no whole ones."""
+    """Yield the sides of the most compact parts of the tori, by lane, where the devices need no whole torus."""
     inner, found = 1, []
     for link in hardware.links:
         count, room = -(-devices // inner), prod(link.sizes)
@@ -282,7 +282,7 @@ def _compact_parts(hardware: Hardware, devices: int) -> Iterator[Mapping[str, in
 
 @cache
 def compact(sizes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
-    """The sides of blocks of `count` devices in a torus of these sizes, those alone whose sides have the least sum."""
+    """Return the sides of blocks of `count` devices in a torus of these sizes whose sides have the least sum."""
     if len(sizes) == 1:
         return ((count,),) if count <= sizes[0] else ()
     firsts = (n for n in range(1, min(sizes[0], count) + 1) if count % n == 0)
@@ -292,9 +292,9 @@ def compact(sizes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 class _Free:
-    """What is left of the lanes while axes are put on them; `used` are the members taken of each, the innermost lane first.
+    """The free room of lanes while axes are laid out.
 
-    rooms: of lanes that have less room than their size, by name.
+    rooms: the room of lanes that have less than their size, by name. used: members taken of each lane, the innermost lane first.
     """
 
     def __init__(self, lanes: list[Lane], rooms: Mapping[str, int]) -> None:
@@ -302,21 +302,21 @@ class _Free:
         self.at = 0
         self.used: dict[str, int] = {}
 
-    def take(self, size: int, rest: int) -> list[Stretch]:
-        """Room for an axis of this size; `rest` processors, with those of the axis, are still to come."""
-        found: list[Stretch] = []
+    def take(self, size: int, rest: int) -> list[AxisPart]:
+        """Take room for an axis of this size. rest: processors of this and all remaining axes."""
+        found: list[AxisPart] = []
         while size > 1 and self.lanes:
             self._advance(size, rest)
             lane, taken = self.lanes[self.at], self._taken()
             part = self._part(size, rest)
-            found.append(Stretch(lane, part, taken))
+            found.append(AxisPart(lane, part, taken))
             self.used[lane.name] = taken * part
             size, rest = -(-size // part), -(-rest // part)
             self.at += size > 1
         return found
 
     def _part(self, size: int, rest: int) -> int:
-        """How much of an axis goes on this lane: all, or else a divisor of it if what is left finds room, or else what fits."""
+        """Return the part of an axis on this lane: all, else a divisor if the remainder finds room, else as much as fits."""
         room, outer = self._room(self.at), self._outer_room()
         if size <= room or self.at == len(self.lanes) - 1:
             return size
@@ -334,9 +334,7 @@ class _Free:
         return inf if size is None else size // self.used.get(lane.name, 1)
 
     def _advance(self, size: int, rest: int) -> None:
-        """Go on to the next lane where this one is full, and to the next side of a torus where only there is room for the axis
-        alone.
-        """
+        """Go on to the next lane if this one is full, and to the next side of a torus if only that has room for the whole axis."""
         while self.at < len(self.lanes) - 1:
             room, next_room = self._room(self.at), self._room(self.at + 1)
             is_side = self.lanes[self.at + 1].link is self.lanes[self.at].link

@@ -1,8 +1,8 @@
-"""What a placed program costs one processor: work, communication and memory.
+"""Costs of a placed program for one processor: FLOPs, communication and memory.
 
-Each equation is charged once (`Charge`), with its source line and stage, one in a loop for all iterations; every figure that
-is shown (of a function, a stage, a line, a set of mesh axes) is a sum over a selection of these. Charges are numbers or formulas,
-as the `Scale` says. FLOPs are those of the op's own rule. What a collective sends is the size of one processor's operand.
+Each equation is charged once (`Charge`), with its source line and stage; an equation in a loop is charged for all iterations. All figures
+(of a function, a stage, a line, a set of mesh axes) are sums of charges. The `Scale` makes them numbers or formulas. FLOPs follow
+the rule of the op. A collective sends one processor's operand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.memory import Memory, memory_of
+from mtfc.compiler.cost.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
@@ -25,16 +25,16 @@ Key = TypeVar("Key")
 
 
 @attrs.frozen
-class Sent:
-    """Collectives of one kind: how many, the elements and bytes of their operands, and the bytes that leave a processor."""
+class SentVolume:
+    """Collectives of one kind: their number, the elements and bytes of their operands, and the bytes that leave a processor."""
 
     count: int = 0
     elements: Amount = 0
     bytes: Amount = 0
     wire_bytes: Amount = 0
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(
+    def __add__(self, other: SentVolume) -> SentVolume:
+        return SentVolume(
             self.count + other.count,
             self.elements + other.elements,
             self.bytes + other.bytes,
@@ -44,34 +44,34 @@ class Sent:
 
 @attrs.frozen
 class Charge:
-    """What one equation costs one processor in one execution of its function. `kind` is None unless it communicates."""
+    """The cost of one equation for one processor in one execution of its function. `kind` is None unless it communicates."""
 
     span: Span | None
     stage: Stage
     flops: Amount = 0
     kind: str | None = None
     axes: Axes = ()
-    sent: Sent = Sent()
+    sent: SentVolume = SentVolume()
 
 
 @attrs.frozen
-class Totals:
-    """A sum of charges; `collectives` holds the kinds that occur."""
+class CostTotals:
+    """A sum of charges; `collectives` has the kinds that occur."""
 
     flops: Amount
-    collectives: Mapping[str, Sent]
+    collectives: Mapping[str, SentVolume]
 
     @property
-    def sent(self) -> Sent:
-        """All kinds together."""
-        return sum(self.collectives.values(), start=Sent())
+    def sent(self) -> SentVolume:
+        """The sum over all kinds."""
+        return sum(self.collectives.values(), start=SentVolume())
 
 
 @attrs.frozen
-class LayoutCost:
-    """The cost of one model under one layout; unless it trains, `step` is `forward`. `memory` is that of `step`.
+class PlacedCost:
+    """The cost of one model under one layout. `memory` is that of `step`; if the model does not train, `step` is `forward`.
 
-    `file` is the user's own, where lines of other files cost something too.
+    `file` is the user's file, as lines of library files have charges too.
     """
 
     model: str
@@ -81,16 +81,16 @@ class LayoutCost:
     mesh: Mesh
     forward: tuple[Charge, ...]
     step: tuple[Charge, ...]
-    memory: Memory
+    memory: MemoryUse
 
 
-def layout_cost(program: Program, scale: Scale | None = None) -> LayoutCost:
-    """The cost of a program in which every value is placed and every collective explicit."""
+def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
+    """Return the cost of a program in which every value is placed and every collective is explicit."""
     assert program.mesh is not None and program.layout is not None, "only a placed program has a cost"
     scale = scale or Numbers(program.mesh)
     trains = program.has_function("step")
     forward, step = program.function("forward"), program.function("step" if trains else "forward")
-    return LayoutCost(
+    return PlacedCost(
         model=program.name,
         file=source_file(program.functions),
         trains=trains,
@@ -103,18 +103,20 @@ def layout_cost(program: Program, scale: Scale | None = None) -> LayoutCost:
 
 
 def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:
-    """What each equation of a function costs; those that cost nothing are left out."""
+    """Return the charges of the equations of a function; equations without cost have none."""
     producers = {value: eqn for eqn in function.body for value in eqn.results}
     return tuple(charge for eqn in function.body for charge in _charges(eqn, producers, scale))
 
 
 def _repeated(charge: Charge, dim: Dim, scale: Scale) -> Charge:
-    """A charge of one iteration of a loop, for all of them."""
+    """Return the charge of one iteration of a loop for all iterations."""
     times, sent = scale.dim(dim, ()), charge.sent
     return attrs.evolve(
         charge,
         flops=charge.flops * times,
-        sent=Sent(sent.count * dim.size, sent.elements * times, sent.bytes * times, sent.wire_bytes * times),
+        sent=SentVolume(
+            sent.count * dim.size, sent.elements * times, sent.bytes * times, sent.wire_bytes * times
+        ),
     )
 
 
@@ -128,7 +130,7 @@ def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -
 
 
 def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
-    """One charge per operand, so that each source line answers for what it sends; only the first counts as a collective.
+    """Yield one charge per operand, so that each source line answers for its bytes. Only the first counts as a collective.
 
     An operand of a combined collective belongs to the equation that made it.
     """
@@ -139,22 +141,22 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
             charged_equation(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
         )
         elements, size = scale.elements(value.type), bytes_of(value.type, scale)
-        sent = Sent(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
+        sent = SentVolume(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
         yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)
 
 
-def total(charges: Iterable[Charge]) -> Totals:
+def total(charges: Iterable[Charge]) -> CostTotals:
     flops: Amount = 0
-    collectives: dict[str, Sent] = {}
+    collectives: dict[str, SentVolume] = {}
     for charge in charges:
         flops = flops + charge.flops
         if charge.kind is not None:
-            collectives[charge.kind] = collectives.get(charge.kind, Sent()) + charge.sent
-    return Totals(flops, collectives)
+            collectives[charge.kind] = collectives.get(charge.kind, SentVolume()) + charge.sent
+    return CostTotals(flops, collectives)
 
 
 def grouped(charges: Iterable[Charge], key: Callable[[Charge], Key]) -> dict[Key, list[Charge]]:
-    """The charges by stage, line, axes ...: whatever `key` says, in order of first occurrence."""
+    """Return the charges by a key, such as stage, line or axes, in order of first occurrence."""
     groups: dict[Key, list[Charge]] = {}
     for charge in charges:
         groups.setdefault(key(charge), []).append(charge)

@@ -62,7 +62,7 @@ class Node(Record):
 
 
 OPTION = "<--set>"
-"""The file of nodes that come from `--set`: see `overrides.py`."""
+"""The file of nodes that come from `--set`: see `option_overrides.py`."""
 
 
 def is_override(node: Node) -> bool:
