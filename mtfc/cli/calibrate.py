@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.cli.options import count
 from mtfc.driver.calibrate import check_devices, measure
 from mtfc.driver.data.files import STANDARD, check_writable, write_text
@@ -22,7 +23,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", metavar="OUT.mtf", default=STANDARD, help="write to a file")
     parser.add_argument(
-        "--backend", choices=("jax", "numpy"), default="jax", help="what computes (default: jax)"
+        "--backend", choices=sorted(BACKENDS), default="jax", help="what computes (default: jax)"
     )
     parser.add_argument(
         "--devices", type=count, metavar="N", help="how many devices of JAX (default: all that there are)"

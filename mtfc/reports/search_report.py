@@ -15,7 +15,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
 from mtfc.frontend.layouts.placements import placement_text
 from mtfc.reports.array_summary import finite
@@ -51,7 +51,7 @@ class LayoutSearchResult:
     space: str
     found: Found
     program: Program
-    pricer: Pricer
+    pricer: LayoutPricer
     others: Mapping[str, tuple[Mesh, Layout]]
     searched: tuple[Mesh, ...]
     objective: Objective

@@ -23,7 +23,7 @@ from mtfc.compiler.ir.types import Axes, Dim
 
 
 @attrs.frozen(cache_hash=True)
-class Shard:
+class ShardedAmount:
     """An amount that is split over `dims`, and over each pair of `alike` if both of its dimensions are split alike."""
 
     amount: float
@@ -75,7 +75,7 @@ class Unmoved:
     beside: Dims
 
 
-Term = Shard | Least | Most | Total | Unless | Unmoved
+Term = ShardedAmount | Least | Most | Total | Unless | Unmoved
 
 
 class MakeBlocks(Protocol):

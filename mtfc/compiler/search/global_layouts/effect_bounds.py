@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mtfc.compiler.analysis.dimension_names import Dims, Pairs
 from mtfc.compiler.cost.halo_exchange import Halo
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.lower_bounds import Least, Most, Shard, Term, Total, Unless, Unmoved
+from mtfc.compiler.cost.lower_bounds import Least, Most, ShardedAmount, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.moved_data import DataPath, Gate, MovedData
 from mtfc.compiler.cost.stored_parameters import StoredParameter
 from mtfc.compiler.ir.core import Value
@@ -122,7 +122,7 @@ class EffectBounds:
 
     # Terms
 
-    def total(self, terms: Mapping[Term, int] | Mapping[Shard, int]) -> Seconds:
+    def total(self, terms: Mapping[Term, int] | Mapping[ShardedAmount, int]) -> Seconds:
         """Return the sum of some terms, each as often as it is said."""
         total = np.zeros(self.number)
         for term, times in terms.items():
@@ -137,7 +137,7 @@ class EffectBounds:
 
     def _term(self, term: Term) -> Seconds:
         match term:
-            case Shard(amount, dims, alike):
+            case ShardedAmount(amount, dims, alike):
                 split = self.high(dims)
                 for pair in alike:
                     split = split | self._both(*pair)
