@@ -30,7 +30,7 @@ from mtfc.backends.common.module import (
 from mtfc.backends.common.prelude import definitions, prelude
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.backends.jax.gradients import differentiable, differentiated
-from mtfc.compiler.analysis.dot_operand_layout import is_turned, made
+from mtfc.compiler.analysis.dot_operand_layout import kept_order, swaps_operands
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import OPS
@@ -191,9 +191,8 @@ class ReplicationTracker:
     def after(self, value: Value, name: str) -> str:
         """Return a statement that tells JAX of the axes it does not know of; an empty text if it knows all."""
         eqn = self.equations.get(value)
-        if (
-            eqn is None or "axes" in eqn.attrs
-        ):  # JAX knows the axes of arguments and of results of collectives
+        # JAX knows the axes of arguments and of results of collectives.
+        if eqn is None or "axes" in eqn.attrs:
             return ""
         known = {axis for operand in eqn.operands for axis in operand.type.varying(self.mesh)} | self.indexed
         self.indexed.clear()
@@ -223,9 +222,9 @@ def _product(eqn: Equation, mesh: Mesh) -> Text | None:
 
     `analysis/dot_operand_layout.py` chooses the order.
     """
-    if is_turned(eqn, mesh):
+    if swaps_operands(eqn, mesh):
         return lambda code: f"turned({_ordered(code, eqn.result.type.names[::-1])})"
-    order = made(eqn, mesh)
+    order = kept_order(eqn, mesh)
     if order is None:
         return None
     places = tuple(order.index(name) for name in eqn.result.type.names)

@@ -1,4 +1,4 @@
-"""How to get a tensor from one placement to another: the cheapest chain of collectives, as a shortest path.
+"""Reshard plans: the cheapest chain of collectives from one placement of a tensor to another, as a shortest path.
 
 Nodes of the graph are placements. The records of the collectives give the edges (`CollectiveDef.edges`). An edge's length is the
 bytes that a processor sends, by ring algorithms; of chains with equal bytes the planner takes one with the fewest steps.

@@ -28,7 +28,7 @@ from mtfc.compiler.analysis.dimension_names import (
     pairs_of,
     rule_of,
 )
-from mtfc.compiler.analysis.dot_operand_layout import reordered, transposed
+from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware
@@ -50,7 +50,7 @@ from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
-REARRANGED = {"transposed": transposed, "reordered": reordered}
+REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
 """Elements that are rearranged for a dot, by the names of their rates."""
 
 

@@ -1,4 +1,4 @@
-"""Instances as files: read and written alike, and what is wrong with one is said."""
+"""Test that instances are read as they were written, and the messages for malformed ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem
-from mtfc.compiler.search.solver.contest_format import MalformedInstance, read, write
+from mtfc.driver.loading.contest_format import MalformedInstance, read, write
 from tests.search.solver_problems import problems
 
 EXAMPLE: dict[str, Any] = {
