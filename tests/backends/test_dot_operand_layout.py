@@ -1,4 +1,4 @@
-"""Products of matrices: what XLA transposes for them on CPU, beside what it compiles, and how the JAX backend spares it that."""
+"""Dots on CPU: the operands that XLA transposes, compared with its compiled text, and how the JAX backend avoids it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRANSPOSE = re.compile(r"\[([\d,]+)\]\{(\d+)[\d,]*\} transpose\(")
 
 
 def product(subscripts: str, **sizes: int) -> Program:
-    """A model that is one einsum, on one device."""
+    """Return a model of one einsum, on one device."""
     sizes = SIZES | sizes
     factors, result = subscripts.split("->")
     x, y = (", ".join(each) for each in factors.split(","))
@@ -46,7 +46,7 @@ def has_other_last(shape: str, number: str) -> bool:
     ],
 )  # fmt: skip
 def test_what_is_transposed_is_transposed_by_xla(subscripts: str) -> None:
-    """Either by a copy after which other elements are neighbours, or by a product that sums over the rows of its first factor."""
+    """XLA transposes by a copy, or by a dot that sums over the rows of its first factor."""
     program = product(subscripts)
     (eqn,) = program.function("forward").body
     compiled = jax_runtime.hlo(program)
@@ -73,7 +73,7 @@ def test_a_narrow_product_has_the_narrow_matrix_first() -> None:
 
 
 def test_factors_stay_in_the_order_that_copies_less() -> None:
-    """The heads of an attention, and experts: `jnp.einsum` would swap the factors and copy elements of all three arrays."""
+    """For attention heads and experts, `jnp.einsum` would swap the factors and copy elements of all three arrays."""
     for subscripts, order, places in (
         ("blm,mhk->bhlk", "blhk", (0, 2, 1, 3)),
         ("lhm,hmf->lhf", "hlf", (1, 0, 2)),

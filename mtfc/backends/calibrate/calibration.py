@@ -18,6 +18,7 @@ an occasional slowdown of the machine then affects the measurement and the step 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -120,6 +121,11 @@ def with_numpy(name: str, effort: Effort) -> Hardware:
     return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0), ())
 
 
+def measured_by_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Return this machine as NumPy sees it, and the name of the measuring tool. NumPy has one device."""
+    return with_numpy("here", effort), f"NumPy on {platform.machine()}"
+
+
 NUMPY = {"f32": np.float32, "f64": np.float64}
 
 
@@ -173,6 +179,13 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
         kind: Kind = "memory" if is_cpu else "switch"
         links = (link_of("link", kind, len(found), times),)
     return Hardware(name, device, links)
+
+
+def measured_by_jax(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Return this machine as JAX sees it, and the name of the measuring tool. Raises `Unavailable`."""
+    hardware, jax = with_jax("here", devices, effort), import_jax()
+    number, kind = hardware.devices or 1, jax.devices()[0].device_kind
+    return hardware, f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind}"
 
 
 JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}

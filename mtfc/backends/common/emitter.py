@@ -31,7 +31,7 @@ from textwrap import wrap
 import attrs
 
 from mtfc.backends.common.forms import FORMS
-from mtfc.backends.common.loop_codegen import LoopCode, LoopSlice
+from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
@@ -196,7 +196,7 @@ class Emitter:
             updates=leaving[:count],
             results=names[:count],
             sliced=[
-                LoopSlice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
+                IterationSlice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
                 for name, (whole, _) in zip(inside[count:], slices, strict=True)
             ],
             stacks=names[count:],

@@ -8,7 +8,7 @@ import attrs
 
 
 @attrs.frozen
-class LoopSlice:
+class IterationSlice:
     """A slice of an array in one iteration.
 
     name: the slice's name inside the loop. whole: the array's name. axis: the array's axis that is indexed. rank: the array's
@@ -40,7 +40,7 @@ class LoopCode:
     starts: Sequence[str]
     updates: Sequence[str]
     results: Sequence[str]
-    sliced: Sequence[LoopSlice]
+    sliced: Sequence[IterationSlice]
     stacks: Sequence[str]
     yields: Sequence[str]
     held: Sequence[str]
@@ -108,5 +108,5 @@ def jax_loop(loop: LoopCode) -> Iterator[str]:
     yield f"{', '.join(targets)} = lax.scan({arguments})"
 
 
-def _slices_first(part: LoopSlice) -> str:
+def _slices_first(part: IterationSlice) -> str:
     return part.whole if part.axis == 0 else f"jnp.moveaxis({part.whole}, {part.axis}, 0)"

@@ -19,11 +19,11 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.passes.unroll_loops import Slices
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import Box, OperatorParts, PartFunction
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.placement.operators.unroll import Slices
 
 Array = Any
 
