@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops import elementwise
 from mtfc.compiler.ir.types import Dim
 from tests.backends.small import DIMS, Case
 
@@ -93,28 +94,15 @@ def drawn(op: str, dtype: str, b: Any) -> list[Value]:
 
 
 NO_PADDING = {"stride": 1, "before": 0, "after": 0, "dilation": 1}
-UNARY = (
-    "neg",
-    "relu",
-    "exp",
-    "tanh",
-    "sigmoid",
-    "square",
-    "abs",
-    "sign",
-    "erf",
-    "sin",
-    "cos",
-    "floor",
-    "stop_gradient",
-)
+POSITIVE = ("log", "sqrt", "rsqrt")
+UNARY = tuple(op.name for op in elementwise.UNARY if op.name not in (*POSITIVE, "not"))
 BINARY = ("add", "sub", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne")
 A, B, C, D, M, FIVE, ONE, LONG, SHORT = (
     DIMS[name] for name in ("a", "b", "c", "d", "m", "five", "one", "long", "short")
 )
 CASES = {
     **{op: unary(op) for op in UNARY},
-    **{op: positive(op) for op in ("log", "sqrt", "rsqrt")},
+    **{op: positive(op) for op in POSITIVE},
     **{op: binary(op) for op in BINARY},
     "div": Case(["f32 a b", "f32 b"], lambda b, x, y: b("div", x, b("add", b("square", y), b.like(1, y)))),
     "pow": Case(["f32 a b", "f32 b"], lambda b, x, y: b("pow", b("exp", x), y)),

@@ -27,6 +27,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.syntax.parser import parse
+from tests.backends.cases import POSITIVE, UNARY
 from tests.backends.models import CUBE, DIMS, GRID, THIN, Build, data, dims, layout, meaning, model, two_layer
 
 LAYOUTS = [
@@ -89,22 +90,7 @@ def elements(found: dict[str, dict[str, int]]) -> dict[str, int]:
 
 def unary(b: Any, x: Value) -> dict[str, Value]:
     positive = b("add", b("square", x), b.like(0.5, x))
-    ops = [
-        "neg",
-        "relu",
-        "exp",
-        "tanh",
-        "sigmoid",
-        "square",
-        "abs",
-        "sign",
-        "erf",
-        "sin",
-        "cos",
-        "floor",
-        "stop_gradient",
-    ]
-    found = {op: b(op, x) for op in ops} | {op: b(op, positive) for op in ("log", "sqrt", "rsqrt")}
+    found = {op: b(op, x) for op in UNARY} | {op: b(op, positive) for op in POSITIVE}
     return found | {
         "f16": b("cast", x, dtype="f16"),
         "i32": b("cast", x, dtype="i32"),

@@ -19,5 +19,5 @@ def keep_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(TRIM_THRESHOLD, -1)  # never give back the end of the heap
-        mallopt(MMAP_MAX, 0)  # no blocks of their own for what is large
-        mallopt(ARENA_MAX, 1)  # a second heap cannot hold them
+        mallopt(MMAP_MAX, 0)  # allocate large blocks on the heap too
+        mallopt(ARENA_MAX, 1)  # use one heap: others cannot hold large blocks

@@ -191,9 +191,8 @@ class ReplicationTracker:
     def after(self, value: Value, name: str) -> str:
         """Return a statement that tells JAX of the axes it does not know of; an empty text if it knows all."""
         eqn = self.equations.get(value)
-        if (
-            eqn is None or "axes" in eqn.attrs
-        ):  # JAX knows the axes of arguments and of results of collectives
+        # JAX knows the axes of arguments and of results of collectives.
+        if eqn is None or "axes" in eqn.attrs:
             return ""
         known = {axis for operand in eqn.operands for axis in operand.type.varying(self.mesh)} | self.indexed
         self.indexed.clear()

@@ -168,7 +168,7 @@ LETTERS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, True): ("N", "", "N"),
     (True, True, False): ("C", "I", ""),
     (False, True, True): ("", "O", "C"),
-    (True, True, True): ("C", "O", "C"),  # groups of features: the major part of the three
+    (True, True, True): ("C", "O", "C"),  # groups of features are the major part of all three
 }
 """(lhs has the dimension, rhs has it, result has it) -> its letter in each of them."""
 

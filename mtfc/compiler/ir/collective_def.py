@@ -59,7 +59,7 @@ Edge = tuple[tuple[tuple[str, Attr], ...], TensorType]
 Edges = Callable[[TensorType, ReshardGoal, Mesh], Iterator[Edge]]
 
 Pattern = Literal["ring", "exchange", "permutation"]
-"""How data travels on a link; `cost/topology.py` has the time of each pattern.
+"""The pattern in which data travels on a link; `cost/topology.py` has the time of each pattern.
 
 ring: parts of the array go around a ring of all members. exchange: each member sends another part to each other member.
 permutation: each member sends its whole operand to one other member.
@@ -82,8 +82,8 @@ class Sending:
     ring_bytes: number of processors in a group -> bytes that one sends for each byte of its operand, by a ring algorithm. The
         number can be an integer, an exact fraction or a formula.
     operand: `part` if the operands of a group together are the whole array, `whole` if each operand is as large as the array.
-    pattern: how data travels on a link.
-    rounds: how often data goes around a ring.
+    pattern: the way of data on a link.
+    rounds: the number of times that data goes around a ring.
     round_bytes: (bytes of the whole array, members of the ring, devices of each member) -> bytes that a device sends in a round.
     hlo: the HLO opcode that XLA compiles it to.
     effects: the effects of the cost model that its seconds belong to.
@@ -120,8 +120,8 @@ class CollectiveDef:
     name, doc: the op's name, and one sentence for the language reference.
     place: type rule on split types, as in `OpDef`.
     sending: its cost; None if it sends nothing.
-    edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner does
-        not use it.
+    edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner
+        does not use it.
     priority: the planner's choice among chains that cost the same: those whose steps have lower numbers.
     joins, splits: the attribute that names the dimension that loses or gets the communicated axes; None if there is none.
     traits: further traits of the op, beside `placement` and `sends`.

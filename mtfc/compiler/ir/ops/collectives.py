@@ -57,7 +57,7 @@ def _dim(eqn: Equation, key: str = "dim") -> str:
 
 
 def _axes_text(axes: Axes) -> str:
-    """One axis as a string, several as a tuple."""
+    """Return one axis as a string, several as a tuple."""
     return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
 
 
@@ -93,7 +93,7 @@ def _place_reshard(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType,
 
 RESHARD = CollectiveDef(
     name="reshard",
-    doc="The same tensor placed otherwise; lowered to collectives.",
+    doc="Places the same tensor otherwise; lowered to collectives.",
     place=_place_reshard,
     sending=None,
     edges=None,
@@ -241,7 +241,7 @@ def _jax_reduce_scatter(code: Code) -> str:
 
 REDUCE_SCATTER = CollectiveDef(
     name="reduce_scatter",
-    doc="Completes a pending sum, each processor keeping its shard of a dimension.",
+    doc="Completes a pending sum; each processor keeps its shard of a dimension.",
     place=_place_reduce_scatter,
     sending=Sending(
         kind="reduce_scatter",
@@ -364,7 +364,7 @@ def _shift_shards_text(code: Code) -> str:
 
 SHIFT_SHARDS = CollectiveDef(
     name="shift_shards",
-    doc="Hands each shard of a dimension on to another processor, of which every one has a single element.",
+    doc="Hands each shard of a dimension, a single element, on to another processor.",
     place=_place_shift_shards,
     sending=PERMUTE.sending,
     edges=None,
@@ -433,7 +433,7 @@ def _jax_unreduce(code: Code) -> str:
 
 UNREDUCE = CollectiveDef(
     name="unreduce",
-    doc="Makes a sum pending of which one processor has all and the others nothing; sends nothing.",
+    doc="Makes a sum pending: one processor keeps the value, the others get zeros; sends nothing.",
     place=_place_unreduce,
     sending=None,
     edges=_unreduce_edges,
