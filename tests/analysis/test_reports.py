@@ -1,4 +1,4 @@
-"""What `mtfc cost` says: `reports/*.test` holds a source, a line `---`, and the text by line, side by side and as formulas.
+"""Texts of `mtfc cost`: `reports/*.test` holds a source, a line `---`, and the text by line, side by side and as formulas.
 
 `pytest --update-golden` rewrites the texts; the diff is then to be read.
 """
