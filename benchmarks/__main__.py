@@ -1,6 +1,6 @@
-"""`make bench`: the figures that the project holds itself to, each beside its target.
+"""`make bench`: measured figures of the project, each beside its target.
 
-Deterministic figures come first in each line; times are medians, and comparisons are taken side by side in one run.
+Each line has deterministic figures first. Times are medians, and compared times are measured in one run.
 `python -m benchmarks startup compile` runs some of the sections only.
 """
 

@@ -1,4 +1,4 @@
-"""`mtfc compile --emit spmd` of chains of dense layers with their gradients, as a whole process."""
+"""`mtfc compile --emit spmd` as a new process, for chains of dense layers with their gradients."""
 
 from __future__ import annotations
 

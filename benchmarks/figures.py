@@ -1,4 +1,4 @@
-"""One measured figure, with its target where it has one; and how times are taken."""
+"""A measured figure with its target, and the measurement of times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 @attrs.frozen
 class Figure:
-    """`limit` is the most that `value` may be; None where the figure is only reported."""
+    """A figure. limit: the largest accepted value; None for a figure without a target."""
 
     what: str
     value: float
@@ -37,13 +37,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def median_seconds(work: Callable[[], object], runs: int) -> float:
-    """The median over `runs`, after one run that is not counted."""
+    """Return the median seconds of `runs` runs, after a run that is not counted."""
     work()
     return median(seconds(work) for _ in range(runs))
 
 
 def median_ratio(a: Callable[[], object], b: Callable[[], object], runs: int) -> tuple[float, float, float]:
-    """Median seconds of `a` and `b`, taken in turn, and the median of the ratios pair by pair."""
+    """Return the median seconds of `a` and of `b`, run alternately, and the median ratio of the pairs."""
     a(), b()
     pairs = [(seconds(a), seconds(b)) for _ in range(runs)]
     return median(x for x, _ in pairs), median(y for _, y in pairs), median(x / y for x, y in pairs)

@@ -1,7 +1,7 @@
-"""What is predicted beside what a GPU does, where JAX has one.
+"""Predicted times beside measured times on a GPU, if JAX has one.
 
-- Training steps on one GPU, which `mtfc calibrate` measures first, beside `mtfc simulate` with what it measured.
-- What XLA compiles for eight such GPUs, which need not be there, beside what `mtfc cost` says.
+- Training steps on one GPU beside `mtfc simulate`, after a calibration of the GPU.
+- Collectives and memory of programs that XLA compiles for eight such GPUs, which need not exist, beside `mtfc cost`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtfc.backends.jax.runtime import lowered
 from mtfc.frontend.hardware_targets import find_hardware
 
 AT_ONCE = 8
-"""Steps that are started before the first has ended, as in training."""
+"""Number of steps that are started before the first one has ended, as in training."""
 
 LANGUAGE = (("batch", 16), ("length", 512), ("d_model", 1024), ("d_ff", 4096), ("heads", 16), ("d_k", 64))
 TRANSLATION = (

@@ -35,7 +35,7 @@ def step(params: dict[str, Any], x: Any, target: Any) -> tuple[Any, dict[str, An
 
 
 def compiled_step(mesh: Any, rules: dict[str, str]) -> tuple[Any, dict[str, Any]]:
-    """The jitted step under a layout, and the placement of each argument."""
+    """Return the jitted step under a layout, and the sharding of each argument."""
     specs: Any = {name: P(*map(rules.get, dims)) for name, dims in DIMS.items()}  # type: ignore[no-untyped-call]
     place = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
     params = {name: place[name] for name in ("w", "bias", "v")}

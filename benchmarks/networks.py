@@ -1,4 +1,4 @@
-"""The paper-size networks of `examples/`, as whole processes: checked, and compiled with their training steps."""
+"""The networks of `examples/` at paper size: `check` and `compile` with the training step, each as a new process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What XLA's automatic partitioner (GSPMD) sends for the same step under the same layout, beside what mtfc does.
+"""Communication of XLA's automatic partitioner (GSPMD) beside that of mtfc, for the same step under the same layout.
 
 GSPMD is given the undistributed program that mtfc makes of the file, its gradients included, as plain JAX under
 `jax.jit`, and where each argument and result is placed; in a second run also a constraint for every value of the step,
@@ -45,18 +45,18 @@ CASES = (
     ("v2:16x16", Case("transformer_seq2seq", "hybrid")),
     ("v2:16x16", Case("transformer_lm", "hybrid")),
 )
-"""Where the TPU compiler compiles them for, and what."""
+"""The TPUs that the TPU compiler compiles for, and the compiled examples."""
 
 
 def figures() -> Iterator[Figure]:
-    """With XLA for CPUs; and with the TPU compiler, which has passes that mend what GSPMD sends, where libtpu is installed."""
+    """Yield the figures of XLA for CPUs, and with libtpu those of the TPU compiler, whose passes improve GSPMD's collectives."""
     with ProcessPoolExecutor(1, get_context("spawn"), _reserve_devices) as process:
         for found in process.map(_compared, *zip(*CASES, strict=True)):
             yield from found
 
 
 def _reserve_devices() -> None:
-    """Before JAX starts in this process."""
+    """Set the environment; call this before JAX starts in this process."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # where libtpu is installed, it has no TPU to run on
     flags = "--xla_force_host_platform_device_count=512 --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{flags} --xla_llvm_disable_expensive_passes=true"  # nothing of this runs
@@ -97,7 +97,7 @@ def _sent(lowered: Any) -> int:
 
 
 def _plain_step(whole: Program, after: Callable[[Value, str], str]) -> Callable[..., Any]:
-    """The undistributed step in plain JAX. `after`: what is to follow the statement that defines a value."""
+    """Return the undistributed step in plain JAX. after: text that follows the statement that defines a value."""
     mesh = whole.placed_on
     function, texts = fused(whole.function("step"), mesh)
     dialect = attrs.evolve(jax_backend.dialect(mesh, function, texts), after=after)
@@ -111,7 +111,7 @@ def _plain_step(whole: Program, after: Callable[[Value, str], str]) -> Callable[
 
 
 def _partitioned(program: Program, on: Sequence[Any], step: Callable[..., Any]) -> Any:
-    """`step` with its arguments and results placed as the lowered program has them, as a `jax.stages.Lowered`."""
+    """Return `step`, lowered by JAX, with the shardings of the lowered program for arguments and results."""
     jax: Any = import_jax()
     sizes = program.placed_on.sizes
     automatic = (jax.sharding.AxisType.Auto,) * len(sizes)

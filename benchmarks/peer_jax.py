@@ -34,7 +34,7 @@ def sent_bytes(hlo_text: str) -> int:
 
 
 def generated(sizes: dict[str, int], rules: dict[str, str], arrays: dict[str, Any]) -> tuple[Any, int]:
-    """A function that runs one step of the generated module, and the bytes in its HLO."""
+    """Return a function that runs a step of the generated module, and the communicated bytes in its HLO."""
     from mtfc.backends.jax import backend as jax_backend
     from mtfc.backends.jax import runtime as jax_runtime
 
@@ -53,7 +53,7 @@ def generated(sizes: dict[str, int], rules: dict[str, str], arrays: dict[str, An
 
 
 def handwritten(sizes: dict[str, int], rules: dict[str, str], arrays: dict[str, Any]) -> tuple[Any, int]:
-    """The same for the hand-written network."""
+    """Return a function that runs a step of the hand-written network, and the communicated bytes in its HLO."""
     import jax
 
     from benchmarks.handwritten import compiled_step

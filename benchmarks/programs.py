@@ -1,4 +1,4 @@
-"""Programs to measure: .mtf texts of any size."""
+"""Texts of .mtf programs of any size, to measure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ train chain {
 
 
 def dense_chain(layers: int) -> str:
-    """A chain of dense layers with relu, wide and narrow in turn, and its training step."""
+    """Return a chain of dense layers with relu, alternately wide and narrow, with its training step."""
     sizes = ("narrow", "wide")
     lines = ["  h = x"]
     for i in range(layers):

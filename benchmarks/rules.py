@@ -1,4 +1,4 @@
-"""The search over global layouts: how soon the best is proven, and what it takes beside the best that a person wrote."""
+"""The search over global layouts: the seconds to the proof, and the result beside the best hand-written layout."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PROVEN = (
     ("transformer_lm", ("--target", "tpu_v2", "--storage", "--budget", "120"), None),
     ("llama", ("--target", "h100", "--devices", "64", "--storage", "--budget", "120"), None),
 )
-"""Searches that end with a proof, whose time counts."""
+"""Searches that end with a proof; their figure is the time."""
 
 BOUNDED = (("inception_v3", ("--target", "p100_cluster", "--devices", "4"), "40"),)
-"""Searches that are stopped after so many seconds, whose gap counts."""
+"""Searches that stop after this number of seconds; their figure is the gap."""
 
 
 def figures() -> Iterator[Figure]:
@@ -49,7 +49,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _over_declared(network: str, found: dict[str, Any]) -> Iterator[Figure]:
-    """The step of the layout that was found, over the best one of the file and data parallelism."""
+    """Return the step time of the found layout, relative to the best of the file's layouts and data parallelism."""
     if found["baselines"]:
         best = min(found["baselines"].values())
         yield Figure(f"{network}: step over the best of the others", found["objective_seconds"] / best, "")

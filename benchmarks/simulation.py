@@ -1,4 +1,4 @@
-"""The NumPy backend simulating 512 processors, beside the undistributed step of the same program."""
+"""Compare the NumPy backend's simulation of 512 processors with the undistributed step of the same program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def two_layer(dims: dict[str, int]) -> Program:
 
 
 def training_step(program: Program, mesh: Mesh, layout: Layout) -> Callable[[], object]:
-    """One step of the generated module on random data."""
+    """Return a function that runs one step of the generated module on random data."""
     module = numpy_backend.load(numpy_backend.generate(pipelines.lower(program, mesh, layout)))
     random = np.random.default_rng(0)
     shapes = {a.value.name: a.value.type for a in program.function("forward").arguments if a.role == "input"}

@@ -1,12 +1,12 @@
-"""The `soap` space beside FlexFlow (arXiv:1807.05358): its six networks on clusters of P100s and K80s.
+"""Measure placement searches beside FlexFlow (arXiv:1807.05358): its six networks on clusters of P100s and K80s.
 
-Speed-ups are of simulated seconds, over data parallelism and over the experts' strategies (section 8.2, Figure 7: 1.3 to 3.3,
-ResNet-101 about 1; NMT on 64 K80s 1.7 to 2.4 with 2 to 5.5 times less transfer). A search has the time of Table 4's *delta*
-column, divided by 20 (its full column counts K80s and P100s alike); another one shows what ENOUGH time gives. Chains are that
-long that time does not end most of them on a machine like ours; the descent uses what is left. Delta over full simulation is
-beside the paper's: of changes that are kept, and of whole searches from random strategies, as there.
+Speed-ups are of simulated seconds, over data parallelism and over the expert's strategy. The paper has 1.3 to 3.3, ResNet-101 about
+1 (section 8.2, Figure 7); NMT on 64 K80s has 1.7 to 2.4 with 2 to 5.5 times less transfer. A search has the time of Table 4's
+*delta* column divided by 20, as its full column counts K80s and P100s alike. A second search has ENOUGH time. Chains are so long that the
+clock rarely ends them; the descent uses the rest. Delta over full simulation is measured for single kept changes and for whole
+searches from random strategies, as in the paper.
 
-`SOAP` in the environment chooses some, as in `SOAP="nmt 64 k80"`.
+`SOAP` in the environment selects rows, as in `SOAP="nmt 64 k80"`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ Result = TypeVar("Result")
 
 @attrs.frozen
 class Row:
-    """Of Table 4, and ours: GPUs, seconds of a search by delta simulation, its speed-up over full simulation; proposals of a
-    chain.
-    """
+    """A row of Table 4: GPUs, seconds of a search by delta simulation, its speed-up over full simulation; and our proposals per chain."""
 
     gpus: int
     seconds: float
@@ -64,7 +62,7 @@ class Row:
 
     @property
     def budget(self) -> float:
-        """Seconds for a search, whose last proposal may begin at the end of them."""
+        """Seconds for a search. Its last proposal may begin at the end of them."""
         return 0.9 * self.target - LAST
 
     @property
@@ -133,8 +131,9 @@ def _text(result: PlacementResult) -> str:
 
 
 def delta_over_full(space: PlacementSpace) -> float:
-    """Seconds of delta over those of full simulation: the median over random changes of one operator, one after the other, of the
-    least that some walks through them take.
+    """Return the time of delta over full simulation: the median over consecutive random changes of one operator.
+
+    Each change has the least time of some walks.
     """
     kept = _walk(space)  # what parts need and take is known from now on
     walks = [_walk(space) for _ in range(RUNS)]
@@ -147,7 +146,7 @@ def delta_over_full(space: PlacementSpace) -> float:
 
 
 def _walk(space: PlacementSpace) -> list[tuple[EvaluatedStrategy, float]]:
-    """Random changes from data parallelism on, what comes out and in which time, where the one before is kept in it."""
+    """Make random changes, each from the last kept one; return the strategies and the seconds of each."""
     random, found = Random(0), list[tuple[EvaluatedStrategy, float]]()
     current = space.data_parallel()
     space.evaluator.delta(current, {0: space.choices[0].draw(random)})  # its timeline is known from now on
@@ -161,7 +160,7 @@ def _walk(space: PlacementSpace) -> list[tuple[EvaluatedStrategy, float]]:
 
 
 class ByFull(StrategyEvaluator):
-    """Simulates each strategy from nothing."""
+    """Simulates each strategy in full."""
 
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
@@ -173,7 +172,7 @@ class ByFull(StrategyEvaluator):
 
 
 class OneByOne(McmcSearch):
-    """Proposes as FlexFlow does."""
+    """Proposes single operators, as FlexFlow does."""
 
     def propose(self) -> dict[int, Configuration]:
         operator = self.random.randrange(len(self.choices))
@@ -181,8 +180,9 @@ class OneByOne(McmcSearch):
 
 
 def searches_by_delta_over_full(space: PlacementSpace, starts: int) -> float:
-    """The same of whole searches, as in Table 4: chains of proposals from random strategies, until they do not get better. Each
-    kind has the least of some runs in turn.
+    """Return the time of searches by delta over full simulation, as in Table 4: chains from random strategies until nothing improves.
+
+    Each kind has the least of some runs in turn.
     """
     _searches(space, StrategyEvaluator, starts)
     kinds = (StrategyEvaluator, ByFull)
@@ -193,7 +193,7 @@ def searches_by_delta_over_full(space: PlacementSpace, starts: int) -> float:
 
 
 def _searches(space: PlacementSpace, kind: type[StrategyEvaluator], starts: int) -> tuple[list[float], float]:
-    """What the searches find, and their seconds."""
+    """Return the step times that the searches find, and their seconds."""
     evaluator = kind(space.evaluator.tasks)
     found, total = list[float](), 0.0
     for seed in range(starts):
@@ -206,13 +206,13 @@ def _searches(space: PlacementSpace, kind: type[StrategyEvaluator], starts: int)
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What comes out, and the seconds."""
+    """Return the result, and the seconds."""
     begin = time.perf_counter()
     return work(), time.perf_counter() - begin
 
 
 def _optimum(network: str, dims: dict[str, int], cluster: str) -> Iterator[Figure]:
-    """Section 8.4: on 4 devices; what the search finds over the best there is."""
+    """Compare the search with the best of all strategies, on 4 devices (section 8.4)."""
     space = placement_space(prepared(network, dims), find_hardware(f"{cluster}_cluster", {}), 4)
     found = placement_search(space, SearchBudget(30.0, 1000)).best
     begin = time.perf_counter()

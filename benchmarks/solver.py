@@ -1,7 +1,7 @@
-"""The solver on instances of the IOPDDL contest, beside the best contest entries; `IOPDDL` in the environment names their folder.
+"""Measure the solver on instances of the IOPDDL contest, beside the best contest entries.
 
-The instances are `asplos-2025-iopddl-A.json.gz` and so on, from google/iopddl. Each is solved by the command in a process of
-its own, and the contest's time limits count.
+`IOPDDL` in the environment names a folder with the instances `asplos-2025-iopddl-A.json.gz` and so on, from google/iopddl. The command
+solves each in a process of its own, within the contest's time limit.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BEST = {
 """The cost of the contest's best entry."""
 
 RATIOS = {"A": 1.05, "B": 1.0, "D": 1.05, "G": 1.0, "M": 1.0, "T": 1.05}
-"""What the cost may be over that."""
+"""The limit of our cost, divided by the best entry's."""
 
 SECONDS = {"B": 5.0, "G": 5.0}
-"""The most that a proof may take."""
+"""The most seconds that a proof may take."""
 
 
 def figures() -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""`mtfc check` as a whole process, nothing of it loaded before."""
+"""`mtfc check` as a new process."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from mtfc.compiler.search.per_equation.per_equation_search import (
     search,
     timed_network,
 )
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.hardware_targets import find_hardware
@@ -62,7 +62,7 @@ def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None
 def overlapped(program: Program, mesh: Mesh, hardware: Hardware) -> Found:
     """The best where communication overlaps, memory aside."""
     hardware = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=ROOM))
-    pricer, until = Pricer.of(program, hardware), monotonic() + BUDGET
+    pricer, until = LayoutPricer.of(program, hardware), monotonic() + BUDGET
     dims = set(program.dims)
     return search(prepared(program), dims, [mesh], hardware, pricer.with_overlap, until, "overlap")
 

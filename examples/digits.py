@@ -1,9 +1,9 @@
 """Train `digits.mtf` on real scans of handwritten digits, with both backends, and compare its layouts.
 
-The 1,797 scans of 8 by 8 pixels come with scikit-learn. They are shuffled; 360 are kept for testing and never trained on.
-The other 1,437 make 12 batches of 120, for which the first three occur once more at the end.
+The 1,797 scans of 8 by 8 pixels come with scikit-learn. They are shuffled, and 360 of them are for testing only. The other 1,437
+make 12 batches of 120; the first three scans repeat at the end.
 
-    python examples/digits.py                what `make demo` does
+    python examples/digits.py                train and compare, as `make demo` does
     python examples/digits.py --write-only   only write the arrays, to build/digits/
 """
 
@@ -23,7 +23,7 @@ BATCH, TEST = 120, 360
 
 
 def write_arrays() -> None:
-    """`train.npz` and `test.npz`, each with `images` (0 is white, 1 is black) and `labels`."""
+    """Write `train.npz` and `test.npz`, each with `images` (0 is white, 1 is black) and `labels`."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.images))
     test, train = order[:TEST], order[TEST:]

@@ -1,9 +1,9 @@
-"""Trains `two_layer.mtf` by optax in place of the file's optimizer: mtfc gives loss and gradients, optax the update.
+"""Train `two_layer.mtf` with optax instead of the file's optimizer: mtfc computes loss and gradients, and optax the update.
 
     python examples/optax_loop.py --layout hybrid --steps 100
 
-The weights are updated by AdamW and the bias by plain gradient descent (`optax.multi_transform`); an exponential moving average
-of the parameters is kept for evaluation. Parameters, gradients and optimizer state stay split as the layout says.
+AdamW updates the weights, and plain gradient descent the bias (`optax.multi_transform`). An exponential moving average of the
+parameters serves evaluation. Parameters, gradients and optimizer state are split by the layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICES = 8
 
 
 def optimizer() -> Any:
-    """One transformation for each group of parameters, and a moving average of the updated parameters."""
+    """Return an optimizer with a transformation for each group of parameters."""
     groups = {"weights": optax.adamw(1e-2), "bias": optax.sgd(1e-1)}
     return optax.multi_transform(groups, {"w": "weights", "v": "weights", "bias": "bias"})
 

@@ -1,7 +1,7 @@
-"""How the tests have XLA compile: each program runs once, so most optimizations cost more than they save.
+"""XLA options for tests: each program runs once, so most optimizations cost more than they save.
 
-`FUZZ_MINUTES` leaves everything as users have it, and so does the fixture `optimized` for what depends on how XLA rounds. A flag
-that an XLA does not know ends the process, so the one below is given to those versions alone that were seen to have it.
+`FUZZ_MINUTES` keeps the options of users, and so does the fixture `optimized`, for tests that depend on XLA's rounding. An
+unknown flag ends the process, so the flag below is given only to versions of XLA that are known to have it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.metadata import version
 QUICK = not os.environ.get("FUZZ_MINUTES")
 
 _EMITTERS = "xla_cpu_use_fusion_emitters"
-"""Newer code of XLA for the CPU that takes twice as long to compile, and that every program runs which users compile."""
+"""The newer CPU emitters of XLA, which users' programs are compiled with. They take twice as long to compile."""
 
 _IS_KNOWN = version("jaxlib").startswith("0.10.")
 
@@ -22,4 +22,4 @@ FLAGS = (
 )
 
 FULL: dict[str, bool | str] = {_EMITTERS: True} if _IS_KNOWN else {}
-"""Options for one compilation: with what `FLAGS` turns off."""
+"""Options for one compilation that turn on what `FLAGS` turns off."""

@@ -1,8 +1,8 @@
-"""What a compiled XLA program communicates, read from its HLO text.
+"""The collectives and cycles of a compiled XLA program, read from its HLO text.
 
-XLA rewrites what it is given: it combines all-reduces, starts a collective in one instruction and ends it in
-another, puts loop bodies into computations of their own. So promises about communication are checked on the
-compiled text, where every computation stands before those that call it: one reading is enough.
+XLA rewrites its input: it combines all-reduces, starts a collective in one instruction and ends it in another, and moves loop
+bodies to computations of their own. Tests of communication therefore read the compiled text. Every computation stands before
+those that call it, so one pass is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 
 KINDS = {sending.hlo: kind for kind, sending in SENDINGS.items()}
-"""HLO opcode -> the collective's name in reports."""
+"""HLO opcode -> the kind of collective in reports."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("pred", "s8", "u8"), 1),
@@ -38,12 +38,12 @@ PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 Traffic = Counter[tuple[str, str]]
-"""(kind, quantity) -> how much. The quantities are `count`, `elements_per_device` and `bytes_per_device`."""
+"""(kind, quantity) -> amount. The quantities are `count`, `elements_per_device` and `bytes_per_device`."""
 
 
 @attrs.frozen
 class Instruction:
-    """`name = type opcode(rest`: the operands and, after the closing parenthesis, the attributes."""
+    """`name = type opcode(rest`. `rest` has the operands and, after the closing parenthesis, the attributes."""
 
     name: str
     type: str
@@ -52,7 +52,7 @@ class Instruction:
 
     @property
     def collective(self) -> str | None:
-        """The HLO opcode of the collective that begins here, if one does."""
+        """The HLO opcode of the collective that begins here; None if no collective does."""
         opcode = self.opcode.removesuffix("-start")
         return opcode if opcode in KINDS else None
 
@@ -64,18 +64,18 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """Names of the operands, with or without their types in front."""
+        """The names of the operands, with or without their types in front."""
         inside = self.rest[: _closing(self.rest)]
         return re.findall(r"%([\w.-]+)", inside) or [name.strip() for name in inside.split(",")]
 
 
 def collectives(hlo: str) -> dict[str, dict[str, int]]:
-    """What each device communicates in one run: kind -> `count`, `elements_per_device`, `bytes_per_device`.
+    """Return the communication of each device in one run: kind -> `count`, `elements_per_device`, `bytes_per_device`.
 
-    Elements are those of a device's operand, as in `cost`; loops count once per iteration. A collective in
-    groups of one device sends nothing and is left out. The TPU compiler may carry out a collective within a chain
-    of kernels, each of which names it; the first counts. Raises `ValueError` for a loop that communicates where the
-    text does not state how often it runs.
+    Elements are those of a device's operand, as in `cost`; loops count once per iteration. A collective in groups of one device
+    sends nothing, and is left out. The TPU compiler may carry out a collective as a chain of kernels, each of which names the
+    collective; only the first kernel counts. Raises `ValueError` if the text does not state the trip count of a loop that
+    communicates.
     """
     traffic: dict[str, Traffic] = {}
     limits: dict[str, int] = {}
@@ -92,9 +92,9 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
 
 
 def cycles(hlo: str) -> int:
-    """The cycles that the TPU compiler expects one device to compute in one run; loops count once per iteration.
+    """Return the cycles that the TPU compiler expects one device to compute in one run; loops count once per iteration.
 
-    Kernels for which it names none, copies in the background for example, and collectives count nothing.
+    Collectives count nothing, and neither do kernels without an estimate, such as copies in the background.
     """
     known: dict[str, int] = {}
     limits: dict[str, int] = {}
@@ -106,7 +106,7 @@ def cycles(hlo: str) -> int:
 
 
 def _cycles(instruction: Instruction, known: Mapping[str, int], limits: Mapping[str, int]) -> int:
-    """Of a kernel what it says itself, which includes what is fused in it."""
+    """Return the cycles of an instruction. The estimate of a kernel includes everything that is fused into it."""
     if instruction.collective:
         return 0
     if instruction.opcode in ("while", "call", "conditional"):
@@ -117,7 +117,7 @@ def _cycles(instruction: Instruction, known: Mapping[str, int], limits: Mapping[
 
 
 def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
-    """Every computation's name and instructions, callees first, the program's entry last."""
+    """Yield every computation's name and instructions, callees first, the program's entry last."""
     name, instructions = "", []
     for line in re.sub(r"/\*.*?\*/", "", hlo).splitlines():
         if found := INSTRUCTION.match(line):
@@ -131,7 +131,7 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
 def _traffic(
     instructions: list[Instruction], known: Mapping[str, Traffic], limits: Mapping[str, int]
 ) -> Traffic:
-    """What one computation communicates, with all that it calls."""
+    """Return the communication of one computation and of all that it calls."""
     types = {instruction.name: instruction.type for instruction in instructions}
     total: Traffic = Counter()
     for instruction in instructions:
@@ -159,7 +159,7 @@ def _sent(instruction: Instruction, types: Mapping[str, str]) -> Traffic:
 
 
 def _alone(instruction: Instruction) -> bool:
-    """Whether every device communicates with itself only. No groups at all are one group of all devices."""
+    """Return True if every device communicates with itself only. Without groups, all devices are one group."""
     if pairs := PAIRS.search(instruction.rest):
         return all(source == target for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1]))
     group = FIRST_GROUP.search(instruction.rest)
@@ -167,7 +167,10 @@ def _alone(instruction: Instruction) -> bool:
 
 
 def _limit(name: str, instructions: list[Instruction]) -> dict[str, int]:
-    """What a loop's counter, which starts at 0 as JAX makes it, is compared with, if the computation does nothing else."""
+    """Return the trip count of a loop, if the computation only compares its counter with a constant.
+
+    The counter starts at 0, as JAX makes it.
+    """
     constants = [each for each in instructions if each.opcode == "constant" and each.type.startswith("s32[]")]
     if len(constants) != 1 or instructions[-1].opcode != "compare":
         return {}
@@ -175,7 +178,10 @@ def _limit(name: str, instructions: list[Instruction]) -> dict[str, int]:
 
 
 def _iterations(instruction: Instruction, limits: Mapping[str, int]) -> int:
-    """How often a computation runs that the instruction calls: as the loop says itself, or its condition does."""
+    """Return how often an instruction runs the computation that it calls.
+
+    A loop states its trip count, or its condition does. Raises `ValueError` if neither does.
+    """
     if instruction.opcode != "while":
         return 1
     if count := TRIP_COUNT.search(instruction.rest):
@@ -187,7 +193,7 @@ def _iterations(instruction: Instruction, limits: Mapping[str, int]) -> int:
 
 
 def _closing(text: str) -> int:
-    """Where the parenthesis closes that was opened before `text`."""
+    """Return the position of the parenthesis that closes the one opened before `text`."""
     depth = 1
     for position, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)

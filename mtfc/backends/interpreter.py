@@ -1,9 +1,9 @@
-"""The reference: what a program means, at every stage of its compilation.
+"""The reference interpreter: the meaning of a program at every stage of its compilation.
 
-Each value is held as the arrays of all processors, and each equation is evaluated on each processor alone, by
-its op's own `evaluate`. What moves data between processors, `reshard` and the collectives, is never carried
-out: its operand is assembled to the global tensor, evaluated as such, and that is distributed anew, so its
-meaning does not depend on where data is. A program that is not placed yet runs on one processor.
+Each value is held as the arrays of all processors, and each equation is evaluated on each processor alone, by its op's own
+`evaluate`. The interpreter never carries out the transfers of `reshard` and of collectives. It assembles the operand to the
+global tensor, evaluates the op on it, and distributes the result, so the meaning does not depend on where data is. A program that
+is not placed yet runs on one processor.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ONE_PROCESSOR = Mesh("single", ())
 
 
 class Disagreement(Exception):
-    """Processors that should hold the same data do not, or an array is not what its type says."""
+    """Processors that should hold the same data do not, or an array does not fit its type."""
 
 
 @attrs.frozen
 class Shards:
-    """One value: the arrays of all processors, in row-major order of the mesh."""
+    """The arrays of one value on all processors, in row-major order of the mesh."""
 
     mesh: Mesh
     type: TensorType
@@ -46,9 +46,9 @@ class Shards:
 
 
 def interpret(function: Function, program: Program, arguments: Mapping[str, Array]) -> dict[str, Array]:
-    """The function's outputs by name, from its arguments by name; all arrays are global.
+    """Return the function's outputs by name, from its arguments by name; all arrays are global.
 
-    Raises `Disagreement` where a type promises what does not hold.
+    Raises `Disagreement` if an array does not fit its type.
     """
     mesh = program.mesh if program.mesh and _is_placed(function) else ONE_PROCESSOR
     known: dict[Value, Shards] = {}
@@ -61,7 +61,7 @@ def interpret(function: Function, program: Program, arguments: Mapping[str, Arra
 
 
 def _execute(body: Iterable[Equation], known: dict[Value, Shards], mesh: Mesh) -> None:
-    """Add the equations' results to what is known."""
+    """Add the equations' results to `known`."""
     for eqn in body:
         found = _iterated if eqn.regions else _moved if _communicates(eqn) else _evaluated
         results = found(eqn, known, mesh)
@@ -69,14 +69,17 @@ def _execute(body: Iterable[Equation], known: dict[Value, Shards], mesh: Mesh) -
 
 
 def distribute(array: Array, type: TensorType, mesh: Mesh) -> Shards:
-    """A global array placed as `type` says. What is pending stands complete on one processor of each group."""
+    """Place a global array as `type` says. A pending value is complete on one processor of each group."""
     if array.shape != tuple(dim.size for dim in type.dims):
         raise Disagreement(f"an array of shape {array.shape} cannot be {type}")
     return Shards(mesh, type, tuple(_part(array, type, place, mesh) for place in processors(mesh)))
 
 
 def assemble(shards: Shards) -> Array:
-    """The global array: pending reductions are done, and processors that should agree are made sure to."""
+    """Return the global array, with pending reductions completed.
+
+    Raises `Disagreement` if processors that should hold the same data do not.
+    """
     type, mesh = shards.type, shards.mesh
     groups: dict[tuple[int, ...], dict[tuple[int, ...], Array]] = {}
     for place, array in zip(processors(mesh), shards.arrays, strict=True):
@@ -93,20 +96,20 @@ def assemble(shards: Shards) -> Array:
 
 
 def processors(mesh: Mesh) -> Iterator[Coordinates]:
-    """Every processor of the mesh, row-major."""
+    """Yield every processor of the mesh, in row-major order."""
     for coordinates in product(*(range(size) for _, size in mesh.axes)):
         yield dict(zip(mesh.names, coordinates, strict=True))
 
 
 def _is_placed(function: Function) -> bool:
-    """Whether anything in the function is split or pending."""
+    """Return True if a value of the function is split or pending."""
     values = [argument.value for argument in function.arguments]
     values += [value for eqn in walk(function.body) for value in eqn.results]
     return not all(value.type.is_global for value in values)
 
 
 def _position(axes: Axes, place: Coordinates, mesh: Mesh) -> int:
-    """The processor's number along `axes`, the first most major."""
+    """Return the processor's number along `axes`, the first most major."""
     number = 0
     for axis in axes:
         number = number * mesh.sizes[axis] + place[axis]
@@ -114,7 +117,7 @@ def _position(axes: Axes, place: Coordinates, mesh: Mesh) -> int:
 
 
 def _region(type: TensorType, place: Coordinates, mesh: Mesh) -> tuple[slice, ...]:
-    """Where in the global array a processor's part lies."""
+    """Return the slices of the global array that a processor holds."""
     starts = (_position(axes, place, mesh) for axes in type.splits)
     return tuple(slice(i * n, (i + 1) * n) for i, n in zip(starts, type.local_shape(mesh), strict=True))
 
@@ -126,7 +129,7 @@ def _part(array: Array, type: TensorType, place: Coordinates, mesh: Mesh) -> Arr
 
 
 def _communicates(eqn: Equation) -> bool:
-    """Whether processors need what others have: in a collective, or an op that is still to become one."""
+    """Return True if processors need data of others: in a collective, or in an op that will become one."""
     return has_trait(eqn, "placement") or any(
         (eqn.layout or {}).get(dim) for dim in OPS[eqn.op].layout_rule(eqn).single
     )
@@ -140,7 +143,7 @@ def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Sh
 
 
 def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
-    """A loop's results: its region, executed once for each index."""
+    """Return a loop's results, by executing its region once for each index."""
     region, dim = region_of(eqn), dim_of(eqn)
     state = {
         a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
@@ -190,7 +193,7 @@ def _slice(shards: Shards, dim: Dim, index: int) -> Shards:
 
 
 def _stack(parts: list[Shards], order: range, type: TensorType) -> Shards:
-    """What the iterations yielded, by index and not in the order of execution."""
+    """Stack the values that iterations yielded, by index and not in the order of execution."""
     by_index = [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
     arrays = tuple(np.stack(slices) for slices in zip(*(part.arrays for part in by_index), strict=True))
     return Shards(parts[0].mesh, type, arrays)
@@ -207,7 +210,7 @@ def _evaluated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tupl
 
 
 def _evaluate(eqn: Equation, place: Coordinates, operands: list[Array], mesh: Mesh) -> tuple[Array, ...]:
-    """The equation's results on one processor. Raises `Disagreement` where one is not of its type's shape or dtype."""
+    """Return the equation's results on one processor. Raises `Disagreement` if a result does not fit its type."""
     shape = eqn.results[0].type.local_shape(mesh)
 
     def offset(dim: str) -> int:

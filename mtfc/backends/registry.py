@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 
 
@@ -41,12 +42,15 @@ class Backend:
     title: a line of help for the generated module.
     generate: lowered program -> the text of a Python module that runs without mtfc; `common/emitter.py` lists its contents.
     load: text of the module -> the module, ready to run. Raises `Unavailable` if packages or devices are missing.
+    measure: (number of devices, None for all; `calibration.Effort`) -> this machine as `Hardware`, and the name of the measuring
+        tool. Raises `Unavailable`.
     further: kinds of text that the backend makes beside the module.
     """
 
     title: str
     generate: Callable[[Program], str]
     load: Callable[[str], ModuleType]
+    measure: Callable[[int | None, Any], tuple[Hardware, str]]
     further: Mapping[str, TextKind] = attrs.field(factory=dict)
 
 
@@ -55,11 +59,13 @@ BACKENDS: Mapping[str, Backend] = {
         title="a NumPy module that simulates every processor",
         generate=_late("numpy.backend", "generate"),
         load=_late("numpy.backend", "load"),
+        measure=_late("calibrate.calibration", "measured_by_numpy"),
     ),
     "jax": Backend(
         title="a JAX module",
         generate=_late("jax.backend", "generate"),
         load=_late("jax.runtime", "load"),
+        measure=_late("calibrate.calibration", "measured_by_jax"),
         further={
             "stablehlo": TextKind("what JAX hands to XLA", _late("jax.runtime", "stablehlo")),
             "hlo": TextKind("what XLA compiles it to", _late("jax.runtime", "hlo")),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,18 +33,9 @@ def measure(backend: str, devices: int | None, quick: bool) -> str:
 
 def _measured(backend: str, devices: int | None, quick: bool) -> tuple[Hardware, str]:
     """Return the machine, and a comment that says what was measured."""
-    from mtfc.backends.calibrate.calibration import QUICK, Effort, with_jax, with_numpy
+    from mtfc.backends.calibrate.calibration import QUICK, Effort
     from mtfc.backends.common import allocator
 
     allocator.keep_memory()
-    effort = QUICK if quick else Effort()
-    if backend == "numpy":
-        measured = with_numpy("here", effort)
-        return measured, f"Measured by mtfc calibrate with NumPy on {platform.machine()}.\n{HINT}"
-    hardware = with_jax("here", devices, effort)
-    import jax
-
-    number = hardware.devices or 1
-    kind = jax.devices()[0].device_kind
-    names = f"{number} device{'s'[: number - 1]} of kind {kind}"
-    return hardware, f"Measured by mtfc calibrate with JAX {jax.__version__} on {names}.\n{HINT}"
+    hardware, tool = BACKENDS[backend].measure(devices, QUICK if quick else Effort())
+    return hardware, f"Measured by mtfc calibrate with {tool}.\n{HINT}"

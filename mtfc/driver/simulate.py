@@ -114,13 +114,13 @@ def _simulate_placement(
 
 def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str) -> None:
     """Raise `CompileError` (E316) if the hardware has fewer devices than the placement."""
-    from mtfc.frontend.hardware_targets import no_room
+    from mtfc.frontend.hardware_targets import raise_no_room
 
     has = hardware.devices
     if has is not None and placement.devices > has:
         room = f"`{hardware.name}` has {has} device{'s'[: has - 1]}"
         message = f"placement `{placement.name}` is on {placement.devices} devices, and {room}"
-        no_room(target, message, "choose larger hardware, or search for a placement on fewer devices")
+        raise_no_room(target, message, "choose larger hardware, or search for a placement on fewer devices")
 
 
 def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Hardware]:

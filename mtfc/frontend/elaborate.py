@@ -17,7 +17,7 @@ from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts
 from mtfc.frontend.semantics.calls.function_calls import check_signature
 from mtfc.frontend.semantics.models import Model, elaborate_model
-from mtfc.frontend.semantics.names.declarations import Sizes, declare_meshes
+from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
 from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
@@ -59,14 +59,14 @@ def elaborate(
     """Elaborate a file and report its errors.
 
     dims: sizes that replace those of the file. model: the one model to elaborate; None for all. neighbour: reads imported files
-    beside the file. settings: entries of the `train` block, each `KEY=VALUE`: see `overrides.py`.
+    beside the file. settings: entries of the `train` block, each `KEY=VALUE`: see `option_overrides.py`.
 
     A wrong option is reported in a file `<--dim>`, with a line for each override, or `<--model>`.
     """
     if settings:
-        from mtfc.frontend.semantics.training.overrides import overridden
+        from mtfc.frontend.semantics.training.option_overrides import with_overrides
 
-        file = overridden(file, settings, model, diagnostics)
+        file = with_overrides(file, settings, model, diagnostics)
     loader = Loader(Reports(diagnostics), neighbour)
     scope = loader.main(file, dims or {})
     meshes = declare_meshes(declarations_of(file, ast.MeshDecl), scope)

@@ -57,7 +57,7 @@ def hardware_in_file(text: str, file: str) -> Hardware:
     return hardware
 
 
-def no_room(target: str, message: str, help: str) -> NoReturn:
+def raise_no_room(target: str, message: str, help: str) -> NoReturn:
     """Raise `CompileError` (E316) for a mesh that does not fit on the hardware."""
     scope = Scope(Diagnostics())
     scope.error("E316", message, _whole(target), help=help)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
-from mtfc.frontend.semantics.names.declarations import mesh as declared_mesh
+from mtfc.frontend.semantics.names.dims_and_meshes import mesh as declared_mesh
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.option_text import parse_option
 

@@ -1,4 +1,4 @@
-"""Why a layout communicates: everything that is sent is there, with rules that the layout has."""
+"""Provenance of collectives: every array that is sent has causes, and each cause is a rule of the layout."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ def _check(placed: Program, name: str) -> None:
 
 @settings(max_examples=10)
 @given(programs(), st.integers(0, 2**16))
-def test_all_that_a_tiling_sends_has_a_rule_of_the_tiling(generated: Generated, seed: int) -> None:
-    """But for a dimension that is split only on the way from one placement to another."""
+def test_every_array_sent_under_layouts_per_equation_has_a_rule_of_an_equation(
+    generated: Generated, seed: int
+) -> None:
+    """An exception is a dimension that is split only on the way from one placement to another: no rule splits it."""
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)
     layout = layout_of_choices(
@@ -72,7 +74,7 @@ def test_all_that_a_tiling_sends_has_a_rule_of_the_tiling(generated: Generated, 
     }
     for each in sent_arrays(function, mesh, layout, names):
         for cause in each.causes:
-            on_the_way = cause.what.startswith("has") and not cause.rule.is_written
+            on_the_way = cause.what.startswith(("has", "stores")) and not cause.rule.is_written
             name = cause.rule.section.removeprefix("value ")
             assert name in layout.value_rules or on_the_way, each
             elsewhere = cause.what.startswith(("wants", "stores"))  # the line of the use, or of the argument
@@ -110,7 +112,7 @@ model m(x: [a, b], y: [a, b], w: [b, c]) {{
     ) == [("all_reduce", [("b: cols", 5, "sums over b"), ("b: cols", 6, "sums over b")])]
 
 
-def test_stored_otherwise_than_it_is_used() -> None:
+def test_a_parameter_is_stored_in_another_placement_than_it_is_used_in() -> None:
     source = f"""{HEAD}layout main = {{ a: rows, params: {{ b: rows }}, optimizer: {{ b: rows }} }}
 {TRAINED}"""
     found = shown(causes(source))

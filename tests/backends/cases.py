@@ -1,4 +1,4 @@
-"""A small program for every op, with the operands that its text has to cope with."""
+"""A small program for every op, with operands that are hard for its text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops import elementwise
 from mtfc.compiler.ir.types import Dim
 from tests.backends.small import DIMS, Case
 
@@ -22,7 +23,7 @@ def positive(op: str) -> Case:
 
 
 def binary(op: str, dtype: str = "f32") -> Case:
-    """Of operands in different storage orders, of which one lacks a dim, and with a scalar on either side."""
+    """Return an op of operands in different storage orders, one of which lacks a dimension, and with a scalar on either side."""
 
     def build(b: Any, x: Value, y: Value, z: Value, s: Value) -> list[Value]:
         return [b(op, x, y), b(op, x, z), b(op, z, x), b(op, x, s), b(op, s, x)]
@@ -31,7 +32,7 @@ def binary(op: str, dtype: str = "f32") -> Case:
 
 
 def with_numbers(op: str, dtype: str, *numbers: float | int) -> Case:
-    """Against literals; of two constants alone none can be written as a number."""
+    """Combine operands with literals. Of two constants, neither can be written as a number."""
 
     def build(b: Any, x: Value) -> list[Value]:
         constants = [b.constant(number, dtype) for number in numbers]
@@ -45,7 +46,7 @@ def with_numbers(op: str, dtype: str, *numbers: float | int) -> Case:
 
 
 def reduction(op: str, dtype: str = "f32") -> Case:
-    """Over the first dim, the last two, and all."""
+    """Reduce over the first dimension, the last two, and all."""
 
     def build(b: Any, x: Value) -> list[Value]:
         p, q, r = x.type.dims
@@ -79,7 +80,7 @@ def fold(operand: str, source: Dim, out: Dim, kernel: Dim, **numbers: int) -> Ca
 
 
 def windows_of_windows(op: str) -> Callable[..., Value]:
-    """Of two dimensions, one after the other; `fold` the other way round."""
+    """Make windows of two dimensions, one after the other, and fold them in reverse order."""
     first = {**NO_PADDING, "source": B, "out": A, "kernel": C, "stride": 2, "before": 1}
     second = {**NO_PADDING, "source": LONG, "out": LONG, "kernel": FIVE, "before": 2, "after": 2}
     more: dict[str, Any] = {"value": 0.5} if op == "window" else {}
@@ -88,33 +89,20 @@ def windows_of_windows(op: str) -> Callable[..., Value]:
 
 
 def drawn(op: str, dtype: str, b: Any) -> list[Value]:
-    """A tensor and a single number."""
+    """Return a tensor and a single number."""
     return [b(op, dims=dims, stream="noise", dtype=dtype) for dims in ((A, B), ())]
 
 
 NO_PADDING = {"stride": 1, "before": 0, "after": 0, "dilation": 1}
-UNARY = (
-    "neg",
-    "relu",
-    "exp",
-    "tanh",
-    "sigmoid",
-    "square",
-    "abs",
-    "sign",
-    "erf",
-    "sin",
-    "cos",
-    "floor",
-    "stop_gradient",
-)
+POSITIVE = ("log", "sqrt", "rsqrt")
+UNARY = tuple(op.name for op in elementwise.UNARY if op.name not in (*POSITIVE, "not"))
 BINARY = ("add", "sub", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne")
 A, B, C, D, M, FIVE, ONE, LONG, SHORT = (
     DIMS[name] for name in ("a", "b", "c", "d", "m", "five", "one", "long", "short")
 )
 CASES = {
     **{op: unary(op) for op in UNARY},
-    **{op: positive(op) for op in ("log", "sqrt", "rsqrt")},
+    **{op: positive(op) for op in POSITIVE},
     **{op: binary(op) for op in BINARY},
     "div": Case(["f32 a b", "f32 b"], lambda b, x, y: b("div", x, b("add", b("square", y), b.like(1, y)))),
     "pow": Case(["f32 a b", "f32 b"], lambda b, x, y: b("pow", b("exp", x), y)),

@@ -1,4 +1,4 @@
-"""Small global programs for the backends' tests, built by hand, and what they mean by the second opinion."""
+"""Small global programs for the tests of backends, built by hand, and their results computed independently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.frontend.semantics.names.modules import Loader, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports
 from mtfc.frontend.semantics.training.optimizers import find_optimizer
-from mtfc.frontend.semantics.training.updates import elaborate_updates
+from mtfc.frontend.semantics.training.update_functions import elaborate_updates
 from mtfc.frontend.syntax.ast import TrainDecl
 from mtfc.frontend.syntax.parser import parse
 from tests import oracle
@@ -44,13 +44,13 @@ def dims(names: str) -> tuple[Dim, ...]:
 
 
 def argument(name: str, type: str) -> Value:
-    """`f32 ab` is a tensor of dims `a` and `b`."""
+    """Return a type: `f32 ab` is a tensor of dimensions `a` and `b`."""
     dtype, _, names = type.partition(" ")
     return Value(name, TensorType(dtype, dims(names)))
 
 
 def model(build: Build, inputs: Sequence[str]) -> Program:
-    """A program with inputs `x0`, `x1` ... of the given types."""
+    """Return a program with inputs `x0`, `x1` ... of the given types."""
     values = [argument(f"x{i}", type) for i, type in enumerate(inputs)]
     builder = Builder(Names(value.name for value in values))
     outputs = tuple(Output(name, value) for name, value in build(builder, *values).items())
@@ -59,13 +59,13 @@ def model(build: Build, inputs: Sequence[str]) -> Program:
 
 
 def layout(**rules: str) -> Layout:
-    """`layout(a="rows", b="cols planes")`."""
+    """Return a layout: `layout(a="rows", b="cols planes")`."""
     axes: tuple[tuple[str, Axes], ...] = tuple((dim, tuple(text.split())) for dim, text in rules.items())
     return Layout("main", Rules(axes))
 
 
 def two_layer(optimizer: str) -> Program:
-    """The paper's section 8 in small: x [a, b], w [b, h], bias [h], v [h, b]; the loss is a mean of squares."""
+    """Return the model of the paper's section 8 in small: x [a, b], w [b, h], bias [h], v [h, b], a mean of squares."""
     values = [
         argument(name, type)
         for name, type in (("x", "f32 ab"), ("net.w", "f32 bh"), ("bias", "f32 h"), ("v", "f32 hb"))
@@ -88,7 +88,7 @@ def two_layer(optimizer: str) -> Program:
 
 
 def updates(optimizer: str, parameters: Iterable[Parameter]) -> tuple[Update, ...]:
-    """How an optimizer, called as a `train` block does, updates the parameters."""
+    """Return the updates of the parameters by an optimizer, called as in a `train` block."""
     loader = Loader(Reports(Diagnostics()), no_neighbour)
     text = f"train m {{ minimize x; optimizer = {optimizer} }}"
     file = parse(text, "train.mtf", loader.reports.diagnostics)
@@ -99,7 +99,7 @@ def updates(optimizer: str, parameters: Iterable[Parameter]) -> tuple[Update, ..
 
 
 def data(program: Program, seed: int = 0) -> dict[str, Any]:
-    """Inputs in [-2, 2), in quarters, so that ties occur; integers in [0, 4)."""
+    """Draw inputs in [-2, 2), in quarters, so that ties occur; integers in [0, 4)."""
     random = np.random.default_rng(seed)
 
     def one(type: TensorType) -> Any:
@@ -117,6 +117,6 @@ def data(program: Program, seed: int = 0) -> dict[str, Any]:
 
 
 def meaning(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What `forward` computes, undistributed."""
+    """Return the results of the undistributed `forward`."""
     forward = program.function("forward")
     return oracle.evaluate(forward, [inputs[argument.value.name] for argument in forward.arguments])

@@ -1,4 +1,4 @@
-"""Small programs over dims of odd sizes, one for every op, and placements that are legal for all of them."""
+"""Small programs over dimensions of odd sizes, one for every op, and placements that are legal for all of them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MESHES = (
 
 
 def type_of(text: str) -> TensorType:
-    """`f32 a b` is a tensor of dims `a` and `b`."""
+    """Return a type: `f32 a b` is a tensor of dimensions `a` and `b`."""
     dtype, *names = text.split()
     return TensorType(dtype, tuple(DIMS[name] for name in names))
 
 
 @attrs.frozen
 class Case:
-    """One program: its inputs' types, and how its outputs are built from them."""
+    """One program: the types of its inputs, and a function that builds its outputs from them."""
 
     inputs: Sequence[str]
     build: Callable[..., Value | Sequence[Value]]
@@ -51,7 +51,7 @@ class Case:
 
 
 def data(program: Program, seed: int = 0) -> dict[str, Any]:
-    """Inputs in [-2, 2), in quarters, so that ties occur; integers in [0, 4)."""
+    """Draw inputs in [-2, 2), in quarters, so that ties occur; integers in [0, 4)."""
     random = np.random.default_rng(seed)
 
     def one(type: TensorType) -> Any:
@@ -70,7 +70,7 @@ def data(program: Program, seed: int = 0) -> dict[str, Any]:
 
 @st.composite
 def placements(draw: Any) -> tuple[Mesh, Layout]:
-    """A mesh, and each of its axes given to one dim that it divides, or to none."""
+    """Draw a mesh, and give each of its axes to one dimension that it divides, or to none."""
     mesh = draw(st.sampled_from(MESHES))
     splits: dict[str, Axes] = {}
     for axis in draw(st.permutations(mesh.names)):
@@ -83,7 +83,7 @@ def placements(draw: Any) -> tuple[Mesh, Layout]:
 
 @attrs.frozen
 class Move:
-    """One collective: the operand's placement, and the equation's op and attributes."""
+    """One collective: the placement of its operand, its op and its attributes."""
 
     mesh: Mesh
     type: TensorType
@@ -93,7 +93,7 @@ class Move:
 
 @st.composite
 def moves(draw: Any) -> Move:
-    """Any collective on a tensor of two dims of which each can be split over all axes in any order."""
+    """Draw a collective on a tensor of two dimensions, each of which can be split over all axes in any order."""
     mesh = draw(st.sampled_from(MESHES))
     dims = (Dim("p", 2 * mesh.devices), Dim("q", mesh.devices))
     groups: dict[str, list[str]] = {"p": [], "q": [], "pending": [], "unused": []}
@@ -107,7 +107,7 @@ def moves(draw: Any) -> Move:
 
 
 def _moves_of(type: TensorType, groups: Mapping[str, list[str]]) -> Any:
-    """Every collective that the placement allows."""
+    """Yield every collective that the placement allows."""
     for dim, other in zip(type.dims, reversed(type.dims), strict=True):
         axes = groups[dim.name]
         for n in range(len(axes)):
@@ -124,6 +124,6 @@ def _moves_of(type: TensorType, groups: Mapping[str, list[str]]) -> Any:
 
 
 def _selections(axes: Sequence[str]) -> Any:
-    """Some of the axes, in any order."""
+    """Draw some of the axes, in any order."""
     for n in range(1, len(axes) + 1):
         yield from permutations(axes, n)

@@ -1,4 +1,4 @@
-"""Calibration: what it writes is hardware that means what was measured, and measurements mean what they should."""
+"""Calibration: its text declares the measured hardware, and its kernels measure what they should."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SLOWER = [(size, 3 * seconds) for size, seconds in REDUCED]
 
 
 def seconds_on(link: Link, kind: str, size: int) -> float:
-    """What a collective of four devices takes, of an array of so many bytes."""
+    """Return the seconds of a collective of four devices, on an array of `size` bytes."""
     box = Hardware("here", Device({"f32": Rate.constant(1.0)}, 1.0, Rate.constant(1.0)), (link,))
     local = size // 4 if SENDINGS[kind].operand == "part" else size
     (found,) = Topology.of(Mesh("all", (("all", 4),)), box).seconds(kind, ("all",), local, 1).values()
@@ -125,7 +125,7 @@ def test_random_numbers_take_longer_than_their_bytes(measured: Hardware) -> None
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_can_be_chained(name: str) -> None:
-    """Each gives as many numbers as it takes, between 0 and 1."""
+    """Each kernel returns as many numbers as it takes, between 0 and 1."""
     start = jnp.linspace(0.1, 0.9, 4096, dtype="float32").reshape(SHAPES.get(name, (-1,)))
     x = start
     for _ in range(8):
@@ -153,7 +153,7 @@ print(*faults)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_stays_with_the_process() -> None:
-    """128 MiB are 32,768 pages; the second time there are none to fetch."""
+    """128 MiB are 32,768 pages. The second allocation fetches none."""
     run = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
     first, _, third = map(int, run.stdout.split())
     assert first > 100 * (third + 1)

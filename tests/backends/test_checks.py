@@ -124,7 +124,7 @@ def test_arguments_are_dicts_of_arrays(load: Any) -> None:
 
 
 def test_arrays_that_are_not_placed_are_refused_on_numpy() -> None:
-    """A whole array, and parameters that are split for another layout."""
+    """Both a whole array and parameters split for another layout are refused."""
     module = numpy_module(program(), checked=False)
     params, inputs = module.init(0), module.shard(batch(32), module.INPUTS)
     found = message(lambda: module.forward(params, batch(32)))

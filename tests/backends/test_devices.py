@@ -1,4 +1,4 @@
-"""Where JAX programs run. Each case has a process of its own, as JAX makes its devices once."""
+"""The devices of JAX programs. Each case has a process of its own, as JAX makes its devices once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def output(code: str, **environment: str) -> str:
-    """What the code prints; it finds `devices` and `reserve` imported, and JAX not yet started."""
+    """Return the output of the code, which starts with `devices` and `reserve` imported, and JAX not started."""
     prologue = (
         "from mtfc.backends.common.devices import *\nfrom mtfc.backends.common.devices import reserve\n"
     )

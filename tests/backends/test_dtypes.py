@@ -1,4 +1,4 @@
-"""Every op on every dtype that it accepts: the interpreter and both backends, whole and split, against f64 and against JAX."""
+"""Every op on every dtype that it accepts: the interpreter and both backends, whole and split, against f64 and JAX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = NUMBERS | {"bool"}
 BOOL = frozenset({"bool"})
 
 A, B, C, LONG, M, SHORT = (DIMS[name] for name in ("a", "b", "c", "long", "m", "short"))
-"""Of sizes 6, 12, 3, 18, 4 and 3."""
+"""Dimensions of sizes 6, 12, 3, 18, 4 and 3."""
 
 Build = Callable[[Any, Value, Value], Value]
 
@@ -47,17 +47,17 @@ def reducing(op: str) -> Build:
 
 
 def condition(b: Any) -> Value:
-    """A tensor of truth values."""
+    """Return a tensor of truth values."""
     return b("lt", b("range", dim=B), b.constant(5, "i32"))  # type: ignore[no-any-return]
 
 
 def indices(b: Any) -> Value:
-    """Some of them point outside of every dimension."""
+    """Return indices, some of which are out of range of every dimension."""
     return b("sub", b("range", dim=LONG), b.constant(2, "i32"))  # type: ignore[no-any-return]
 
 
 def scattered(b: Any, x: Value, y: Value) -> Value:
-    """Rows of x, of which two go to each place."""
+    """Return rows of x, two for each index."""
     half = b("slice", indices(b), source=LONG, target=A, start=1, stride=2)
     return b("scatter_add", x, half, dim=M, dims=(M, B))  # type: ignore[no-any-return]
 
@@ -115,10 +115,10 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     "top_k indices": (NUMBERS, best(1)),
     **{f"cast to {dtype}": (ALL, lambda b, x, y, d=dtype: b("cast", x, dtype=d)) for dtype in sorted(ALL)},
 }
-"""Name of a result -> the dtypes that x and y, both [a, b], may have, and how it is built; more operands are made of nothing."""
+"""Name of a result -> the dtypes that x and y, both [a, b], may have, and the function that builds it."""
 
 TOLERANCE = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
-"""Relative to the largest element of a result, or to 1: some units in the last place."""
+"""Tolerance relative to the largest element of a result, or to 1: some units in the last place."""
 
 GRID = Mesh("grid", (("rows", 2), ("cols", 3)))
 PLACEMENTS = (
@@ -152,12 +152,12 @@ def accepts(dtype: str, build: Build) -> bool:
 
 
 def accepted(dtype: str) -> Program:
-    """One output for each op that takes the dtype."""
+    """Return a program with one output for each op that takes the dtype."""
     return program_of(dtype, {name: build for name, (dtypes, build) in TEMPLATES.items() if dtype in dtypes})
 
 
 def inputs(dtype: str) -> dict[str, Any]:
-    """x is positive, y is not 0; both are multiples of 1/4 where the dtype has such. Truth values as they come."""
+    """Draw x > 0 and y != 0, multiples of 1/4 if the dtype has fractions; or any truth values."""
     draw = np.random.default_rng(5)
     x, y = draw.integers(1, 9, (2, A.size, B.size))
     if dtype == "bool":
@@ -194,7 +194,7 @@ def test_every_op_with_operands_is_there() -> None:
 
 @pytest.mark.parametrize("dtype", sorted(ALL))
 def test_results_are_those_of_wide_numbers(dtype: str) -> None:
-    """Of f64 where they are floats; integers wrap around in all of them alike."""
+    """Return the results, in f64 for floats. Integers wrap around in all backends alike."""
     program, arrays = accepted(dtype), inputs(dtype)
     exact = accepted("f64") if dtype in FLOATS else program
     wide = inputs("f64") if dtype in FLOATS else arrays
@@ -232,7 +232,7 @@ def _body(dtype: str, build: Build) -> tuple[Any, ...]:
 
 
 LONG_SUM = 6000
-"""Ones added up one by one in bf16 stop at 256, and in f16 at 2048."""
+"""A sum of ones in bf16 stops at 256, and in f16 at 2048."""
 
 
 def long_sums(b: Any, x: Value, dim: Dim) -> dict[str, Value]:

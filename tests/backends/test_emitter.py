@@ -23,13 +23,12 @@ SINGLE = Mesh("single", ())
 
 
 def lines(case: Case, mesh: Mesh = SINGLE) -> list[str]:
-    """The statements of the case's function, before anything is placed."""
+    """Return the statements of the case's function, before placement."""
     return list(Emitter(dialect(mesh, False)).body(case.program().function("forward")))
 
 
 def test_numbers_stand_where_an_array_carries_the_dtype() -> None:
-    """A choice between two numbers would be made in 64 bits; a constant is then an array, defined before
-    its use."""
+    """A choice between two numbers would be made in 64 bits. A constant is then an array, defined before its use."""
     carried = Case(["f32 a"], lambda b, x: b("mul", x, b.constant(0.5, "f32")))
     assert lines(carried) == ["mul = x0 * 0.5"]
     alone = Case(["bool a"], lambda b, c: b("where", c, b.constant(1.0, "f32"), b.constant(-1.0, "f32")))
@@ -115,7 +114,7 @@ def test_long_statements_fold_into_lines_of_the_same_meaning(left: int, words: l
 
 
 def test_a_module_of_many_values_keeps_to_the_width() -> None:
-    """An all-reduce of 40 sums, and as many outputs."""
+    """Long statements, such as an all-reduce of 40 sums, are broken into lines."""
     case = Case(
         ["f32 a b c" for _ in range(40)], lambda b, *xs: [b("sum", x, over=x.type.dims[:1]) for x in xs]
     )

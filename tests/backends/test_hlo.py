@@ -1,4 +1,4 @@
-"""Reading HLO: each form in which XLA writes a collective, and what XLA makes of the collectives that JAX gives it."""
+"""Reading HLO: each form in which XLA writes a collective, and the collectives in compiled JAX programs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CHAINED = "".join(
 
 
 def test_collectives_that_a_chain_of_kernels_carries_out_count_once() -> None:
-    """As the TPU compiler writes an all-gather that goes on beside products."""
+    """The kernels have the form of an all-gather that the TPU compiler runs beside dots."""
     kernels = [
         f"%k.{number} = bf16[6]{{0}} fusion(%q), kind=kCustom, calls=%kernel.{number}" for number in range(3)
     ]
@@ -161,7 +161,7 @@ Program = Callable[..., Any]
 
 
 def compiled(program: Program, in_specs: Any, out_specs: Any, *dtypes: Any) -> dict[str, dict[str, int]]:
-    """The collectives of a program on arrays of 8 x 16."""
+    """Return the collectives of a program on arrays of 8 x 16."""
     mesh = jax.make_mesh((2, 4), ("rows", "cols"), (AxisType.Auto,) * 2, devices=devices(8))
     function = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
     arguments = [jax.ShapeDtypeStruct((8, 16), dtype) for dtype in dtypes]
@@ -195,7 +195,7 @@ def test_xla_keeps_an_all_reduce_that_is_then_sliced() -> None:
 
 
 def test_xla_promotes_bf16_on_the_cpu() -> None:
-    """The elements are those that were written, their bytes are not."""
+    """The elements are as the program has them; their bytes are not."""
     assert compiled(lambda a: lax.psum(a, "rows"), SPLIT, SUMMED, "bfloat16") == {
         "all_reduce": traffic(1, 16, 64)
     }

@@ -1,5 +1,4 @@
-"""The reference interpreter: against JAX where nothing is placed, and against itself at every stage of a
-compilation."""
+"""The reference interpreter, against JAX before placement, and against itself at every stage of a compilation."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ KNOWN_TO_ORACLE = oracle.ELEMENTWISE.keys() | oracle.REDUCTIONS.keys() | oracle.
 
 
 def told_by_oracle(case: Case) -> bool:
-    """Whether JAX can say what the program means. Its `pad` has no stride."""
+    """Return True if JAX can compute the program. Its `pad` has no stride."""
     body = case.program().function("forward").body
     return all(eqn.op in KNOWN_TO_ORACLE and eqn.attrs.get("stride", 1) == 1 for eqn in body)
 
@@ -84,7 +83,7 @@ RULES: list[dict[str, str]] = [
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("of", ["step", "gradients"])
 def test_no_pass_changes_what_a_program_means(rules: dict[str, str], of: str) -> None:
-    """From the gradients on; optimizer state is stored split where that is legal."""
+    """All stages from the gradients on agree. Optimizer state is split if that is legal."""
     optimizer = Rules() if "b" in rules or "rows" in rules.get("h", "") else models.layout(b="rows").rules
     layout = attrs.evolve(models.layout(**rules), optimizer=optimizer)
     program = attrs.evolve(
@@ -122,7 +121,7 @@ def arguments_of(program: Program, function: str) -> dict[str, Any]:
 
 
 def lowered() -> Program:
-    """y[a, c] of operands split over the dim that is summed away."""
+    """Return y[a, c] of operands split over the dimension that is summed away."""
     return pipelines.lower(CASES["einsum"].program(), MESHES[1], models.layout(b="rows", a="cols"))
 
 
@@ -132,7 +131,7 @@ def with_body(program: Program, change: Any) -> Program:
 
 
 def test_processors_that_should_agree_must() -> None:
-    """A sum that nobody completes."""
+    """The interpreter refuses a sum that no collective completes."""
 
     def forget(body: tuple[Equation, ...]) -> list[Equation]:
         (reduce,) = [eqn for eqn in body if eqn.op == "all_reduce"]

@@ -1,4 +1,4 @@
-"""The generated JAX module: what it computes, what it communicates, and how it is made to be used."""
+"""The generated JAX module: its results, its communication, and its use."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.syntax.parser import parse
+from tests.backends.cases import POSITIVE, UNARY
 from tests.backends.models import CUBE, DIMS, GRID, THIN, Build, data, dims, layout, meaning, model, two_layer
 
 LAYOUTS = [
@@ -56,7 +57,7 @@ def close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 
 def check(program: Program, mesh: Mesh, layout: Layout, tolerance: float = 1e-5) -> Program:
-    """The program computes the same under the layout, and XLA communicates what the IR says.
+    """The program computes the same under the layout, and XLA has the collectives of the IR.
 
     Gives the lowered program.
     """
@@ -72,7 +73,7 @@ def check(program: Program, mesh: Mesh, layout: Layout, tolerance: float = 1e-5)
 
 
 def sent(program: Program, function: str) -> dict[str, int]:
-    """Kind of collective -> elements per device; a group of one processor sends nothing."""
+    """Return kind of collective -> elements per device. A group of one processor sends nothing."""
     assert program.mesh is not None
     found = [
         c for c in charges(program.function(function), Numbers(program.mesh)) if program.mesh.size(c.axes) > 1
@@ -89,22 +90,7 @@ def elements(found: dict[str, dict[str, int]]) -> dict[str, int]:
 
 def unary(b: Any, x: Value) -> dict[str, Value]:
     positive = b("add", b("square", x), b.like(0.5, x))
-    ops = [
-        "neg",
-        "relu",
-        "exp",
-        "tanh",
-        "sigmoid",
-        "square",
-        "abs",
-        "sign",
-        "erf",
-        "sin",
-        "cos",
-        "floor",
-        "stop_gradient",
-    ]
-    found = {op: b(op, x) for op in ops} | {op: b(op, positive) for op in ("log", "sqrt", "rsqrt")}
+    found = {op: b(op, x) for op in UNARY} | {op: b(op, positive) for op in POSITIVE}
     return found | {
         "f16": b("cast", x, dtype="f16"),
         "i32": b("cast", x, dtype="i32"),
@@ -113,7 +99,7 @@ def unary(b: Any, x: Value) -> dict[str, Value]:
 
 
 def binary(b: Any, x: Value, other: Value) -> dict[str, Value]:
-    """With an operand that lacks a dim, one in another order, and numbers."""
+    """Combine a tensor with an operand that lacks a dimension, one in another order, and numbers."""
     ops = ["add", "sub", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne"]
     found = {op: b(op, x, other) for op in ops} | {
         f"{op}_turned": b(op, b.ordered(x, dims("ba")), x) for op in ops
@@ -139,7 +125,7 @@ def reductions(b: Any, x: Value) -> dict[str, Value]:
 
 
 def contractions(b: Any, x: Value, w: Value) -> dict[str, Value]:
-    """x [a, b], w [c, b]."""
+    """Return a program of x [a, b] and w [c, b]."""
     found = {result: b.einsum(x, w, dims=dims(result)) for result in ("ac", "ca", "abc", "cb", "c", "")}
     return found | {
         "three": b.einsum(x, w, b("sin", x), dims=dims("cb")),
@@ -148,7 +134,7 @@ def contractions(b: Any, x: Value, w: Value) -> dict[str, Value]:
 
 
 def structure(b: Any, x: Value, y: Value) -> dict[str, Value]:
-    """x [a, b] and y [b]."""
+    """Return a program of x [a, b] and y [b]."""
     d = DIMS
     cut = b("reshape", x, dims=dims("ace"))
     whole = b("cast", y, dtype="i32")
@@ -173,7 +159,7 @@ def structure(b: Any, x: Value, y: Value) -> dict[str, Value]:
 
 
 def indexing(b: Any, x: Value, ids: Value, table: Value) -> dict[str, Value]:
-    """x [a, b], indices [d, c] into a dimension of size 4, and a table [e, a, c] that shares one with them."""
+    """Return a program of x [a, b], indices [d, c] into a dimension of size 4, and a table [e, a, c]."""
     d = DIMS
     rows = b("gather", table, ids, dim=d["e"])
     found = {"rows": rows, "back": b("scatter_add", rows, ids, dim=d["e"], dims=dims("ace"))}
@@ -190,7 +176,7 @@ def indexing(b: Any, x: Value, ids: Value, table: Value) -> dict[str, Value]:
 
 
 def drawing(b: Any, number: Value) -> dict[str, Value]:
-    """Split over any axes, and with numbers folded in."""
+    """Draw uniform, normal and truth values, with tensors and numbers as arguments."""
     attributes = {"dims": dims("cab"), "stream": "net.noise"}
     return {
         "uniform": b("uniform", **attributes, dtype="f32"),
@@ -219,7 +205,7 @@ def test_ops(build: Build, inputs: tuple[str, ...], mesh: Mesh, layout: Layout) 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f64", "i32"])
 def test_dtypes(dtype: str) -> None:
-    """Numbers keep the dtype of what they meet, sums and gathers too."""
+    """Literals, sums and gathers keep the dtype of the tensors."""
 
     def build(b: Any, x: Value, w: Value) -> dict[str, Value]:
         x, w = b.cast(x, dtype), b.cast(w, dtype)
@@ -283,7 +269,7 @@ COLLECTIVES = [
 
 
 SUMS = ("all_reduce", "reduce_scatter")
-"""What numbers only can take part in: `any` and `all` are among the ops."""
+"""Collectives that are tested on numbers only: truth values are reduced by the ops `any` and `all`."""
 
 
 @pytest.mark.parametrize("dtype", ["f32", "i32", "bool"])
@@ -299,7 +285,7 @@ def test_collectives(kind: str, dtype: str) -> None:
 
 
 def made_in_parts(b: Any, x: Value) -> dict[str, Value]:
-    """Tensors that are split although nothing that they are made of is: along no axis, one, and both."""
+    """Return tensors that are split over no axis, one and both, although their operands are not split."""
     ones = b("full", dims=dims("ab"), value=0.5, dtype="f32")
     wide = b("broadcast", b("sum", x, over=dims("b")), dims=dims("ab"))
     hot = b("one_hot", b("range", dim=DIMS["b"]), dim=DIMS["a"], dtype="f32")
@@ -309,7 +295,7 @@ def made_in_parts(b: Any, x: Value) -> dict[str, Value]:
 
 @pytest.mark.parametrize("rules", [layout(a="rows"), layout(b="cols planes"), layout(a="rows", b="cols")])
 def test_jax_knows_what_varies(rules: Layout) -> None:
-    """Otherwise it refuses to sum over axes of which it knows some to vary and others not to."""
+    """JAX refuses to sum over axes if it takes the operand to vary along only some of them."""
     local = lower(model(made_in_parts, ("f32 ab",)), CUBE, rules)
     module, inputs = load(generate(local)), data(local)
     outputs = module.unshard(
@@ -328,7 +314,7 @@ STORED = attrs.evolve(layout(a="rows", h="cols"), params=layout(b="rows").rules)
 
 
 def trained(mesh: Mesh, layout: Layout, optimizer: str, steps: int = 3) -> tuple[list[float], dict[str, Any]]:
-    """The losses, and the parameters at the end."""
+    """Return the losses, and the final parameters."""
     program = two_layer(optimizer)
     module = load(generate(lower(program, mesh, layout)))
     params, state = module.init(seed=3), module.init_state() if module.STATE else {}
@@ -394,7 +380,7 @@ def test_initial_values_do_not_depend_on_the_layout() -> None:
 
 
 def test_the_text_of_a_module(update_golden: bool) -> None:
-    """`two_layer_jax.test` holds a source, a line `---` and the module, to be read by eye."""
+    """`two_layer_jax.test` holds a source, a line `---`, and the module."""
     case = Path(__file__).with_name("two_layer_jax.test")
     source, expected = case.read_text("utf-8").split("---\n", 1)
     diagnostics = Diagnostics()
@@ -438,7 +424,7 @@ def test_every_device_holds_only_its_part() -> None:
 
 
 def run_alone(code: str, **environment: str) -> None:
-    """Run a program that cannot see mtfc."""
+    """Run a program that cannot import mtfc."""
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "XLA_FLAGS")}
     command = [sys.executable, "-I", "-c", code]
     done = subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, timeout=120)

@@ -1,5 +1,4 @@
-"""The generated NumPy module against the reference interpreter: every op and collective, on every
-processor."""
+"""The generated NumPy module against the reference interpreter: every op and collective, on every processor."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def run(program: Program, arrays: dict[str, Any], checked: bool = False) -> dict
 @settings(max_examples=20)
 @given(placement=placements())
 def test_every_op_means_the_same_on_every_placement(name: str, placement: tuple[Mesh, Layout]) -> None:
-    """Reference = interpreter of the lowered program = generated module = checked module, for values and
-    dtypes."""
+    """The interpreter, before and after lowering, the module and the checked module have equal values and dtypes."""
     case = CASES[name]
     program = case.program()
     local, arrays = lower(program, *placement), data(program)
@@ -73,14 +71,14 @@ def test_there_is_a_case_for_every_op() -> None:
 
 
 def stacked(shards: Shards) -> Any:
-    """One axis for each of the mesh, of length 1 where the type says that the value does not vary."""
+    """Stack all processors' arrays, with one axis for each mesh axis: of length 1 if the value does not vary along it."""
     mesh, varying = shards.mesh, shards.type.varying(shards.mesh)
     whole = np.stack(shards.arrays).reshape(*mesh.sizes.values(), *shards.arrays[0].shape)
     return whole[tuple(slice(None) if axis in varying else slice(1) for axis in mesh.names)]
 
 
 def moved(move: Move) -> Program:
-    """A program of one collective, whose argument is placed as the move says."""
+    """Return a program of one collective, whose argument is placed as the move says."""
     x = Value("x", move.type)
     eqn = Equation(move.op, (x,), (x,), move.attributes)
     (type,) = OPS[move.op].place(OPS[move.op], eqn, move.mesh)
@@ -92,7 +90,7 @@ def moved(move: Move) -> Program:
 
 
 def random_shards(type: TensorType, mesh: Mesh, seed: int) -> Shards:
-    """What processors might hold: anything where they may differ."""
+    """Draw the arrays of all processors, different where they may differ."""
     random = np.random.default_rng(seed)
     different: dict[tuple[int, ...], Any] = {}
     arrays = []
@@ -106,7 +104,7 @@ def random_shards(type: TensorType, mesh: Mesh, seed: int) -> Shards:
 @settings(max_examples=300)
 @given(move=moves(), seed=st.integers(0, 9))
 def test_every_collective_does_what_its_types_say(move: Move, seed: int) -> None:
-    """On every processor; what is still pending afterwards sums to the same."""
+    """Results agree on every processor. Pending results have the same sum."""
     program = moved(move)
     source = random_shards(move.type, move.mesh, seed)
     module = load(generate(program))
@@ -177,8 +175,7 @@ def test_extrema_of_truth_values_can_be_pending() -> None:
 )
 @pytest.mark.parametrize("optimizer", ["sgd(0.25)", "momentum(0.25, momentum = 0.5)", "adafactor(0.25)"])
 def test_training_is_the_same_under_every_layout(rules: dict[str, str], optimizer: str) -> None:
-    """Parameters, state and losses of four steps, against the same steps of the reference; and what is
-    sent."""
+    """Parameters, state and losses of four steps equal those of the reference, and so do the collectives."""
     program = models.two_layer(optimizer)
     whole, local = (lower(program, None, None), lower(program, models.GRID, models.layout(**rules)))
     module, inputs = load(generate(local)), models.data(program)
@@ -220,7 +217,7 @@ def test_initial_values_do_not_depend_on_the_layout() -> None:
 
 
 def without_reduction(program: Program) -> Program:
-    """`forward` with its all-reduce left out: partial sums under a type that says they are complete."""
+    """Return `forward` without its all-reduce: partial sums under a type that says they are complete."""
     function = program.function("forward")
     (reduce,) = [eqn for eqn in function.body if eqn.op == "all_reduce"]
     body = [

@@ -1,4 +1,4 @@
-"""Random numbers: JAX's streams, drawn from the global index, and the same bits wherever they are drawn."""
+"""Random numbers: JAX's streams, drawn from the global index, with the same bits on all devices and backends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INPUTS = np.arange(2**23, dtype=np.uint32)
 
 
 def over_jax() -> Any:
-    """The same functions as JAX modules hold them."""
+    """Return the same functions as they are in JAX modules."""
     source = (
         Path(on_numpy.__file__).read_text("utf-8").replace("import numpy as np", "import jax.numpy as jnp")
     )
@@ -68,7 +68,7 @@ def name_key(seed: int, name: str, *folded: int) -> Any:
 
 
 def quantiles(functions: Any, np: Any, bits: Any) -> Any:
-    """What `random_normal` makes of 23 random bits."""
+    """Return the normal number that `random_normal` makes of 23 random bits."""
     number = bits.astype(np.int32) * 4 + (1 - 2**24)
     return functions.normal_quantile(number.astype(np.float32) * np.float32(2**-24))
 
@@ -78,7 +78,7 @@ EXACT = quantiles(on_numpy, np, INPUTS)
 
 
 def units_apart(x: Any, y: Any) -> int:
-    """The largest number of floating-point numbers between two of the same sign."""
+    """Return the largest distance of two arrays in units in the last place."""
     assert (np.signbit(x) == np.signbit(y)).all()
     return int(np.abs(x.view(np.int32).astype(np.int64) - y.view(np.int32)).max())
 
@@ -120,7 +120,7 @@ def test_normal_numbers_are_those_of_jax_up_to_rounding(seed: int, name: str, sh
 
 
 def test_no_normal_number_is_further_from_that_of_jax() -> None:
-    """All 2**23 of them. JAX makes a uniform number of the bits first."""
+    """Compare the normal numbers of all 2**23 inputs. JAX draws a uniform number first."""
 
     def theirs(bits: Any) -> Any:
         lowest = np.nextafter(np.float32(-1), np.float32(0))
@@ -131,7 +131,7 @@ def test_no_normal_number_is_further_from_that_of_jax() -> None:
 
 
 def test_normal_numbers_are_quantiles() -> None:
-    """To 4 units in the last place but for the tails, where 1 - x**2 is as coarse as JAX has it."""
+    """Normal numbers are right to 4 units in the last place but for the tails, where 1 - x**2 is coarse in JAX too."""
     x = (INPUTS.astype(np.float64) * 4 + 1 - 2**24) / 2**24
     inner = np.abs(x) < 0.99
     exact = np.sqrt(2) * special.erfinv(x)
@@ -144,7 +144,7 @@ def test_normal_numbers_are_quantiles() -> None:
 
 
 def on_shards(functions: Callable[..., Any]) -> Callable[..., Any]:
-    """On each of 8 devices an eighth of the inputs."""
+    """Return the functions on 8 devices, each with an eighth of the inputs."""
     mesh = Devices(np.asarray(jax.devices()[:8]), ("all",))
     return jax.shard_map(functions, mesh=mesh, in_specs=P("all"), out_specs=P("all"))
 
@@ -164,14 +164,14 @@ CONTEXTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_numpy_and_compiled_jax_draw_the_same_bits(context: str) -> None:
-    """For every input: the same text makes the same number, whatever XLA fuses it with."""
+    """The same text gives the same number for every input, whatever XLA fuses."""
     draw = jax.jit(CONTEXTS[context](lambda bits: quantiles(ON_JAX, jnp, bits)))
     found = np.asarray(draw(INPUTS))
     np.testing.assert_array_equal(found.view(np.uint32), EXACT[: found.size].view(np.uint32))
 
 
 def test_without_the_bound_xla_rounds_otherwise() -> None:
-    """Or `times` would be for nothing."""
+    """XLA fuses a plain product and sum; without this, `times` would be needless."""
     functions = over_jax()
     functions.normal_quantile.__globals__["times"] = lambda x, y: x * y
     found = np.asarray(jax.jit(lambda bits: quantiles(functions, jnp, bits))(INPUTS))
@@ -180,7 +180,7 @@ def test_without_the_bound_xla_rounds_otherwise() -> None:
 
 @st.composite
 def parts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Sizes of a part of an array, of the whole, which may hold more than 2**32 elements, and where the part begins."""
+    """Draw the sizes of a part, the sizes of the whole array, maybe above 2**32 elements, and the start of the part."""
     whole = draw(st.lists(st.one_of(st.integers(1, 9), st.integers(1, 2**18)), min_size=0, max_size=4))
     sizes = tuple(draw(st.integers(1, min(size, 4))) for size in whole)
     start = tuple(draw(st.integers(0, n - size)) for n, size in zip(whole, sizes, strict=True))
@@ -190,7 +190,7 @@ def parts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 @settings(max_examples=30)
 @given(parts())
 def test_the_index_is_the_global_one(drawn: Any) -> None:
-    """Its words, of parts of arrays of any size."""
+    """The words of the global index are right for parts of arrays of any size."""
     sizes, whole, start = drawn
     places = [np.arange(n, dtype=object) + first for n, first in zip(sizes, start, strict=True)]
     expected: Any = np.zeros((), object)
@@ -235,7 +235,7 @@ STARTS = {
 
 
 def drawing_program() -> Program:
-    """Parameters with every way to start, and an output for every draw."""
+    """Return a program of parameters with every initializer, and an output for every draw."""
     b = Builder(Names())
     step = b("step_number")
     outputs = [
@@ -253,7 +253,7 @@ def drawing_program() -> Program:
 
 
 def test_all_draws_are_bit_identical_on_all_layouts_and_backends() -> None:
-    """Initial values, and numbers drawn by the program."""
+    """Initial values and drawn numbers are equal on both backends."""
     expected: dict[str, Any] = {}
     for mesh, rules in LAYOUTS:
         local = lower(drawing_program(), mesh, Layout("main", Rules(tuple(rules.items()))))
@@ -267,7 +267,7 @@ def test_all_draws_are_bit_identical_on_all_layouts_and_backends() -> None:
 
 
 def test_devices_draw_their_own_part_only() -> None:
-    """Nothing in the compiled program is larger than one device's part, initial values included."""
+    """No array in the compiled program is larger than one device's part, initial values included."""
     mesh, rules = LAYOUTS[1]
     local = lower(drawing_program(), mesh, Layout("main", Rules(tuple(rules.items()))))
     module: dict[str, Any] = {}
@@ -295,7 +295,7 @@ def test_devices_draw_their_own_part_only() -> None:
     ],
 )
 def test_parameters_start_as_declared(init: Initializer, dtype: str, expected: Any) -> None:
-    """In JAX's words: standard numbers in f32, scaled, shifted, and then cast."""
+    """Return the numbers by JAX: standard ones in f32, scaled, shifted, and then cast."""
     type: TensorType = type_of(f"{dtype} a b")
     parameter = Parameter("net.w", type, init)
     forward = Function("forward", (Argument(Value("net.w", type), "parameter"),), (), ())

@@ -1,4 +1,4 @@
-"""`mtfc solve`: the solution as JSON, files, and what is said where there is none."""
+"""`mtfc solve`: the solution as JSON, files, and messages about instances without a solution."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware, library_machines
 from tests.generators.programs import programs
 from tests.generators.scope import Options
@@ -65,7 +65,7 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
     program, mesh = module.programs[0], module.layouts[0].mesh
     space = space_of(program.function("forward"), storage=True)
     row = random_row(space, mesh, random)
-    pricer, layout = Pricer.of(program, hardware), layout_of(space, row[0].tolist(), mesh)
+    pricer, layout = LayoutPricer.of(program, hardware), layout_of(space, row[0].tolist(), mesh)
     step = StepFacts.of(pricer.undistributed(), hardware.device)
     bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
     placed, price = pricer.lowered(mesh, layout), pricer.with_overlap(mesh, layout)

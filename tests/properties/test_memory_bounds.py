@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.generators.programs import programs
 from tests.generators.scope import Options
@@ -35,7 +35,7 @@ def check_memory(source: str, most: int | None = None) -> None:
     """
     module, hardware = load(source), find_hardware("k80_cluster", {})
     program, mesh = module.programs[0], module.layouts[0].mesh
-    pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"), storage=True)
+    pricer, space = LayoutPricer.of(program, hardware), space_of(program.function("forward"), storage=True)
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)
     rows, columns = layouts(space, mesh, most), range(len(space.columns))
     chosen = [layout_of(space, row.tolist(), mesh) for row in rows]

@@ -13,7 +13,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.harness import load
@@ -94,7 +94,7 @@ def check_bounds(
 
 def check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: LayoutSpace, rows: Rows) -> None:
     """Where all columns are decided, and where only some are."""
-    pricer, columns = Pricer.of(program, hardware), range(len(space.columns))
+    pricer, columns = LayoutPricer.of(program, hardware), range(len(space.columns))
     step = StepFacts.of(pricer.undistributed(), hardware.device)
     bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
     prices = [pricer.with_overlap(mesh, layout_of(space, row.tolist(), mesh)) for row in rows]

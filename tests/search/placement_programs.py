@@ -1,4 +1,4 @@
-"""Small programs with everything that operators are made of, and their operator graphs."""
+"""Small programs with all kinds of operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from mtfc.backends.numpy.placement_runner import of_slice
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.operators.unroll import Unrolled
+from mtfc.compiler.passes.unroll_loops import Unrolled
 from tests.harness import load
 
 DENSE = """
@@ -32,7 +32,7 @@ train dense { minimize loss; optimizer = momentum(learning_rate = 0.1) }
 CLIPPED = DENSE.replace("minimize loss;", "minimize loss; clip = 1.0;")
 
 DETACHED = DENSE.replace("loss = ", "t = stop_gradient(w)\n  loss = 0.1 * sum(square(t)) + ")
-"""What gives a gradient to a sum of something that has none: exhaustive search looked for where that is sent."""
+"""The loss is a sum with a term that has no gradient."""
 
 UNTRAINED = DENSE[: DENSE.index("train dense")]
 
@@ -48,7 +48,7 @@ model swapped(x: [rows, cols]) {
 }
 train swapped { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
-"""Two dimensions take each other's name: a part of one that is split had the length of the other."""
+"""Two dimensions swap names, so a part of a split dimension must not get the length of the other."""
 
 SCALARS = """
 dim batch = 8
@@ -63,7 +63,7 @@ model scalars(x: [batch, io]) {
 }
 train scalars { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
-"""Slices of a parameter are single numbers, of which NumPy makes copies if it is not told otherwise."""
+"""Slices of a parameter are single numbers, which NumPy copies unless told otherwise."""
 
 PADDING = """
 dim batch = 4
@@ -79,9 +79,7 @@ model padding(x: [batch, taps], y: [batch, one]) {
 }
 train padding { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
-"""Two products share a parameter and have the same dimensions, but the second cannot be split in `out`: a part would see nothing
-but padding.
-"""
+"""Two dots share a parameter and have the same dimensions, but the second cannot be split in `out`: a part would see only padding."""
 
 CONVOLUTIONS = """
 import conv
@@ -176,7 +174,7 @@ def prepared(name: str) -> Program:
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """Arrays for the inputs and parameters of a program's forward pass."""
+    """Return arrays for the inputs and parameters of a program's forward pass."""
     random = np.random.default_rng(0)
     found = {}
     for argument in prepared(name).function("forward").arguments:
@@ -192,7 +190,7 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the unrolled function from those of the function."""
+    """Return arguments of the unrolled function from those of the function."""
     found = dict(arrays)
     for name, (whole, at) in unrolled.slices.items():
         found[name] = of_slice(arrays[whole], at)

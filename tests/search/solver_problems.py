@@ -1,4 +1,4 @@
-"""Random small problems, and their solutions by looking at every choice."""
+"""Random small problems, and their least cost by enumeration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COSTS = st.one_of(AMOUNTS, AMOUNTS, st.just(0), st.just(FORBIDDEN))
 
 @st.composite
 def problems(draw: st.DrawFn, most: int = 6) -> AssignmentProblem:
-    """Up to `most` nodes, single strategies, impossible pairs, parallel edges, empty intervals, little memory among them."""
+    """Draw up to `most` nodes, with single strategies, impossible pairs, parallel edges, empty intervals and little memory among them."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=most))
     size = len(counts)
     pairs = [(i, j) for i in range(size) for j in range(size) if i != j]
@@ -38,13 +38,13 @@ def _row(entries: st.SearchStrategy[int], size: int) -> st.SearchStrategy[list[i
 
 
 def least_cost(problem: AssignmentProblem) -> int | None:
-    """By enumeration; None where no choice fits."""
+    """Return the least cost by enumeration; None if no choice fits."""
     choices = product(*(range(len(problem.costs[node])) for node in range(problem.nodes)))
     return min((problem.cost(choice) for choice in choices if problem.is_feasible(choice)), default=None)
 
 
 def chain(length: int, strategies: int, seed: int = 0) -> AssignmentProblem:
-    """A larger problem: nodes in a row with a few edges between distant ones, and too little memory for the cheapest."""
+    """Return a larger problem: a chain of nodes with a few edges between distant nodes, and too little memory for the cheapest choice."""
     random = np.random.default_rng(seed)
     near = [(i, i + 1) for i in range(length - 1)]
     far = [(i, int(random.integers(i + 2, min(i + 12, length)))) for i in range(0, length - 2, 2)]

@@ -1,4 +1,4 @@
-"""Instances as files: read and written alike, and what is wrong with one is said."""
+"""Test that instances are read as they were written, and the messages for malformed ones."""
 
 from __future__ import annotations
 

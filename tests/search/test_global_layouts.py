@@ -23,7 +23,7 @@ from mtfc.compiler.search.global_layouts.global_search import Branching, search
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.generators.programs import programs
@@ -79,7 +79,7 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
     device = Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), overhead, mxu_size=matrix)
     hardware = attrs.evolve(SLOW_CORES, device=device)
     program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
-    pricer, space = Pricer.of(program, hardware), space_of(program.function("forward"))
+    pricer, space = LayoutPricer.of(program, hardware), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)
     rows = np.array([[int(column.name == "hidden") for column in space.columns]], np.uint8)
     known = bound.known(rows, frozenset(range(len(space.columns))))
@@ -103,7 +103,7 @@ model m(x: [io], w: [batch, io], v: [batch, hidden]) {
 """
     module = load(text)
     program, mesh, layout = module.programs[0], module.layouts[0].mesh, module.layouts[0].layout
-    pricer, space = Pricer.of(program, SLOW_LINKS), space_of(program.function("forward"))
+    pricer, space = LayoutPricer.of(program, SLOW_LINKS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), SLOW_LINKS.device), mesh, SLOW_LINKS)
     row = np.array([[{"io": 3, "hidden": 1}.get(each.name, 0) for each in space.columns]], np.uint8)
     price = pricer(mesh, layout).seconds
@@ -139,7 +139,7 @@ model m(x: [batch, io]) {
     space = space_of(program.function("forward"), storage=True)
     rows = layouts(space, mesh)
     check_rows(program, mesh, COPYING, space, rows)
-    pricer = Pricer.of(program, COPYING)
+    pricer = LayoutPricer.of(program, COPYING)
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), COPYING.device), mesh, COPYING)
     whole = np.zeros_like(rows[:1])
     price = pricer(mesh, layout_of(space, whole[0].tolist(), mesh))
@@ -165,7 +165,7 @@ def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> Non
 def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None:
     """By images, as everyone does it: halos and what moves between layers cost more than they save."""
     program, hardware = example("lenet"), find_hardware("k80_cluster", {})
-    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     step, shapes = pricer.undistributed(), list(meshes(4, 1))
     found = search(step, forward, shapes, hardware, pricer, monotonic() + 60)
     assert found.is_optimal
@@ -179,7 +179,7 @@ def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
 def test_a_bound_of_no_layouts() -> None:
     """Where no layout of a mesh is new, or fits."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
-    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
+    pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     nothing = layouts(space, mesh)[:0]
     assert bound.seconds(bound.known(nothing, frozenset())).shape == (0,)
@@ -187,7 +187,7 @@ def test_a_bound_of_no_layouts() -> None:
 
 def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
     program = example("digits")
-    pricer, known = Pricer.of(program, TORUS), [(Mesh("line", (("all", 8),)), Layout("none"))]
+    pricer, known = LayoutPricer.of(program, TORUS), [(Mesh("line", (("all", 8),)), Layout("none"))]
     step, forward = pricer.undistributed(), program.function("forward")
     found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic(), known=known)
     assert not found.is_optimal
@@ -197,7 +197,7 @@ def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
 def test_without_time_nothing_is_split() -> None:
     """Where nothing is known: a layout all the same, and no complaint about memory."""
     program = example("digits")
-    pricer = Pricer.of(program, TORUS)
+    pricer = LayoutPricer.of(program, TORUS)
     step, forward = pricer.undistributed(), program.function("forward")
     found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic())
     assert found.evaluated == 1 and not found.is_optimal
@@ -208,7 +208,7 @@ def test_without_time_nothing_is_split() -> None:
 def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
     """Wherever it is interrupted, no layout is below its bound."""
     program, shapes = example("two_layer"), list(meshes(8, 2))
-    pricer, known = Pricer.of(program, SLOW_LINKS), [(shapes[0], Layout("none"))]
+    pricer, known = LayoutPricer.of(program, SLOW_LINKS), [(shapes[0], Layout("none"))]
     step, forward, prices = pricer.undistributed(), program.function("forward"), list[float]()
 
     def interrupted(mesh: Mesh, layout: Layout) -> Price:
@@ -228,7 +228,7 @@ def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
 def test_what_is_fixed_stays_so_where_no_layout_is_known() -> None:
     """However good layouts without it are."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
-    pricer, fixed = Pricer.of(program, TORUS), Rules((("batch", ("rows",)),))
+    pricer, fixed = LayoutPricer.of(program, TORUS), Rules((("batch", ("rows",)),))
     step, forward = pricer.undistributed(), program.function("forward")
     free = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60)
     found = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60, fixed=fixed)
@@ -238,7 +238,7 @@ def test_what_is_fixed_stays_so_where_no_layout_is_known() -> None:
 
 def test_an_interrupt_before_anything_is_known() -> None:
     program, shapes = example("two_layer"), list(meshes(8, 1))
-    pricer = Pricer.of(program, SLOW_LINKS)
+    pricer = LayoutPricer.of(program, SLOW_LINKS)
 
     def interrupted(mesh: Mesh, layout: Layout) -> Price:
         raise KeyboardInterrupt
@@ -258,17 +258,17 @@ def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
     """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
     program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
     hardware = find_hardware("k80_cluster", {})
-    pricer = Pricer.of(program, hardware)
+    pricer = LayoutPricer.of(program, hardware)
     rules = [(("batch", ("x", "y")),), (("batch", ("x", "y")), ("features", ("x",))), (("batch", ("x",)),)]
     every = [Layout(f"l{i}", Rules(each)) for i, each in enumerate(rules)]
     prices = [pricer(mesh, layout) for layout in every]
-    assert prices == [Pricer.of(program, hardware)(mesh, layout) for layout in every]
+    assert prices == [LayoutPricer.of(program, hardware)(mesh, layout) for layout in every]
     assert len(pricer.alike) == len(set(prices)) == 2
 
 
 def test_a_bound_has_as_much_as_time_allows() -> None:
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
-    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
+    pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
     for seconds in (bound.seconds, bound.sure_seconds):
@@ -283,7 +283,7 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
 def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objective: Objective) -> None:
     """All shapes of 8 devices, all legal layouts, each compiled and priced."""
     program = example(name)
-    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     shapes = list(meshes(8, 2))
     step, pricing, until = pricer.undistributed(), pricer.pricing(objective), monotonic() + 60
     found = search(step, forward, shapes, hardware, pricing, until, objective)
@@ -302,7 +302,7 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
 def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
     """Where experts are sent to, and windows slide, too."""
     program, shapes = example(name), list(meshes(8, 2))
-    pricer, forward = Pricer.of(program, TORUS), program.function("forward")
+    pricer, forward = LayoutPricer.of(program, TORUS), program.function("forward")
     found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + 60, "memory")
     assert found.is_optimal
 
@@ -310,7 +310,7 @@ def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
 def test_a_dive_ends_in_a_layout_that_fits() -> None:
     """Of a mixture of experts, of which a device holds a small part; what is not split is nearly twice as large as its memory."""
     program, mesh = example("moe_lm"), Mesh("grid", (("x", 8), ("y", 8), ("z", 8)))
-    pricer, space = Pricer.of(program, TORUS), space_of(program.function("forward"))
+    pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     on = Branching.on(bound, False, "time")
     rows = on.dive(monotonic() + 60).rows
@@ -322,7 +322,7 @@ def test_where_nothing_can_be_split_a_layout_has_no_neighbours() -> None:
         load("model m(x: []) { param w: [] = ones(); y = x * w; return y }").programs[0],
         Mesh("one", ()),
     )
-    pricer = Pricer.of(program, SLOW_LINKS)
+    pricer = LayoutPricer.of(program, SLOW_LINKS)
     step = StepFacts.of(pricer.undistributed(), SLOW_LINKS.device)
     space = space_of(program.function("forward"), storage=True)
     on = Branching.on(LayoutBound(space, step, mesh, SLOW_LINKS), False, "time")
@@ -345,7 +345,7 @@ model m(x: [batch, io], y: [batch, hidden]) {
 """
     module = load(text)
     program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + 60
-    step = StepFacts.of(Pricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
+    step = StepFacts.of(LayoutPricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
     on = Branching.on(
         LayoutBound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time"
     )
@@ -364,7 +364,7 @@ def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
     module = load((ROOT / "examples" / "transformer_lm.mtf").read_text("utf-8"))
     papers = next(layout for layout in module.layouts if layout.name == "hybrid")
     program, shapes = module.programs[0], list(meshes(512, 3))
-    pricer = Pricer.of(program, TORUS)
+    pricer = LayoutPricer.of(program, TORUS)
     step, forward, known = pricer.undistributed(), program.function("forward"), [(papers.mesh, papers.layout)]
     found = search(step, forward, shapes, TORUS, pricer, monotonic() + 60, known=known)
     assert found.is_optimal
@@ -375,7 +375,7 @@ def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_the_optimum_over_storage_too(objective: Objective) -> None:
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
-    pricer, forward = Pricer.of(program, SLOW_LINKS), program.function("forward")
+    pricer, forward = LayoutPricer.of(program, SLOW_LINKS), program.function("forward")
     step, until = pricer.undistributed(), monotonic() + 60
     found = search(step, forward, [mesh], SLOW_LINKS, pricer, until, objective, storage=True)
     space = space_of(forward, storage=True)
@@ -397,9 +397,9 @@ def test_shapes_of_a_mesh() -> None:
 def test_xla_sends_what_was_priced(name: str, hardware: Hardware) -> None:
     """Memory that all parameters do not fit in makes the search split them."""
     program = example(name)
-    whole = Pricer.of(program, hardware)(Mesh("one", ()), Layout("none")).memory
+    whole = LayoutPricer.of(program, hardware)(Mesh("one", ()), Layout("none")).memory
     small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=whole / 4))
-    pricer = Pricer.of(program, small)
+    pricer = LayoutPricer.of(program, small)
     forward = program.function("forward")
     found = search(pricer.undistributed(), forward, list(meshes(8, 2)), small, pricer, monotonic() + 60)
     assert found.is_optimal

@@ -10,7 +10,7 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.search.found import Objective, value_of
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import load
 from tests.search.layout_bounds import SLOW_LINKS, layouts
@@ -104,7 +104,7 @@ CASES = (
 @pytest.mark.parametrize(("source", "devices", "hardware"), CASES)
 def test_nothing_is_better_than_what_is_proven_optimal(source: str, devices: int, hardware: Hardware) -> None:
     program = load(source).programs[0]
-    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     shapes, space = list(meshes(devices, 3)), space_of(forward)
     prices = [
         pricer(mesh, layout_of(space, row.tolist(), mesh)) for mesh in shapes for row in layouts(space, mesh)

@@ -11,7 +11,7 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Objective, Price
 from mtfc.compiler.search.global_layouts.global_search import search
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import load
 from tests.properties.test_memory_bounds import check_memory
@@ -157,7 +157,7 @@ def test_a_layout_below_its_bound_refutes_the_proof(objective: Objective) -> Non
     """As if the compiler had found a way to need less than a search takes for certain."""
     program = load(PERCEPTRON).programs[0]
     hardware, mesh = find_hardware("tpu_v2", {}), Mesh("grid", (("rows", 2),))
-    pricer, forward = Pricer.of(program, hardware), program.function("forward")
+    pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
 
     def cheap(mesh: Mesh, layout: Layout) -> Price:
         price = pricer(mesh, layout)

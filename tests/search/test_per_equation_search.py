@@ -33,7 +33,7 @@ from mtfc.compiler.search.per_equation.per_equation_search import (
     solve_with_memory,
     to_problem,
 )
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.compiler.search.solver.assignment_problem import Infeasible
 from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
@@ -98,7 +98,7 @@ def test_what_is_proven_holds_for_what_is_compiled(
     """
     program, hardware, line = example(name), machine(target), Mesh("line", (("gpus", devices),))
     data = Layout("data", Rules((("batch", line.names), ("samples", line.names))))
-    pricing = Pricer.of(program, hardware).pricing("time")
+    pricing = LayoutPricer.of(program, hardware).pricing("time")
     known, dims = [(line, data)], set(program.dims)
     found = search(prepared(program), dims, [line], hardware, pricing, monotonic() + 60, known=known)
     assert found.objective == pytest.approx(pricing(line, found.layout).seconds, rel=1e-9)
@@ -133,7 +133,7 @@ train m {
 def test_nothing_is_below_the_bound_where_programs_lie_in_the_processors_own_memory(text: str) -> None:
     """Some take less there when they are split than the solver thinks: what is sliced is there already, say."""
     (program,), line = load(text).programs, Mesh("line", (("rows", 2),))
-    pricing = Pricer.of(program, SLOW_TPU).pricing("time")
+    pricing = LayoutPricer.of(program, SLOW_TPU).pricing("time")
     found = search(prepared(program), {"batch", "io"}, [line], SLOW_TPU, pricing, monotonic() + 60)
     assert not found.refuted
     for dims in ({}, {"batch": ("rows",)}, {"io": ("rows",)}):
@@ -155,7 +155,7 @@ model m(x: [batch, io], w: [io, hidden]) {
 }
 """
     (program,), hardware, line = load(text).programs, machine(target), Mesh("line", (("rows", 8),))
-    pricing = Pricer.of(program, hardware).pricing("time")
+    pricing = LayoutPricer.of(program, hardware).pricing("time")
     found = search(prepared(program), set(program.dims), [line], hardware, pricing, monotonic() + 60)
     split = pricing(line, Layout("split", Rules((("hidden", ("rows",)),))))
     assert found.lower_bound <= split.seconds
@@ -170,7 +170,7 @@ def test_what_is_found_fits_when_it_is_compiled(memory: float) -> None:
     program, mesh = example("two_layer"), Mesh("line", (("gpus", 4),))
     device = attrs.evolve(SLOW_DEVICES.device, memory=memory)
     hardware = attrs.evolve(SLOW_DEVICES, device=device)
-    pricing = Pricer.of(program, hardware).pricing("time")
+    pricing = LayoutPricer.of(program, hardware).pricing("time")
     asked = prepared(program), set(program.dims), [mesh], hardware, pricing, monotonic() + 60
     try:
         found = search(*asked)
@@ -184,7 +184,7 @@ def test_where_communication_overlaps_data_parallelism_can_be_the_best() -> None
     """AlexNet at batch 1024: what it sends hides behind the backward pass, and the tiling that sends less computes for longer."""
     program, hardware = example("alexnet", batch=1024), machine("p2_8xlarge")
     line = Mesh("line", (("gpus", 8),))
-    pricer = Pricer.of(program, hardware)
+    pricer = LayoutPricer.of(program, hardware)
     rules = (("batch", line.names), ("samples", line.names))
     data_parallel = pricer.with_overlap(line, Layout("data", Rules(rules)))
     for objective, factor in (("time", 1.04), ("overlap", 1.0001)):
@@ -282,7 +282,7 @@ def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
     """To find all choices of five axes takes a minute."""
     mesh = Mesh("many", tuple((f"axis{i}", 2) for i in range(axes)))
     program, hardware = example("soybean_mlp_8k", layers=2), machine("k80_cluster")
-    pricing = Pricer.of(program, hardware).pricing("time")
+    pricing = LayoutPricer.of(program, hardware).pricing("time")
     known, dims, started = [(mesh, Layout("known"))], set(program.dims), monotonic()
     found = search(prepared(program), dims, [mesh], hardware, pricing, started + 1, known=known)
     assert monotonic() - started < 8
@@ -325,7 +325,7 @@ model m(x: [batch, io]) {
 
 def test_an_interrupted_search_says_so() -> None:
     program, hardware = example("two_layer"), machine("k80_cluster")
-    pricing, mesh = Pricer.of(program, hardware).pricing("time"), SQUARE
+    pricing, mesh = LayoutPricer.of(program, hardware).pricing("time"), SQUARE
 
     def interrupt(*told: object) -> None:
         raise KeyboardInterrupt
@@ -339,7 +339,7 @@ def test_an_interrupted_search_says_so() -> None:
 def test_without_time_nothing_is_split() -> None:
     """Where nothing is known: a layout all the same, and no complaint about memory."""
     program, hardware = example("two_layer"), machine("k80_cluster")
-    pricing = Pricer.of(program, hardware).pricing("time")
+    pricing = LayoutPricer.of(program, hardware).pricing("time")
     found = search(prepared(program), set(program.dims), [SQUARE], hardware, pricing, monotonic())
     assert found.layout == Layout("found") and not found.is_optimal
     assert found.objective == pricing(SQUARE, Layout("none")).seconds

@@ -1,4 +1,4 @@
-"""Exhaustive search of the `soap` space (FlexFlow, section 8.4)."""
+"""Test the exhaustive search for placements (FlexFlow, section 8.4)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_bounds_of_sets_are_never_above_what_a_strategy_in_them_takes(name: str,
 
 
 def test_bounds_say_what_one_device_takes() -> None:
-    """On it everything is work, and nothing is sent."""
+    """One device only works and sends nothing, so the bound is exact."""
     space = space_of("recurrent", 1)
     tables = transfer_times(space.evaluator.tasks, [list(each) for each in space.choices])
     seconds = space.data_parallel().seconds
@@ -72,7 +72,7 @@ def test_bounds_say_what_one_device_takes() -> None:
 
 @pytest.mark.parametrize("target", ["k80_cluster", "p100_cluster"])
 def test_the_search_finds_the_best_strategy_of_lenet(target: str) -> None:
-    """On 4 devices, of 3 * 10 ** 9 strategies on P100s and 2 * 10 ** 11 on K80s."""
+    """There are 3 * 10 ** 9 strategies on 4 P100s and 2 * 10 ** 11 on 4 K80s."""
     space = example("lenet", target)
     found = placement_search(space, SearchBudget(60.0, 300))
     proven = best_strategy(space.evaluator, space.choices, found.best, time.perf_counter() + 60.0)
@@ -81,7 +81,7 @@ def test_the_search_finds_the_best_strategy_of_lenet(target: str) -> None:
 
 
 def test_the_best_strategy_of_two_steps_of_a_recurrent_network() -> None:
-    """On 4 P100s, of 7 * 10 ** 9 strategies, whatever is known before."""
+    """There are 7 * 10 ** 9 strategies on 4 P100s. The result does not depend on the strategy to begin with."""
     space = example("rnnlm", "p100_cluster", length=2)
     found = [
         best_strategy(space.evaluator, space.choices, known)
@@ -99,7 +99,7 @@ def test_without_time_nothing_is_proven() -> None:
 
 
 def test_an_interrupt_leaves_a_bound() -> None:
-    """With half of the sets looked at."""
+    """The interrupt comes after half of the sets."""
     space, told = space_of("dense", 3), list[str]()
 
     def interrupt(doing: str, best: float | None, bound: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Operators: what programs are made of, unrolled and grouped, and that what parts need is all that they need."""
+"""Test that programs are unrolled and grouped into operators, and that parts get the regions that they need."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
+from mtfc.compiler.passes.unroll_loops import unroll
 from mtfc.compiler.search.placement.operators.operator_graph import Operator
 from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Unsplittable
-from mtfc.compiler.search.placement.operators.unroll import unroll
 from mtfc.compiler.search.placement.placement_search import operators_of
 from tests.search.placement_programs import PROGRAMS, arguments, prepared, sliced
 
@@ -26,7 +26,7 @@ def test_unrolled_programs_give_the_same(name: str) -> None:
 
 
 def test_steps_of_layers_follow_each_other_without_being_stacked() -> None:
-    """Of a recurrent layer only what the dense layer reads is put together."""
+    """The outputs of a recurrent layer are stacked only for the dense layer that reads them."""
     unrolled = unroll(prepared("recurrent").function("forward")).function
     assert sum(eqn.op == "concat" for eqn in unrolled.body) == 1
     names = {argument.value.name for argument in unrolled.arguments if argument.role == "parameter"}
@@ -53,7 +53,7 @@ def test_every_equation_belongs_to_an_operator_after_what_it_uses(name: str) -> 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_parts_own_every_element_of_an_output_once(name: str) -> None:
-    """But for values that do not have the split dimension: all parts hold those."""
+    """Values that lack the split dimension are whole in all parts."""
     graph = operators_of(prepared(name))
     for operator in graph.operators:
         for dim in operator.dims:
@@ -67,7 +67,7 @@ def test_parts_own_every_element_of_an_output_once(name: str) -> None:
 
 
 def splits(operator: Operator, dim: str) -> OperatorParts:
-    """An operator split in two along a dimension, if it can be."""
+    """Split an operator in two along a dimension if this is legal; else return the whole."""
     halves, whole = OperatorParts(operator, ((dim, 2),)), OperatorParts(operator, ())
     try:
         return halves if halves.needs else whole

@@ -1,4 +1,4 @@
-"""What parts have, need and take by formulas, against the parts themselves: their regions, and their functions one by one."""
+"""Test that tables and costs of forms are those of the parts' own regions and functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def space_of(
 
 
 def drawn(space: PlacementSpace, count: int) -> list[tuple[OperatorStep, Degrees]]:
-    """Random steps in random legal degrees."""
+    """Draw random steps at random legal degrees."""
     alike = {id(own): (each, own) for each, own in zip(space.graph.operators, space.choices, strict=True)}
     every = [(s, d) for each, own in alike.values() for s in each.steps for d in own.degrees]
     return Random(0).sample(every, min(count, len(every)))
@@ -70,9 +70,9 @@ def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
-        own = part_cost(forms.flow, forms.device, step, parts)
-        assert forms.tables.seconds[form].tolist() == [own.forward, own.backward]
-        assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, own.kept]
+        forward, backward, kept = part_cost(forms.flow, forms.device, step, parts)
+        assert forms.tables.seconds[form].tolist() == [forward, backward]
+        assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, kept]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,7 +115,7 @@ def _boxes(value: Value, region: Region, parts: OperatorParts) -> Any:
 
 
 def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No part of theirs is written as a function once there is a space."""
+    """No part is written as a function after the space is made."""
     spaces = [placement_space(prepared(name), find_hardware("k80_cluster", {}), 8) for name in NETWORKS]
     monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.part_function", None)
     for space in spaces:
@@ -139,4 +139,4 @@ def test_no_formulas_where_rates_depend_on_sizes() -> None:
     assert all(each.template(()) is None for each in forms.formulas.values())
     step = space.graph.steps[0]
     form, own = forms.number(step, ()), part_cost(forms.flow, forms.device, step, _parts(space, step, ()))
-    assert forms.tables.seconds[form].tolist() == [own.forward, own.backward]
+    assert forms.tables.seconds[form].tolist() == list(own[:2])

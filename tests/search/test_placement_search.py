@@ -1,4 +1,4 @@
-"""The `soap` space: task graphs and their simulation, and the search."""
+"""Test task graphs of placements, their simulation, and the search."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mtfc.compiler.search.placement.placement_search import (
 from mtfc.compiler.search.placement.simulator import evaluation
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.compiler.search.placement.strategy_bounds import lower_bound
-from mtfc.compiler.search.placement.task_graph import ParameterBundle, ValueUse
+from mtfc.compiler.search.placement.strategy_tasks import ParameterBundle, ValueUse
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, prepared
 from tests.search.test_placement_simulator import assert_kept
@@ -48,7 +48,7 @@ def space_of(name: str, devices: int = 4, target: str = "k80_cluster") -> Placem
 
 
 def as_task_graph(found: EvaluatedStrategy) -> TaskGraph:
-    """The same tasks for the simulator of `analysis/`, numbered alike."""
+    """Return the same tasks, equally numbered, for the simulator of `cost/event_simulator.py`."""
     graph = found.base.graph
     device, seconds, first = graph.device.tolist(), graph.seconds.tolist(), graph.predecessors.first.tolist()
     after = [
@@ -94,7 +94,7 @@ def assert_alike(found: EvaluatedStrategy, wanted: EvaluatedStrategy) -> None:
 def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
     room: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a limit or beyond, kept or not, one after the other or from an earlier one."""
+    """Proposals end within a limit or beyond it, are kept or not, and start from the last strategy or an earlier one."""
     monkeypatch.setattr(evaluation, "ROOM", room[0])
     monkeypatch.setattr(evaluation, "SLACK", room[1])
     space, random = placement_space(prepared("convolutions"), find_hardware("k80_cluster", {}), 8), Random(3)
@@ -110,7 +110,7 @@ def test_delta_simulation_starts_from_any_strategy_whatever_room_there_is(
 
 @pytest.mark.parametrize("what", ["propose_strategy", "load_state", "EvaluatedStrategy"])
 def test_an_evaluator_that_was_interrupted_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes when compiled code is done, or whenever Python runs."""
+    """An interrupt comes when compiled code returns, or anywhere in Python."""
     space, random = placement_space(prepared("convolutions"), find_hardware("k80_cluster", {}), 8), Random(4)
     known = [space.evaluator.full(random_strategy(space.choices, random)) for _ in range(2)]
     work = getattr(evaluation, what)
@@ -133,7 +133,7 @@ def test_an_evaluator_that_was_interrupted_goes_on(what: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_blocks_send_what_parts_need_of_each_other(name: str) -> None:
-    """As `operators/strategy.py` has it, by which a placement runs: of values, and of gradients by who holds them."""
+    """The blocks send the bytes that a running placement sends: of values, and of gradients by holders of a piece."""
     space, random = space_of(name, 8), Random(6)
     tasks = space.evaluator.tasks
     for _ in range(5):
@@ -239,7 +239,7 @@ def test_data_parallelism_sends_gradients_and_the_loss() -> None:
 
 
 def test_parameters_that_are_not_trained_take_memory() -> None:
-    """What each device uses of them: half of two, and all of the third."""
+    """Each device stores half of two parameters, and all of the third."""
     space = space_of("untrained", devices=2)
     split, whole = (Configuration(degrees, (0, 1)) for degrees in ((("hidden", 2),), (("batch", 2),)))
     found = space.evaluator.full((split, *[whole] * (len(space.choices) - 1)))
@@ -249,7 +249,7 @@ def test_parameters_that_are_not_trained_take_memory() -> None:
 
 
 def test_links_of_the_k80_cluster() -> None:
-    """Pairs of GPUs, nodes of two pairs, and a network that the four of a node share."""
+    """A K80 is a pair of GPUs, a node has two pairs, and the GPUs of a node share a network port."""
     found = device_links(find_hardware("k80_cluster", {}), 8)
     assert found.bandwidth[0, 1] == found.bandwidth[0, 2] == 15.75e9 and found.bandwidth[0, 4] == 7e9
     assert found.port[0, 1] != found.port[0, 2] == found.port[1, 3] == found.port[3, 0]
@@ -265,7 +265,7 @@ def test_links_of_a_ring_are_one_for_each_direction() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
-    """Along a path of tasks of which each begins when the next one ends, that takes as long as the step."""
+    """The operators of the tasks on a longest path account for the whole step."""
     space, random = space_of(name, 8), Random(8)
     tasks = space.evaluator.tasks
     for _ in range(5):
@@ -287,7 +287,7 @@ def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
     ],
 )
 def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[int, Configuration]) -> None:
-    """In a space that is small enough to look at all strategies."""
+    """The space is small enough to evaluate all strategies."""
     space = space_of("dense", 2)
     known = placement_search(space, SearchBudget(60.0, 200))
     within = space.holding(asked)
@@ -303,7 +303,7 @@ def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[
 
 @pytest.mark.parametrize("name", ["dense", "attention"])
 def test_results_are_locally_optimal(name: str) -> None:
-    """FlexFlow, section 8.4: no other configuration of a single operator is better."""
+    """No other configuration of a single operator is better (FlexFlow, section 8.4)."""
     space = space_of(name)
     found = placement_search(space, SearchBudget(60.0, 200))
     assert found.locally_optimal
@@ -331,7 +331,7 @@ def test_a_seed_determines_the_result() -> None:
 
 
 def test_loops_that_are_not_compiled_find_the_same() -> None:
-    """Without Numba they run as they are, on numbers that warn where they overflow."""
+    """Without Numba the loops run as Python, on numbers that warn where they overflow."""
     code = "import sys; sys.modules['numba'] = None; from tests.search.test_placement_search import seconds_found as f; print(f().hex())"
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
@@ -343,7 +343,7 @@ def seconds_found() -> float:
 
 
 def test_memory_is_respected() -> None:
-    """With room for the best strategy's neighbours on several devices, but not for all on one."""
+    """There is room for neighbours of the best strategy on several devices, but not for everything on one."""
     program, hardware = prepared("dense"), find_hardware("k80_cluster", {})
     free = placement_search(space_of("dense"), SearchBudget(60.0, 200)).best
     room = int(free.held.max()) - 1

@@ -1,4 +1,4 @@
-"""Delta simulation of random task graphs: blocks of tasks, and links between them, of which some change at a time."""
+"""Test delta simulation of random task graphs whose blocks change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from mtfc.compiler.search.placement.simulator.evaluation import (
 from mtfc.compiler.search.placement.simulator.full_simulator import (
     IndexedGraph,
     TaskTimes,
-    connect,
     indexed_graph,
     simulate,
 )
@@ -51,9 +50,9 @@ class Block:
 
 @attrs.frozen
 class Network:
-    """Layers, which are blocks of tasks, and links between them, which are blocks of edges and transfers; in an upward order.
+    """Layers, which are blocks of tasks, and links between them, which are blocks of edges and transfers. Edges lead upward.
 
-    sources: for each layer those that it hears from. blocks [link, ..., link, layer, ...].
+    sources: for each layer the layers that it receives data from. blocks [link, ..., link, layer, ...].
     """
 
     devices: int
@@ -61,7 +60,7 @@ class Network:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Of each block: the layer, and which one it hears from by it, or itself."""
+        """Return the layer of each block, and the layer that it receives data from; layers have themselves."""
         return [(i, j) for i, heard in enumerate(self.sources) for j in (*heard, i)]
 
     @property
@@ -93,7 +92,7 @@ class Network:
 
 
 def _seconds(random: Random) -> float:
-    """Often the same, so that many tasks are ready at the same time."""
+    """Draw a duration, often the same, so that many tasks are ready at the same time."""
     return random.choice([0, 1, 1, 2, 3, 1000, random.randrange(1, 10**12)]) * TICK
 
 
@@ -124,11 +123,10 @@ def _together(blocks: Sequence[Block], devices: int) -> TaskBlocks:
 def _full(blocks: Sequence[Block], devices: int) -> tuple[IndexedGraph, TaskTimes, float]:
     whole = _together(blocks, devices)
     ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
-    edges = connect(whole.edges, whole.offsets)
-    order = np.zeros(whole.size, np.uint32)
-    seconds = simulate(*edges, whole.device, whole.seconds, ready, end, order, inf, devices)
-    assert order.tolist() == np.argsort(ready, kind="stable").tolist()
-    return indexed_graph(whole), TaskTimes(ready, end, order), seconds
+    times = TaskTimes(ready, end, np.zeros(whole.size, np.uint32))
+    seconds = simulate(whole, times, inf, devices)
+    assert times.order.tolist() == np.argsort(ready, kind="stable").tolist()
+    return indexed_graph(whole), times, seconds
 
 
 def _loaded(graph: IndexedGraph, times: TaskTimes, devices: int, slack: int) -> StateArrays:
@@ -142,7 +140,7 @@ def kept_in(room: StateArrays) -> CurrentGraph:
 
 
 def assert_forgotten(room: StateArrays) -> None:
-    """That nothing is left of a change."""
+    """Assert that nothing is left of a change."""
     current, change, run = getattr(open_state, "py_func", open_state)(room)
     assert not change.mark.any() and not change.is_anew.any()
     assert np.flatnonzero(change.is_marked).tolist() == [current.counts[LIVE]]
@@ -151,7 +149,7 @@ def assert_forgotten(room: StateArrays) -> None:
 
 
 def assert_kept(room: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
-    """That a memory has a graph and its timeline, whatever numbers tasks have there."""
+    """Assert that the state has a graph and its timeline, whatever the numbers of tasks are."""
     current = kept_in(room)
     numbers = current.order[: current.counts[LIVE]]
     keys = current.key[numbers]

@@ -1,4 +1,4 @@
-"""Placements: strategies as text, and what is wrong with them."""
+"""Test placements as text, and the diagnostics of wrong ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.search.placement_programs import PROGRAMS, prepared
 
 
 def read(name: str, text: str) -> Strategy:
-    """What a placement at the end of a program means for its operators."""
+    """Return the strategy of a placement at the end of a program."""
     (placement,) = load(PROGRAMS[name] + text).placements
     return strategy_of(placement, operators_of(prepared(name)), Diagnostics())
 

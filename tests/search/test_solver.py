@@ -1,4 +1,4 @@
-"""The solver finds what enumeration finds, its bounds are bounds, and it ends when it should."""
+"""Test the solver: it finds the least cost, its bounds hold, and it ends in time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 
 def exact(network: ReducibleNetwork) -> Integers | None:
-    """A best choice of a network, by integer programming alone."""
+    """Return a best choice of a network, by integer programming alone."""
     return solve_exactly(network, monotonic() + 60).choices
 
 
@@ -55,9 +55,7 @@ def test_integer_programs_find_the_least_cost(problem: AssignmentProblem) -> Non
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_of_memory_are_added_as_they_are_violated(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ones were in the order of their prices, where they must be in that of time: a program with other constraints was
-    solved, and what came out called the best.
-    """
+    """Rows were once in the order of their prices instead of time. The program then had other constraints and a wrong optimum."""
     problem = chain(12, 3, seed)
     best = exact(ReducibleNetwork(problem))
     network = ReducibleNetwork(problem)
@@ -154,7 +152,7 @@ def test_a_core_of_the_gap_has_all_that_is_better(problem: AssignmentProblem) ->
 
 
 def searched(problem: AssignmentProblem, seconds: float) -> tuple[int, Integers]:
-    """A bound and choices by search alone."""
+    """Return a bound and choices by search alone."""
     network = ReducibleNetwork(problem)
     network.settle_memory()
     return SolverSearch(network, monotonic() + seconds, silent).run(None)
@@ -206,7 +204,7 @@ def test_an_interrupted_search_has_the_best_so_far(reports: int) -> None:
 
 @pytest.mark.parametrize("seconds", [1.5, 4.0])
 def test_the_time_limit_is_kept(seconds: float) -> None:
-    """But for what a busy machine adds; the loops are compiled before, which cannot be interrupted."""
+    """A busy machine may add seconds. The loops are compiled before, as compiling cannot be interrupted."""
     searched(chain(30, 3), 2)
     problem = chain(1500, 8)
     start = monotonic()
@@ -245,7 +243,7 @@ def test_large_numbers_are_exact() -> None:
 
 
 def test_many_impossible_pairs_are_no_bargain() -> None:
-    """Twelve times FORBIDDEN is more than 64 bits hold."""
+    """Twelve times FORBIDDEN exceeds 64 bits."""
     nodes = 13
     pairs = [(node, node + 1) for node in range(nodes - 1)]
     problem = AssignmentProblem(
@@ -283,7 +281,7 @@ assert known() == before
 
 
 def test_no_search_compiles_loops_once_they_are_ready() -> None:
-    """In a process of its own, where no test before has had them compiled."""
+    """The test runs in a process of its own, where no test before has compiled the loops."""
     pytest.importorskip("numba")
     subprocess.run([sys.executable, "-c", READY], check=True, cwd=Path(__file__).parents[2])
 
@@ -310,7 +308,7 @@ print(twice())
 
 
 def test_compiled_loops_are_not_kept_when_others_change(tmp_path: Path) -> None:
-    """Numba looks at the file of a function alone, whose compiled code holds those that it calls."""
+    """Numba checks only the file of a function, but compiled code contains the functions that it calls."""
     pytest.importorskip("numba")
     (tmp_path / "outer.py").write_text(OUTER, "utf-8")
     within = {**environ, "PYTHONPATH": f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"}
@@ -343,7 +341,7 @@ if __name__ == "named":
 
 
 def test_compiled_loops_of_classes_that_are_no_more_are_compiled_anew(tmp_path: Path) -> None:
-    """As after an update of mtfc, which leaves behind what Numba keeps."""
+    """An update of mtfc leaves Numba's old cache behind."""
     pytest.importorskip("numba")
     within = {**environ, "PYTHONPATH": f"{tmp_path}{pathsep}{Path(__file__).parents[2]}"}
     within["PYTHONDONTWRITEBYTECODE"] = "1"

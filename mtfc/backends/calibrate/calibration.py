@@ -1,22 +1,24 @@
-"""Measures the present machine: how fast its kernels and its links are, by size.
+"""Measures this machine: the rates of its kernels and of its links, by size.
 
 On JAX the devices are those that a program would run on: real ones, or virtual ones of the CPU. All of them compute at once, as
-they do in a program, so that virtual devices share the processor's cores in the measurement too. What is measured is repeated
-inside one compiled loop, each time on a result before, so that nothing is left out and starting a program does not count. What
-the loop itself takes is taken off: on a GPU, where the host decides whether it goes on, as long as many kernels. To measure
-memory, several arrays take turns, as a program has many, of which the caches hold what they can. Products are of matrices like
-those of a program, as a GPU takes less power, and less time, for numbers that are all alike. On NumPy there is one device, and
+in a program, so virtual devices share the processor's cores in the measurement too.
+
+Each kernel is repeated inside one compiled loop. Each repetition uses an earlier result, so that XLA removes none, and the start
+of the program does not count. The time of an empty iteration is taken off; on a GPU it is as long as many kernels, since the host
+decides whether the loop goes on. To measure memory, several arrays take turns, as a program has many arrays and caches hold some
+of them. Dots are of varied numbers, as a GPU takes less power, and less time, for equal ones. On NumPy there is one device, and
 there are no links.
 
-A program's kernels each cost the device's overhead (`roofline.py`), and so rates are without it.
+Rates do not include the overhead of a kernel, since a program pays it for each of its kernels (`roofline.py`).
 
-A rate at a size is that of the median of several runs, as `benchmarks accuracy` takes the median of several steps: what slows a
-program down now and then slows what is measured down, too.
+A rate at a size is that of the median of several runs. `benchmarks accuracy` takes the median of several steps in the same way:
+an occasional slowdown of the machine then affects the measurement and the step alike.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -33,19 +35,19 @@ from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 
 Loop = Callable[[int], Callable[[], object]]
-"""From a number of repetitions to a function that does them, and returns when they are done."""
+"""Number of repetitions -> a function that does them, and returns when they are done."""
 
 RUNS = 3
 TURNS = 16
-"""Arrays that take turns, as long as they are no more than `BYTES_OF_TURNS` together."""
+"""The number of arrays that take turns, unless they have more than `BYTES_OF_TURNS` together."""
 
 BYTES_OF_TURNS = 1 << 26
 
 CHAINED = 32
-"""Products in a loop's body on what is not a CPU, which would wait for the loop between them."""
+"""Dots in a loop's body on a GPU or TPU, which would wait for the loop between single dots."""
 
 LARGER = 32
-"""What is not a CPU computes on so many times as much to be busy."""
+"""The factor by which arrays are larger on a GPU or TPU, to keep it busy."""
 
 LEAST_REPETITIONS = 4
 MOST_REPETITIONS = 1 << 20
@@ -53,7 +55,7 @@ MOST_REPETITIONS = 1 << 20
 
 @attrs.frozen
 class Effort:
-    """What is measured: sides of square matrices, bytes of arrays, elements for single ops, and seconds that one run takes."""
+    """The sides of square matrices, the bytes of arrays, the elements of single ops, and the seconds of one run."""
 
     sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27)
@@ -62,13 +64,13 @@ class Effort:
     seconds: float = 0.1
 
     def larger(self) -> Effort:
-        """What keeps a GPU busy."""
+        """Return the effort that keeps a GPU busy."""
         return attrs.evolve(
             self, sizes=(*self.sizes, self.sizes[-1] * LARGER // 4), elements=self.elements * LARGER
         )
 
     def each(self, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
-        """The measurements by size, up to the first that takes longer than a run should."""
+        """Return the measurements by size, up to the first that takes longer than a run should."""
         found = []
         for size in sizes:
             found.append(measure(size))
@@ -81,7 +83,10 @@ QUICK = Effort((32, 128), (1 << 12, 1 << 16), (1 << 6, 1 << 10, 1 << 16), 1 << 1
 
 
 def seconds_each(loop: Loop, effort: Effort) -> float:
-    """What one repetition takes, less what a run costs once: large arrays, for example, have to be allocated."""
+    """Return the seconds of one repetition.
+
+    One-time costs of a run, such as the allocation of large arrays, are taken off.
+    """
     count, once = LEAST_REPETITIONS, _usual(loop(1))
     while (seconds := _usual(loop(count))) < effort.seconds and count < MOST_REPETITIONS:
         count = min(MOST_REPETITIONS, int(count * max(2.0, 1.2 * effort.seconds / seconds)))
@@ -89,7 +94,7 @@ def seconds_each(loop: Loop, effort: Effort) -> float:
 
 
 def _usual(run: Callable[[], object]) -> float:
-    """Seconds of the median of several runs, after one that does not count."""
+    """Return the median seconds of several runs, after a first run that does not count."""
     run()
     times = []
     for _ in range(RUNS):
@@ -100,7 +105,7 @@ def _usual(run: Callable[[], object]) -> float:
 
 
 def memory_of_machine(shares: int) -> float:
-    """Bytes of main memory for each of so many devices."""
+    """Return the bytes of main memory for each of `shares` devices."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / shares
 
 
@@ -108,12 +113,17 @@ def memory_of_machine(shares: int) -> float:
 
 
 def with_numpy(name: str, effort: Effort) -> Hardware:
-    """This machine as the NumPy backend sees it: one device."""
+    """Measure this machine with the NumPy backend: one device."""
     flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
     bandwidth = rising(effort.each(effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
     return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0), ())
+
+
+def measured_by_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Return this machine as NumPy sees it, and the name of the measuring tool. NumPy has one device."""
+    return with_numpy("here", effort), f"NumPy on {platform.machine()}"
 
 
 NUMPY = {"f32": np.float32, "f64": np.float64}
@@ -141,7 +151,7 @@ def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
 
 
 def _numpy_sum(size: int, effort: Effort) -> Point:
-    """Reads one array and writes another: together they have `size` bytes."""
+    """Measure a kernel that reads one array and writes another, of `size` bytes together."""
     one = np.ones(size // 8, np.float32)
     other = np.empty_like(one)
     return float(size), seconds_each(_repeated(lambda: np.add(one, 1.0, out=other)), effort)
@@ -151,7 +161,7 @@ def _numpy_sum(size: int, effort: Effort) -> Point:
 
 
 def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
-    """This machine as the JAX backend sees it: `count` devices, by default all that JAX has. Raises `Unavailable`."""
+    """Measure this machine with the JAX backend: `count` devices, by default all of JAX. Raises `Unavailable`."""
     import_jax()
     found = devices(count) if count is not None else import_jax().devices()
     is_cpu = found[0].platform == "cpu"
@@ -171,6 +181,13 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     return Hardware(name, device, links)
 
 
+def measured_by_jax(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Return this machine as JAX sees it, and the name of the measuring tool. Raises `Unavailable`."""
+    hardware, jax = with_jax("here", devices, effort), import_jax()
+    number, kind = hardware.devices or 1, jax.devices()[0].device_kind
+    return hardware, f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind}"
+
+
 JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -179,27 +196,30 @@ def _of_result(op: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _turns(array: Any) -> int:
-    """How many such arrays take turns."""
+    """Return the number of such arrays that take turns."""
     return max(1, min(TURNS, BYTES_OF_TURNS // int(array.nbytes)))
 
 
 @attrs.frozen
 class _Devices:
-    """Some JAX devices, that all do the same at once. loop: seconds of an iteration that has nothing to do."""
+    """Some JAX devices that all do the same at once. loop: seconds of an empty iteration."""
 
     devices: tuple[Any, ...]
     loop: float = 0.0
 
     @classmethod
     def of(cls, devices: Sequence[Any], effort: Effort) -> tuple[_Devices, float, float]:
-        """And the seconds of a kernel that has nothing to do, a small product, and of an iteration of a program's loop."""
+        """Return the devices, the seconds of a minimal kernel, and the seconds of an iteration of a program's loop.
+
+        The minimal kernel is a small dot.
+        """
         import jax
         import jax.numpy as jnp
 
         box, start = cls(tuple(devices)), jnp.ones((16, 16), "float32") / 16
 
         def seconds(times: int, body: Callable[[Any, Any], Any]) -> float:
-            """Of an iteration that does it so many times."""
+            """Return the seconds of an iteration with `times` repetitions."""
             return times * box._seconds(body, start, effort, chained=times)
 
         def product(one: Any, result: Any) -> Any:
@@ -225,7 +245,7 @@ class _Devices:
         return effort.each(effort.sides, lambda side: self.product(side, dtype, effort))
 
     def product(self, side: int, dtype: str, effort: Effort) -> Point:
-        """(FLOPs, seconds) of a product with an orthogonal matrix, which leaves what it multiplies as large as it was."""
+        """Measure (FLOPs, seconds) of a dot with an orthogonal matrix, which keeps the size of the numbers."""
         import jax.numpy as jnp
 
         random = np.random.default_rng(0)
@@ -237,7 +257,7 @@ class _Devices:
         return 2.0 * side**3, self._seconds(lambda one, result: result @ one, start, effort, chained=chained)
 
     def sum(self, size: int, effort: Effort) -> Point:
-        """(bytes, seconds) of a kernel that reads and writes arrays of, together, `size` bytes."""
+        """Measure (bytes, seconds) of a kernel that reads and writes arrays of `size` bytes together."""
         import jax.numpy as jnp
 
         start = jnp.ones(size // 8, "float32")
@@ -246,7 +266,7 @@ class _Devices:
         )
 
     def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
-        """Elements/s of the ops that take notably longer than reading and writing their bytes."""
+        """Measure elements/s of the ops that take notably longer than reading and writing their bytes."""
         import jax.numpy as jnp
 
         size = 8 * effort.elements
@@ -266,7 +286,7 @@ class _Devices:
         return {name: effort.elements / each for name, each in own.items() if each > notable}
 
     def collectives(self, kind: str, effort: Effort) -> list[Point]:
-        """(bytes, seconds) of collectives of a kind."""
+        """Measure (bytes, seconds) of a kind of collective."""
         return effort.each(effort.messages, lambda size: self.collective(kind, size, effort))
 
     def collective(self, kind: str, size: int, effort: Effort) -> Point:
@@ -289,8 +309,9 @@ class _Devices:
         turns: int = 1,
         chained: int = 1,
     ) -> float:
-        """Of one repetition of `body(start, result before)` on every device; of so many results that take turns, or so many
-        repetitions in the loop's body.
+        """Return the seconds of one repetition of `body(start, earlier result)` on every device.
+
+        turns: the number of results that take turns. chained: repetitions in the loop's body.
         """
         import jax
         from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec

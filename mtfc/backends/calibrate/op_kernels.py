@@ -1,7 +1,7 @@
 """Single ops for `calibrate` to measure, as the JAX backend writes them.
 
-Each is a function from an array of numbers between 0 and 1 to one of the same size, so that they can be chained. What makes the
-result of an op as large as its operand costs little beside it.
+Each kernel is a function from an array of numbers between 0 and 1 to an array of the same size, so that kernels can be chained.
+Making the result as large as the operand costs little beside the op itself.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from math import prod
 from typing import Any
 
 ROW = 64
-"""Elements of a row, of a table or of what is reduced."""
+"""Elements of a row: of a table, or of the rows that are reduced."""
 
 WIDE, NARROW = 1024, 8
 """Columns of a wide table, and of a narrow matrix."""
 
 BLOCK = (4, 512)
-"""What two dimensions that are summed over have, as the gates and the units of a recurrent layer."""
+"""The sizes of two dimensions that are summed over, such as the gates and the units of a recurrent layer."""
 
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
@@ -30,7 +30,7 @@ def _elementwise(name: str) -> Callable[[Any], Any]:
 
 
 def _rows(x: Any) -> tuple[Any, Any]:
-    """The array as a table, and a row number for each of its rows."""
+    """Return the array as a table, and a row number for each of its rows."""
     table = x.reshape(-1, ROW)
     return table, (table[:, 0] * (len(table) - 1)).astype("int32")
 
@@ -48,7 +48,7 @@ def _scatter_add(x: Any) -> Any:
 
 
 def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reduction of each row, and what it gives beside each element."""
+    """Return a kernel that reduces each row and broadcasts the result."""
 
     def kernel(x: Any) -> Any:
         import jax.numpy as jnp
@@ -90,7 +90,7 @@ def _random(name: str) -> Callable[[Any], Any]:
 
 
 def _pooled(image: Any) -> Any:
-    """Maxima of 2 x 2 neighbours."""
+    """Return the maxima of 2 x 2 neighbours."""
     import jax
 
     return jax.lax.reduce_window(image, -jax.numpy.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
@@ -113,7 +113,10 @@ def _unpool(x: Any) -> Any:
 
 
 def _convolution(x: Any) -> Any:
-    """Each 2 x 2 pixels of 4 channels become one of 16: the windows have as many elements as the images."""
+    """Convolve images so that each 2 x 2 pixels of 4 channels become one pixel of 16 channels.
+
+    The windows have as many elements as the images.
+    """
     import jax
 
     images, filters = x.reshape(-1, 8, 8, 4), jax.numpy.full((2, 2, 4, 16), 1 / 16, x.dtype)
@@ -124,36 +127,36 @@ def _convolution(x: Any) -> Any:
 
 
 def _einsum(x: Any) -> Any:
-    """A table times a narrow matrix, and the two products of its gradients."""
+    """Multiply a table by a narrow matrix, and compute the two dots of its gradients."""
     table, out = _narrow(x)
     return (out @ (out.T @ table) / out.size).reshape(-1)
 
 
 def _transposed(x: Any) -> Any:
-    """The same with a product whose first factor, the table, is transposed."""
+    """Do the same as `_einsum`, with a dot whose first factor, the table, is transposed."""
     table, out = _narrow(x)
     return (table.T @ out @ out.T / out.size).reshape(-1)
 
 
 def _reordered(x: Any) -> Any:
-    """Scaled, after a product with a narrow array that takes the two last dimensions of a table as the first ones."""
+    """Scale the array after a dot with a narrow array. The dot takes the two last dimensions of a table as its first ones."""
     return 0.5 * x + 0.5 * _first("bgh,pgh->bp", x)
 
 
 def _ordered(x: Any) -> Any:
-    """The same with a table that lies so."""
+    """Do the same as `_reordered`, with a table whose dimensions are in the order of the dot."""
     return 0.5 * x + 0.5 * _first("bgh,ghp->bp", x.reshape(*BLOCK, -1))
 
 
 def _first(product: str, table: Any) -> Any:
-    """An element of a product with a narrow array."""
+    """Return an element of a dot with a narrow array."""
     import jax.numpy as jnp
 
     return jnp.einsum(product, jnp.full((NARROW, *BLOCK), 1 / prod(BLOCK), table.dtype), table)[0, 0]
 
 
 def _narrow(x: Any) -> Any:
-    """Rows of a table, and their products with a narrow matrix."""
+    """Return the rows of a table, and their dots with a narrow matrix."""
     import jax.numpy as jnp
 
     table = x.reshape(-1, WIDE)
@@ -180,16 +183,16 @@ KERNELS: dict[str, Callable[[Any], Any]] = {
     "transposed": _transposed,
     "reordered": _reordered,
 }
-"""By the names that `hardware` declarations have for them."""
+"""Name of an op in `hardware` declarations -> its kernel."""
 
 TIMES = {"einsum": 3}
-"""How often a kernel does what it is named after, if not once."""
+"""Kernel -> how often it does its op, if not once."""
 
 BESIDES = {"transposed": _einsum, "reordered": _ordered}
-"""What a kernel does besides."""
+"""Kernel -> the kernel whose time is taken off."""
 
 SHAPES = {"reordered": (-1, *BLOCK)}
-"""Of the array, if it is not one row."""
+"""Kernel -> the shape of its array, if it is not one row."""
 
 OF_CPUS = ("pool", "unpool", "convolution", "einsum", "transposed", "reordered")
-"""Those that take longer as XLA on CPU computes them, where a GPU computes like any product, or reads what windows share once."""
+"""The kernels that only a CPU needs: a GPU computes them like any dot, or reads shared elements of windows once."""

@@ -1,8 +1,8 @@
-"""Memory that stays with the process.
+"""Settings of the C library's allocator that keep freed memory in the process.
 
-XLA allocates a step's intermediate values anew in each step. The C library gives large blocks back to the system as soon as they
-are freed, so that each step pays for the system to clear them again: on virtual devices of the CPU this can take longer than the
-step itself. So it can for a search that makes and simulates large task graphs.
+XLA allocates a step's intermediate values anew in each step. By default the C library returns large blocks to the system as soon
+as they are freed, and the system clears them again in each step. On virtual devices of the CPU this can take longer than the step
+itself. Searches that build and simulate large task graphs have the same problem.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
 
 
 def keep_memory() -> None:
-    """Let freed memory be used again by this process; nothing where the C library is not glibc."""
+    """Let this process reuse freed memory. Does nothing if the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(TRIM_THRESHOLD, -1)  # never give back the end of the heap
-        mallopt(MMAP_MAX, 0)  # no blocks of their own for what is large
-        mallopt(ARENA_MAX, 1)  # a second heap cannot hold them
+        mallopt(MMAP_MAX, 0)  # allocate large blocks on the heap too
+        mallopt(ARENA_MAX, 1)  # use one heap: others cannot hold large blocks

@@ -1,21 +1,21 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Check in generated modules of both backends that arguments are the arrays that the program is compiled for.
+"""Checks in generated modules that arguments are the arrays that the program is compiled for.
 
-A module holds numbers that depend on sizes, 1 / batch for example, so that arrays of other sizes would give wrong results. The
-text of these functions is copied into the modules, which have a table `TYPES` of their own.
+A module holds numbers that depend on sizes, 1 / batch for example, so arrays of other sizes would give wrong results. The text of
+these functions is copied into the modules of both backends.
 """
 
 import numpy as np
 
 TYPES: dict[str, dict[str, tuple[str, dict[str, int]]]] = {}
-"""Kind of arguments -> name -> dtype, and the size of each dimension of the whole array. A generated module has its own."""
+"""Kind of arguments -> name -> dtype and sizes of the whole array. A generated module has its own table."""
 
 LAYOUTS: dict[str, dict[str, object]] = {}
-"""Kind of arguments -> the table of their layouts. A generated module has its own."""
+"""Kind of arguments -> the table of their layouts. A generated module has its own table."""
 
 
 def check(kind, given):
-    """Raise `ValueError` unless `TYPES` has just these arrays of that kind: name -> dtype and whole shape."""
+    """Raise `ValueError` unless `given`, name -> dtype and whole shape, has exactly the arrays of a kind."""
     what, wanted = argument(kind), TYPES[kind]
     names = f"it takes {', '.join(wanted) or 'none'}"
     problems = [f'{what} lacks "{name}": {names}' for name in wanted if name not in given]
@@ -41,7 +41,7 @@ def entries(kind, arrays):
 
 
 def check_whole(given, layouts):
-    """Raise `ValueError` where an array to be placed is not what the table of these layouts is for."""
+    """Raise `ValueError` if an array does not fit the table of its layout."""
     problems = []
     kinds = [kind for kind, table in LAYOUTS.items() if table is layouts] or list(TYPES)
     for name, x in given.items():
@@ -54,14 +54,14 @@ def check_whole(given, layouts):
 
 
 def narrowed(x, wanted):
-    """Return the dtype of an array once it is placed: 64-bit numbers become 32-bit numbers."""
+    """Return the dtype of an array after placement: 64-bit numbers become 32-bit numbers."""
     dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
     narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(dtype.name)
     return wanted if narrow == wanted else dtype.name
 
 
 def overflow(label, x, wanted):
-    """Return a text if the array holds integers that do not fit in the wanted dtype; empty text otherwise."""
+    """Return a message, empty unless the array holds integers that do not fit in the wanted dtype."""
     if not isinstance(x, np.ndarray) or x.dtype.name == wanted or x.dtype.kind not in "iu" or not x.size:
         return ""
     limits = np.iinfo(wanted)
@@ -70,13 +70,13 @@ def overflow(label, x, wanted):
 
 
 def raise_if(problems):
-    """Raise `ValueError` with the problems that are no empty text."""
+    """Raise `ValueError` with the messages that are not empty."""
     if any(problems):
         raise ValueError("\n".join(filter(None, problems)))
 
 
 def mismatch(label, given, wanted):
-    """Return how an array differs from the wanted one, with a remedy; empty text if nothing differs."""
+    """Return how an array differs from the wanted one, with a remedy; an empty text if it does not differ."""
     dtype, shape = given
     sizes = wanted[1]
     if (dtype, tuple(shape)) == (wanted[0], tuple(sizes.values())):

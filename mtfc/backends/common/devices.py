@@ -1,7 +1,7 @@
-"""Where a JAX program runs: on real devices where there are enough, else on virtual ones of the CPU.
+"""The devices of a JAX program: real ones if there are enough, else virtual ones of the CPU.
 
-JAX makes its devices once per process, when it is first asked for one. So whoever needs several meshes in one
-process reserves devices for the largest first.
+JAX makes its devices once per process, when a program first asks for one. A process that needs several meshes therefore reserves
+devices for the largest one first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 MOST_VIRTUAL = 2048
-"""The CPU devices of one process: JAX numbers them so that those from here on belong to the next process."""
+"""The largest number of CPU devices in one process. JAX gives higher device numbers to other processes."""
 
 FLAG = "--xla_force_host_platform_device_count"
 """The XLA flag that sets the number of virtual CPU devices."""
 
 
 class Unavailable(Exception):
-    """The environment lacks something: says what, and how to get it (exit status 3)."""
+    """Something is missing in the environment. The message names it, and says how to get it. Exit status 3."""
 
 
 def import_jax() -> Any:
-    """The `jax` package. Raises `Unavailable` where it is not installed."""
+    """Return the `jax` package. Raises `Unavailable` if it is not installed."""
     try:
         import jax
     except ImportError as error:
@@ -46,9 +46,9 @@ def setting_kept(name: str) -> Iterator[None]:
 
 
 def reserve(count: int) -> None:
-    """Let the CPU count as `count` devices, if not more already: it has effect until JAX makes its devices.
+    """Make the CPU count as at least `count` devices. Has no effect after JAX has made its devices.
 
-    Raises `Unavailable` where JAX is missing.
+    Raises `Unavailable` if JAX is missing.
     """
     jax = import_jax()
     flag = re.search(rf"{FLAG}=(\d+)", os.environ.get("XLA_FLAGS", ""))
@@ -58,9 +58,9 @@ def reserve(count: int) -> None:
 
 
 def devices(count: int) -> list[Any]:
-    """`count` devices of one kind: JAX's default ones where there are so many, else virtual CPU devices.
+    """Return `count` devices of one kind: JAX's default ones if there are enough, else virtual CPU devices.
 
-    Raises `Unavailable` where JAX is missing, has already started with fewer, or cannot make so many.
+    Raises `Unavailable` if JAX is missing, has already started with fewer devices, or cannot make enough.
     """
     jax = import_jax()
     reserve(min(count, MOST_VIRTUAL))
@@ -85,7 +85,7 @@ def devices(count: int) -> list[Any]:
 
 
 def _of_kind(jax: Any, platform: str | None) -> list[Any]:
-    """All devices of a platform (None: the default one); none where JAX was told not to use it."""
+    """Return all devices of a platform, or of the default one if it is None. JAX may be told not to use a platform."""
     try:
         return list(jax.devices(platform))
     except RuntimeError as error:

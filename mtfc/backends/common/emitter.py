@@ -1,23 +1,23 @@
 """From equations to Python statements, for both backends.
 
-What an op's text looks like stands in its `OpDef`; how one backend differs from another stands in a
-`Dialect`. A function's body becomes one statement per equation, in one pass.
+An op's text stands in its `OpDef`; the difference between the backends stands in a `Dialect`. A function's body becomes one
+statement per equation, in one pass.
 
-Both backends write modules of one shape, so that whoever runs one need not know which it is:
+The modules of both backends have the same form, so that code that runs a module need not know its backend:
 
 - `MESH`: axis name -> size, first axis most major.
-- `PARAMETERS`, `INPUTS`, `STATE`: argument name -> layout; `OUTPUTS[function]`: output name -> layout. Where
-  a step takes several micro-batches, `BATCHES` is `INPUTS` with their number as the first dimension. A
-  layout has one entry per dimension: None, the name of the mesh axis that splits it, or a tuple of names,
-  most major first. Names are the user's own dotted ones (`layers.ffn.wi`).
+- `PARAMETERS`, `INPUTS`, `STATE`: argument name -> layout; `OUTPUTS[function]`: output name -> layout. If a step takes several
+  micro-batches, `BATCHES` is `INPUTS` with their number as the first dimension. A layout has one entry per dimension: None, the
+  name of the mesh axis that splits it, or a tuple of names, most major first. Names are the user's own dotted ones
+  (`layers.ffn.wi`).
 - `TYPES`: kind of arguments -> name -> dtype and sizes of the whole array, which every function checks.
-- `init(seed=0) -> params` and, where there is optimizer state, `init_state() -> state`.
-- `forward(params, inputs) -> outputs`, `gradients(params, inputs) -> outputs`, `train_step(params, state,
-  inputs, step) -> (outputs, params, state)`, each argument and result a dict from name to sharded array,
-  `step` counting from 0. A function is there when the program has it (`train_step` is the IR's `step`).
-- `value_and_grad(params, inputs, step=0) -> (loss, gradients)`, where the program trains; see `module.value_and_grad`.
-- `shard(arrays, layouts) -> arrays` and `unshard(arrays, layouts) -> arrays` go between global NumPy arrays
-  and sharded ones, for dicts: `shard({"x": x}, INPUTS)`, `unshard(outputs, OUTPUTS["forward"])`.
+- `init(seed=0) -> params` and, if there is optimizer state, `init_state() -> state`.
+- `forward(params, inputs) -> outputs`, `gradients(params, inputs) -> outputs`, `train_step(params, state, inputs, step) ->
+  (outputs, params, state)`. Each argument and result is a dict from name to sharded array; `step` counts from 0. A module has the
+  functions that the program has (`train_step` is the IR's `step`).
+- `value_and_grad(params, inputs, step=0) -> (loss, gradients)`, if the program trains; see `module.value_and_grad`.
+- `shard(arrays, layouts) -> arrays` turns a dict of global NumPy arrays into sharded ones: `shard({"x": x}, INPUTS)`.
+  `unshard(arrays, layouts) -> arrays` is the reverse: `unshard(outputs, OUTPUTS["forward"])`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from textwrap import wrap
 import attrs
 
 from mtfc.backends.common.forms import FORMS
-from mtfc.backends.common.loop_text import LoopText, Slice
+from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
@@ -45,19 +45,24 @@ WIDTH = 110
 """Columns of a generated line."""
 
 LOCALS = ("params", "state", "inputs", "step", "outputs", "gradients", "float", "range")
-"""What a generated function calls its own; no value may take these names."""
+"""The names that a generated function uses itself; no value may take them."""
 
 
 @attrs.frozen(kw_only=True)
 class Dialect:
-    """How one backend's Python differs from the other's.
+    """The difference between one backend's Python and the other's.
 
-    column: the text of an equation's op. lead: the lengths of the axes that a value's array has in front of its own
-    dimensions (none where the program sees one processor's array). index: (mesh axes, rank) -> this
-    processor's number along them, most major first, as text that broadcasts against arrays with `rank`
-    dimensions of their own. dtype: an IR dtype as text. literal: (value, dtype) as text that keeps the dtype
-    of arrays it is combined with. after: a statement to follow a value's definition, or an empty text. loop: a
-    loop's statements. step: the number `step` as the array that equations need. reserved: names that the module uses.
+    column: the text of an equation's op.
+    lead: the lengths of the axes that a value's array has in front of its own dimensions (none if the program sees one
+        processor's array).
+    index: (mesh axes, rank) -> text of this processor's number along the axes, most major first. The text broadcasts against
+        arrays with `rank` dimensions of their own.
+    dtype: an IR dtype as text.
+    literal: (value, dtype) -> text of a number that keeps the dtype of arrays that it is combined with.
+    after: a statement to follow a value's definition, or an empty text.
+    loop: the statements of a loop.
+    step: the number `step` as the array that equations need.
+    reserved: names that the module uses.
     """
 
     mesh: Mesh
@@ -67,7 +72,7 @@ class Dialect:
     dtype: Callable[[str], str]
     literal: Callable[[object, str], str]
     after: Callable[[Value, str], str]
-    loop: Callable[[LoopText], Iterator[str]]
+    loop: Callable[[LoopCode], Iterator[str]]
     step: str
     reserved: frozenset[str]
 
@@ -75,8 +80,8 @@ class Dialect:
 class Emitter:
     """Writes the statements of one function.
 
-    `literals` holds the constants that are not yet written as statements: most never are, as their uses write
-    the number.
+    Most constants never become statements, as the statements that use them contain the number. `_literals` holds the constants
+    that are not written yet.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -90,7 +95,7 @@ class Emitter:
         self._short: dict[str, str] = {}
 
     def identifier(self, value: Value) -> str:
-        """The value's name in Python: `layers.ffn.wi` is `wi`, or `ffn_wi` where another name ends in `wi`."""
+        """Return the value's name in Python: `layers.ffn.wi` is `wi`, or `ffn_wi` if another name ends in `wi`."""
         if value not in self._identifiers:
             wanted = re.sub(r"\W", "_", self._short.get(value.name, value.name))
             wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
@@ -99,7 +104,7 @@ class Emitter:
         return self._identifiers[value]
 
     def function(self, function: Function, name: str, doc: str, first: Iterable[str] = ()) -> str:
-        """The definition of a whole function, under `name` and with a docstring; it begins with the statements `first`."""
+        """Return the definition of a function, with a docstring. The body begins with the statements `first`."""
         self._file = source_file([function])
         self._short = short_names(value.name for value in all_values(function))
         lines = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
@@ -137,7 +142,7 @@ class Emitter:
         yield f"return {', '.join(names)}"
 
     def body(self, function: Function) -> Iterator[str]:
-        """The lines of the body, not indented, up to where its outputs are defined."""
+        """Yield the lines of the body, not indented, up to the definitions of its outputs."""
         previous = None
         for eqn in function.body:
             if has_trait(eqn, "constant"):
@@ -154,13 +159,13 @@ class Emitter:
             yield from self._materialize((output.value,))
 
     def _place_comment(self, eqn: Equation) -> str:
-        """`# line 12`, and of which stage where it is not the forward pass that the user wrote."""
+        """Return `# line 12`, with the stage if it is not the forward pass."""
         if eqn.span is None:
             return ""
         return f"# {eqn.span.seen_from(self._file)}" + ("" if eqn.stage == "forward" else f", {eqn.stage}")
 
     def loop(self, eqn: Equation) -> Iterator[str]:
-        """A loop's statements; what is invariant keeps the name that it has outside."""
+        """Yield a loop's statements. Invariants keep the names that they have outside."""
         given = list(pairs(eqn))
         yield from self._materialize(v for v, a in given if a.role != "invariant")
         for operand, argument in given:
@@ -169,10 +174,10 @@ class Emitter:
                 self._literals[argument.value] = literal
             elif argument.role == "invariant":
                 self._identifiers[argument.value] = self.identifier(operand)
-        for line in self.dialect.loop(self._loop_text(eqn)):
+        for line in self.dialect.loop(self._loop_code(eqn)):
             yield from fold(line, self._width)
 
-    def _loop_text(self, eqn: Equation) -> LoopText:
+    def _loop_code(self, eqn: Equation) -> LoopCode:
         region, dim = region_of(eqn), dim_of(eqn)
         carries = [(v, a.value) for v, a in pairs(eqn) if a.role == "carried"]
         slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
@@ -181,7 +186,7 @@ class Emitter:
         body = self._body_inside(region)
         leaving = [self.identifier(output.value) for output in region.outputs]
         count = len(carries)
-        return LoopText(
+        return LoopCode(
             name=self._names.fresh(re.sub(r"\W", "_", f"{region.name}_body")),
             index=self._names.fresh("i"),
             trips=dim.size,
@@ -191,7 +196,7 @@ class Emitter:
             updates=leaving[:count],
             results=names[:count],
             sliced=[
-                Slice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
+                IterationSlice(name, self.identifier(whole), whole.type.dims.index(dim), len(whole.type.dims))
                 for name, (whole, _) in zip(inside[count:], slices, strict=True)
             ],
             stacks=names[count:],
@@ -201,7 +206,7 @@ class Emitter:
         )
 
     def _body_inside(self, region: Function) -> list[str]:
-        """The lines of a body that will be indented once more."""
+        """Return the lines of a body that will be indented once more."""
         self._width -= 4
         lines = list(self.body(region))
         self._width += 4
@@ -214,7 +219,10 @@ class Emitter:
         yield from self._assign(eqn, inlined)
 
     def _inlined(self, eqn: Equation) -> dict[Value, str]:
-        """Operands of a component-wise equation to write as numbers: another operand, an array, must carry the dtype."""
+        """Return the operands of an elementwise equation that can be written as numbers.
+
+        Another operand, an array, must carry the dtype.
+        """
         carried = {v.type.dtype for v in eqn.operands if v not in self._literals}
         return {
             v: self.dialect.literal(self._literals[v].attrs["value"], v.type.dtype)
@@ -265,7 +273,7 @@ class Emitter:
 
 
 def all_values(function: Function) -> Iterator[Value]:
-    """What a function and the bodies of its loops define."""
+    """Yield the values that a function and the bodies of its loops define."""
     yield from (argument.value for argument in function.arguments)
     for eqn in function.body:
         yield from eqn.results
@@ -274,7 +282,10 @@ def all_values(function: Function) -> Iterator[Value]:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Each dotted name as the fewest of its last parts that no other name ends in; `d_` in front stays in front."""
+    """Shorten each dotted name to the fewest of its last parts that no other name ends in.
+
+    A prefix `d_` stays in front.
+    """
     paths = {name: name.removeprefix("d_") if "." in name else name for name in names}
     owners: dict[str, set[str]] = {}
     for path in paths.values():
@@ -285,13 +296,13 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _suffixes(path: str) -> Iterator[str]:
-    """`c`, `b.c`, `a.b.c`"""
+    """Return the ends of `a.b.c`, the shortest first: `c`, `b.c`, `a.b.c`."""
     parts = path.split(".")
     return (".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1))
 
 
 def layout_text(type: TensorType) -> str:
-    """The entry of a generated module's layout tables: `(None, "rows", ("cols", "planes"))`."""
+    """Return the entry of a layout table in a generated module: `(None, "rows", ("cols", "planes"))`."""
     entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in type.splits]
     return repr(tuple(entries)).replace("'", '"')
 
@@ -302,10 +313,10 @@ def _docstring(text: str) -> list[str]:
 
 
 def _aligned(arg: str, names: tuple[str, ...], target: tuple[str, ...], lead: tuple[int, ...]) -> str:
-    """`arg` (dims `names`) made to broadcast against dims `target`.
+    """Return `arg`, with dimensions `names`, as text that broadcasts against the dimensions `target`.
 
-    `lead` holds the lengths of the axes in front. Dimensions missing at the front need no mention unless the
-    axes in front of them vary.
+    `lead` holds the lengths of the axes in front. Dimensions missing at the front need no mention, unless the axes in front of
+    them vary.
     """
     order = [names.index(name) for name in target if name in names]
     if order != sorted(order):
@@ -324,10 +335,10 @@ def _aligned(arg: str, names: tuple[str, ...], target: tuple[str, ...], lead: tu
 
 
 def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
-    """A statement in lines of at most `width` columns (where it can be broken), for a body indented by four.
+    """Break a statement into lines of at most `width` columns, where possible, for a body indented by four.
 
-    It breaks at spaces. Within brackets that needs nothing else; otherwise a side of the assignment is put in
-    parentheses. No text in a generated statement contains a space.
+    Lines break at spaces. Outside of brackets, a side of the assignment is put in parentheses first. No string in a generated
+    statement contains a space.
     """
     plain = statement.lstrip()
     indent = " " * (len(statement) - len(plain))
@@ -345,7 +356,7 @@ def fold(statement: str, width: int = WIDTH - 4) -> list[str]:
 
 
 def _breaks_outside(expression: str) -> bool:
-    """Whether a space stands outside all brackets."""
+    """Return True if a space stands outside all brackets."""
     depth = 0
     for character in expression:
         depth += (character in "([{") - (character in ")]}")

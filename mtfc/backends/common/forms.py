@@ -1,4 +1,4 @@
-"""The functions of a program as a generated module has them: names, arguments and results."""
+"""The names, arguments and results of a program's functions in a generated module."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import attrs
 class Form:
     """The form of a program's function in a generated module.
 
-    takes: the dicts of its arguments by role, in the order of its signature. counts: True if the step's number comes last.
-    outputs: True if the function returns a dict of outputs. gives: the other returned dicts, by the role of the arguments that
-    they replace or belong to.
+    takes: role of arguments -> the dict that has them, in the order of the signature.
+    counts: True if the step's number comes last.
+    outputs: True if the function returns a dict of outputs.
+    gives: role of arguments -> the returned dict with their new values or gradients.
     """
 
     name: str
@@ -43,7 +44,7 @@ FORMS: Mapping[str, Form] = {
     "step_gradients": Form("step_gradients", _MODEL, counts=True, gives=_GRADIENTS),
     "clip_gradients": Form("clip_gradients", _GRADIENTS, outputs=False, gives=_GRADIENTS),
 }
-"""The program's functions, by name."""
+"""Name of a function in the program -> its form."""
 
 NAMES = {function: form.name for function, form in FORMS.items()}
-"""Name of each of the program's functions in a module."""
+"""Name of a function in the program -> its name in a module."""

@@ -1,5 +1,4 @@
-"""What modules of both backends hold besides the program's functions: a title, imports, layouts, initial
-values."""
+"""The parts of a generated module beside its functions: a title, imports, tables of layouts, initial values."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches
 
 
 def title(program: Program) -> str:
-    """What the module computes, on which mesh, and in which layout."""
+    """Return the module's title: the model, the mesh and the layout."""
     mesh = program.placed_on
     axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
     layout = f" under layout {layout_summary(program.layout)}" if program.layout else ""
@@ -41,18 +40,18 @@ def title(program: Program) -> str:
 
 
 def imports(table: Iterable[tuple[str, str]], body: str) -> str:
-    """The lines of a table (pattern that a module's text needs it for, import) that `body` needs."""
+    """Return the imports of `table` that `body` needs. Each row is a pattern to look for in the body, and an import."""
     return "\n".join(line for pattern, line in table if re.search(pattern, body)) + "\n"
 
 
 def arguments(program: Program, role: str) -> dict[str, TensorType]:
-    """Every argument of that role, of any function, and its type in the first function that has it."""
+    """Return every argument of a role, of any function, with its type in the first function that has it."""
     found = (a.value for f in reversed(program.functions) for a in f.arguments if a.role == role)
     return {value.name: value.type for value in found}
 
 
 def stacked_inputs(program: Program) -> dict[str, TensorType]:
-    """The inputs of a step that takes several micro-batches, stacked; empty where it takes what `forward` takes."""
+    """Return the stacked inputs of a step that takes several micro-batches; nothing if it takes the inputs of `forward`."""
     if program.training is None or program.training.accumulate == 1 or not program.has_function("step"):
         return {}
     step = program.function("step")
@@ -60,32 +59,33 @@ def stacked_inputs(program: Program) -> dict[str, TensorType]:
 
 
 def is_wide(program: Program) -> bool:
-    """Whether the program computes in f64."""
+    """Return True if the program computes in f64."""
     arguments = (a.value for f in program.functions for a in f.arguments)
     defined = (v for f in program.functions for eqn in walk(f.body) for v in eqn.results)
     return any(value.type.dtype == "f64" for value in (*arguments, *defined))
 
 
 def results(function: Function) -> list[Output]:
-    """The outputs that replace no argument."""
+    """Return the outputs that replace no argument."""
     return [output for output in function.outputs if output.updates is None]
 
 
 def summary(function: Function) -> str:
-    """A function's docstring."""
+    """Return a function's docstring."""
     if function.name == "clip_gradients":
-        return "Scales the gradients so that their joint norm is at most what the file asks for."
+        return "Scale the gradients so that their joint norm is at most the limit that the file gives."
     also = {"parameter": "params", "state": "state"}
     groups = FORMS[function.name].gives
-    more = ", and what replaces params and state" if also.keys() == groups.keys() else ""
+    more = ", and the new params and state" if also.keys() == groups.keys() else ""
     more = ", and the gradients of params" if "gradients" in groups.values() else more
-    return f"Computes {', '.join(output.name for output in results(function))}{more}."
+    return f"Compute {', '.join(output.name for output in results(function))}{more}."
 
 
 def value_and_grad(program: Program) -> list[str]:
-    """The function that `jax.value_and_grad` would make of the loss, where the program has functions of gradients.
+    """Return the function that computes the loss and its gradients, as `jax.value_and_grad` of the loss would.
 
-    `accumulate` and `clip` are arguments where the file asks for these.
+    The list is empty if the program has no functions of gradients. `accumulate` and `clip` are arguments if the file asks for
+    them.
     """
     if not program.has_function("batch_gradients") or program.training is None:
         return []
@@ -96,14 +96,14 @@ def value_and_grad(program: Program) -> list[str]:
     gradients = "clip_gradients(gradients) if clip else gradients" if clips else "gradients"
     lines = [
         f"def value_and_grad({signature}):",
-        f'    """Computes {program.training.minimize}, and the gradients of params, which are placed as params are.',
+        f'    """Compute {program.training.minimize}, and the gradients of params, placed like the params.',
         "",
         *(
-            ["    accumulate: inputs are BATCHES, as in `train_step`; the gradients are the mean."]
+            ["    accumulate: the inputs are BATCHES, as in `train_step`; the gradients are their mean."]
             * accumulates
         ),
         *(["    clip: scale the gradients as `train_step` does."] * clips),
-        "    step: the number that random draws and schedules depend on.",
+        "    step: the number of the step, for random draws and schedules.",
         '    """',
         f"    outputs, gradients = {chosen}(params, inputs, step)",
         f'    return outputs["{program.training.minimize}"], {gradients}',
@@ -112,7 +112,7 @@ def value_and_grad(program: Program) -> list[str]:
 
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
-    """`MESH`, `PARAMETERS`, `STATE`, `INPUTS`, `BATCHES` if needed, `OUTPUTS`, `TYPES`; `layout` gives the text of one entry."""
+    """Return `MESH`, the tables of layouts, and `TYPES`. `layout` gives the text of one entry."""
     sizes = ", ".join(f'"{name}": {size}' for name, size in program.placed_on.axes)
     lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
     for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
@@ -127,11 +127,11 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
 
 
 def _types(program: Program) -> str:
-    """The tables that arguments are checked against."""
+    """Return the tables that arguments are checked against."""
     kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
     if batches := stacked_inputs(program):
         kinds["batches"] = batches
-    lines = ["# Dtype and sizes of whole arrays: every function checks its arguments.\n", "TYPES = {\n"]
+    lines = ["# Dtype and sizes of whole arrays; every function checks its arguments.\n", "TYPES = {\n"]
     for kind, types in kinds.items():
         entries = ((name, _type_text(type)) for name, type in types.items())
         lines.append(f'    "{kind}": {dict_text(entries, indent=4)},\n')
@@ -140,13 +140,13 @@ def _types(program: Program) -> str:
 
 
 def _type_text(type: TensorType) -> str:
-    """`("float32", {"batch": 64, "io": 128})`"""
+    """Return the text of a type: `("float32", {"batch": 64, "io": 128})`."""
     sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in type.dims)
     return f'("{DTYPES[type.dtype]}", {{{sizes}}})'
 
 
 def kinds_of(program: Program, function: Function) -> list[str]:
-    """The kinds in `TYPES` of a function's arguments, in the order of its signature."""
+    """Return the kinds in `TYPES` of a function's arguments, in the order of its signature."""
     stacked = function.name in ("step", "step_gradients") and stacked_inputs(program)
     kinds = {"parameter": "params", "state": "state", "input": "batches" if stacked else "inputs"}
     return [kinds[role] for role in FORMS[function.name].takes]
@@ -162,7 +162,10 @@ def _sizes(type: TensorType) -> str:
 
 
 def dict_text(items: Iterable[tuple[str, str]], indent: int) -> str:
-    """`{"w": w, "bias": bias}`, one entry per line where it is long, on a line indented by `indent`."""
+    """Return `{"w": w, "bias": bias}`, for a line indented by `indent`.
+
+    If the text is long, each entry gets a line.
+    """
     entries = [f'"{key}": {value}' for key, value in items]
     line = "{" + ", ".join(entries) + "}"
     if len(line) + indent + 24 <= WIDTH:
@@ -172,12 +175,12 @@ def dict_text(items: Iterable[tuple[str, str]], indent: int) -> str:
 
 
 def shape_text(type: TensorType) -> str:
-    """The whole tensor's shape."""
+    """Return the whole tensor's shape."""
     return str(tuple(dim.size for dim in type.dims))
 
 
 def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:
-    """What each state is before the first step, as text, global; `module` is what makes arrays: `np` or `jnp`."""
+    """Return the text of each state before the first step, as a global array. `module` is `np` or `jnp`."""
     states = (a for f in program.functions for a in f.arguments if a.role == "state")
     found = []
     for state in states:
@@ -188,7 +191,10 @@ def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -
 
 
 def initial_value(parameter: Parameter, full: str, dtype: str) -> str:
-    """A parameter's initial value as text, global; `full` is the backend's function for an array of equal elements."""
+    """Return the text of a parameter's initial value, as a global array.
+
+    `full` is the backend's function for an array of equal elements.
+    """
     distribution, shape = DISTRIBUTIONS[parameter.init.name], shape_text(parameter.type)
     numbers = {**distribution.args, **dict(parameter.init.args)}
     literals = {name: literal(value) for name, value in numbers.items()}

@@ -1,4 +1,7 @@
-"""Functions that generated modules are made of: source that stands in files of ours, checked like any other, and is copied."""
+"""The functions that generated modules are made of.
+
+They stand in `prelude.py` and other files here as source that is checked and tested, and their text is copied.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 
 def prelude(text: str, files: tuple[str, ...], public: Iterable[str] = ()) -> list[str]:
-    """Source of what a module with this text needs of the files, directly or not, in their order; `public` it always needs."""
+    """Return the source of the functions that a module needs, directly or not, in the order of the files; `public` always."""
     known = definitions(files)
     needed: set[str] = set()
     found = {*public, *_called(text)} & known.keys()
@@ -26,7 +29,7 @@ def _called(text: str) -> set[str]:
 
 @cache
 def definitions(files: tuple[str, ...]) -> Mapping[str, str]:
-    """Name -> source of every function of the files, and of every table."""
+    """Return name -> source of every function and table in the files."""
     found = {}
     for file in files:
         text = (Path(__file__).parents[1] / file).read_text("utf-8")

@@ -6,9 +6,9 @@ element's row-major index, in the form that JAX calls partitionable. Uniform num
 5 units in the last place.
 
 The text of these functions is copied into generated modules of both backends, where `np` is `numpy` or `jax.numpy`, and gives the
-same bits in both. So floating-point numbers meet only in sums, differences and products, which every processor rounds
-alike; there are no logarithms, roots and quotients, of which each library has its own; and a product that something is added
-to is made by `times`, which no compiler turns into a fused multiply-add.
+same bits in both. For this the functions use only operations on floats that every processor rounds alike: sums, differences and
+products. They use no logarithms, roots or quotients, which differ between libraries. A product that is added to another number is
+made by `times`, which no compiler turns into a fused multiply-add.
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def random_key(seed, name, *numbers):
-    """The key of what is drawn under `name`: two words, of `seed`, the name's CRC and further numbers."""
+    """Return a key, two words, made of `seed`, the CRC of `name` and further numbers."""
     key = word(0), word(seed)
     for number in (zlib.crc32(name.encode()), *numbers):
         key = threefry(key, word(0), word(number))
@@ -26,14 +26,14 @@ def random_key(seed, name, *numbers):
 
 
 def word(number):
-    """A number modulo 2**32, with one more axis: of overflow in arrays NumPy does not warn."""
+    """Return a number modulo 2**32 as an array with one more axis: arrays overflow without warnings."""
     if isinstance(number, int):
         return np.full(1, number % 2**32, np.uint32)
     return np.asarray(number)[..., None].astype(np.uint32)
 
 
 def threefry(key, high, low):
-    """Threefry-2x32 with 20 rounds: from the high and low words of counters to two arrays of random words."""
+    """Apply Threefry-2x32 with 20 rounds to counters of a high and a low word: two arrays of random words."""
     keys = (*key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     high, low = high + keys[0], low + keys[1]
     for i in range(5):
@@ -46,7 +46,7 @@ def threefry(key, high, low):
 
 
 def random_bits(key, sizes, whole=None, start=None):
-    """32 random bits for each element of a part: `sizes` elements from `start` on, of a `whole` shape."""
+    """Return 32 random bits per element of a part: `sizes` elements from `start` on, of a `whole` shape."""
     whole, start = whole or sizes, start or (0,) * len(sizes)
     key = [words.reshape(words.shape[:-1] + (1,) * (len(sizes) + 1)) for words in key]
     high, low = threefry(key, *global_index(sizes, whole, start))
@@ -54,7 +54,10 @@ def random_bits(key, sizes, whole=None, start=None):
 
 
 def global_index(sizes, whole, start):
-    """Each element's row-major index, as high and low words; the high one is 0 where the low one suffices."""
+    """Return each element's row-major index, as high and low words.
+
+    The high word is 0 if the low word suffices for all elements.
+    """
     high = low = word(0)
     for i, size in enumerate(sizes):
         stride = math.prod(whole[i + 1 :])
@@ -68,29 +71,29 @@ def global_index(sizes, whole, start):
 
 
 def high_product(x, factor):
-    """The high word of the product of words with a factor below 2**32, from products of their halves."""
+    """Return the high word of words times a factor below 2**32, from products of their halves."""
     low, high = np.uint32(factor % 2**16), np.uint32(factor >> 16)
     inner = ((x & 0xFFFF) * low >> 16) + ((x & 0xFFFF) * high & 0xFFFF) + ((x >> 16) * low & 0xFFFF)
     return (x >> 16) * high + ((x & 0xFFFF) * high >> 16) + ((x >> 16) * low >> 16) + (inner >> 16)
 
 
 def random_uniform(key, sizes, whole=None, start=None):
-    """Uniform in [0, 1), in f32: 23 random bits are the fraction of a number in [1, 2)."""
+    """Draw uniform numbers in [0, 1), in f32: 23 random bits are the fraction of a number in [1, 2)."""
     bits = random_bits(key, sizes, whole, start)
     return (bits >> 9 | np.uint32(0x3F800000)).view(np.float32) - np.float32(1)
 
 
 def random_normal(key, sizes, whole=None, start=None):
-    """Normal with mean 0 and deviation 1, in f32: the quantiles of numbers (4 k + 1) 2**-24 in (-1, 1)."""
+    """Draw standard normal numbers in f32: the quantiles of (4 k + 1) 2**-24 in (-1, 1)."""
     number = (random_bits(key, sizes, whole, start) >> 9).astype(np.int32) * 4 + (1 - 2**24)
     return normal_quantile(number.astype(np.float32) * np.float32(2**-24))
 
 
 def normal_quantile(x):
-    """The inverse of erf(x / sqrt(2)), in f32, for multiples of 2**-24 between -1 and 1.
+    """Return the inverse of erf(x / sqrt(2)), in f32, for multiples of 2**-24 between -1 and 1.
 
-    It is x times a smooth function of -log(1 - x**2) (M. Giles, "Approximating the erfinv function", 2010):
-    one polynomial up to 5 and another beyond, fitted for this purpose; each element has its own coefficients.
+    It is x times a smooth function of -log(1 - x**2) (M. Giles, "Approximating the erfinv function", 2010).
+    One polynomial approximates the function up to 5, another one beyond.
     """
     near = (
         4.7452814e-10, -2.4269829e-08, 4.3811852e-07, -3.532529e-06, 8.252774e-06, 5.7257108e-05,
@@ -107,7 +110,7 @@ def normal_quantile(x):
 
 
 def negative_log(x):
-    """-log(x) in f32 for 0 < x <= 1: the exponent's part, and a polynomial in the fraction less 1."""
+    """Return -log(x) in f32 for 0 < x <= 1: the exponent's part, and a polynomial in the fraction less 1."""
     coefficients = (
         -0.10378662, 0.16338125, -0.17212434, 0.19884239, -0.2497156, 0.33335608, -0.50000346, 0.99999994,
     )  # fmt: skip
@@ -119,7 +122,7 @@ def negative_log(x):
 
 
 def polynomial(x, coefficients):
-    """The polynomial in x with these coefficients, that of the highest power first."""
+    """Evaluate the polynomial in x with these coefficients, that of the highest power first."""
     result = np.float32(0)
     for coefficient in coefficients:
         result = times(x, result) + coefficient
@@ -127,9 +130,9 @@ def polynomial(x, coefficients):
 
 
 def times(x, y):
-    """x * y, rounded before anything is added to it: no sum can be fused with a maximum.
+    """Return x * y, rounded before anything is added to it.
 
-    This one changes nothing, as its bound is near the lowest of all numbers, but it cannot be left out, as
-    the bound depends on x.
+    No compiler can fuse a sum with the maximum. The maximum changes nothing, as its bound is near the lowest
+    of all numbers. The bound depends on x, so compilers cannot remove the maximum.
     """
     return np.maximum(x * y, x - np.float32(3e38))

@@ -1,8 +1,8 @@
-"""The text of one convolution and of one pooling in JAX, for dimensions in any number and order.
+"""The JAX text of one convolution and of one pooling, for dimensions in any number and order.
 
-`lax.conv_general_dilated` knows one batch dimension N, one feature dimension C (of the filter: I and O) and spatial ones, each
-anywhere. Where several of ours play one part they are merged, and where none does, one of size 1 stands for it; an array is
-transposed only where dimensions that are to be merged do not lie side by side.
+`lax.conv_general_dilated` takes one batch dimension N, one feature dimension C (in a filter: I and O) and spatial dimensions,
+each at any position. Several dimensions with the same part are merged; a part without a dimension gets one of size 1. An array is
+transposed only if the dimensions to merge are not adjacent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mtfc.compiler.ir.opdef import Code
 from mtfc.compiler.ir.ops.creation import literal
 
 SPATIAL = "HWDTUVXYZ"
-"""Letters for spatial dimensions, as `dimension_numbers` wants them."""
+"""Letters for spatial dimensions, as in `dimension_numbers`."""
 
 Sizes = Mapping[str, int]
 """Dimension -> its size on one device, in storage order."""
 
 Parts = Mapping[str, Sequence[str]]
-"""Letter -> the dimensions that play that part, most major first."""
+"""Letter -> the dimensions with that part, most major first."""
 
 
 @attrs.frozen
-class Array:
-    """The sizes of an array, and what its dimensions are to a convolution; those without a part have size 1."""
+class ConvArray:
+    """An array of a convolution: its sizes, and the parts of its dimensions. A dimension without a part has size 1."""
 
     sizes: Sizes
     parts: Parts
@@ -39,11 +39,11 @@ class Array:
 
 
 @attrs.frozen(kw_only=True)
-class Axis:
-    """How a convolution goes along one spatial dimension.
+class ConvAxis:
+    """The geometry of a convolution along one spatial dimension.
 
-    Element o of the result is the sum over k of x[o * stride + k * dilation - padding[0]] * filter[k], where x is lhs with
-    `spread` - 1 zeros between its elements; `padding[1]` zeros follow.
+    Element o of the result is the sum over k of x[o * stride + k * dilation - padding[0]] * filter[k]. There x is lhs with
+    `spread` - 1 zeros between its elements and `padding[1]` zeros after them.
     """
 
     stride: int
@@ -54,17 +54,20 @@ class Axis:
 
 @attrs.frozen(kw_only=True)
 class Convolution:
-    """A convolution of `lhs` with the filter `rhs`; `groups`: into how many its features fall. flipped: with rhs reversed."""
+    """A convolution of `lhs` with the filter `rhs`.
 
-    lhs: Array
-    rhs: Array
-    result: Array
-    axes: tuple[Axis, ...]
+    groups: the number of groups of its features. flipped: True if the filter is reversed.
+    """
+
+    lhs: ConvArray
+    rhs: ConvArray
+    result: ConvArray
+    axes: tuple[ConvAxis, ...]
     groups: int
     flipped: bool
 
     def text(self, code: Code) -> str:
-        """Sums of 16-bit numbers are kept in 32 bits."""
+        """Return the call. 16-bit numbers are summed in 32 bits."""
         narrow = code.eqn.result.type.dtype in ("bf16", "f16")
         operands = f"{gathered(code.args[0], self.lhs)}, {gathered(self._filter(code.args[1]), self.rhs)}"
         numbers = f"{self._numbers('stride')}, {self._numbers('padding')}"
@@ -73,7 +76,7 @@ class Convolution:
         return scattered(call, self.result) + (f".astype({code.dtype})" if narrow else "")
 
     def _filter(self, text: str) -> str:
-        """The filter, turned around where the convolution is the transpose of one."""
+        """Return the filter, reversed along its spatial dimensions if the convolution is a transpose."""
         spatial = [name for letter in SPATIAL for name in self.rhs.parts.get(letter, ())]
         turned = tuple(
             i for i, name in enumerate(self.rhs.sizes) if name in spatial and self.rhs.sizes[name] > 1
@@ -81,7 +84,7 @@ class Convolution:
         return f"jnp.flip({text}, {turned})" if self.flipped and turned else text
 
     def _numbers(self, field: str) -> tuple[Any, ...]:
-        """One number of each spatial dimension, in the order in which the filter has them: so they are counted."""
+        """Return one number for each spatial dimension, in the order of the filter, as `lax` expects."""
         axes = sorted(zip(SPATIAL, self.axes, strict=False), key=lambda pair: self.rhs.spec.index(pair[0]))
         return tuple(getattr(axis, field) for _, axis in axes)
 
@@ -97,24 +100,24 @@ class Convolution:
 
 
 def letters(sizes: Sizes, parts: Parts) -> str:
-    """The letters in the order in which their dimensions lie; those without dimensions, of size 1, come last."""
+    """Return the letters in the storage order of their dimensions. Letters without a dimension, of size 1, come last."""
     place = {name: i for i, name in enumerate(sizes)}
     return "".join(
         sorted(parts, key=lambda letter: min((place[n] for n in parts[letter]), default=len(place)))
     )
 
 
-def in_order(array: Array) -> list[str]:
-    """The dimensions that play a part, in the order of the letters."""
+def in_order(array: ConvArray) -> list[str]:
+    """Return the dimensions that have a part, in the order of the letters."""
     return [name for letter in array.spec for name in array.parts[letter]]
 
 
-def _one_each(array: Array) -> bool:
+def _one_each(array: ConvArray) -> bool:
     return all(len(part) == 1 for part in array.parts.values()) and len(array.parts) == len(array.sizes)
 
 
-def gathered(text: str, array: Array) -> str:
-    """An array as one dimension per letter."""
+def gathered(text: str, array: ConvArray) -> str:
+    """Return the text of an array with one dimension per letter."""
     sizes, wanted = array.sizes, in_order(array)
     if [name for name in sizes if name in wanted] != wanted:
         order = [*(name for name in sizes if name not in wanted), *wanted]
@@ -124,8 +127,8 @@ def gathered(text: str, array: Array) -> str:
     return f"{text}.reshape{tuple(prod(sizes[n] for n in array.parts[letter]) for letter in array.spec)}"
 
 
-def scattered(text: str, array: Array) -> str:
-    """What has one dimension per letter as the array."""
+def scattered(text: str, array: ConvArray) -> str:
+    """Return the text of an array with its own dimensions, made from one with one dimension per letter."""
     sizes, found = array.sizes, in_order(array)
     wanted = [name for name in sizes if name in found]
     if found != wanted:
@@ -135,8 +138,8 @@ def scattered(text: str, array: Array) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Pooled:
-    """How one dimension of the operand is pooled: the size of a window, and how windows lie."""
+class PooledDim:
+    """The pooling of one dimension of the operand: the size of a window, and the positions of the windows."""
 
     size: int = 1
     stride: int = 1
@@ -150,7 +153,7 @@ IDENTITY = {
     ("sum", "i"): 0, ("max", "i"): -(2**31), ("min", "i"): 2**31 - 1,
     ("sum", "u"): 0, ("max", "u"): 0, ("min", "u"): 2**32 - 1,
 }  # fmt: skip
-"""(reduction, kind of dtype) -> the number that changes nothing."""
+"""(reduction, kind of dtype) -> the neutral element."""
 
 FUNCTIONS = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}
 
@@ -159,17 +162,18 @@ FUNCTIONS = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}
 class Pooling:
     """A reduction over sliding windows of several dimensions of an array.
 
-    order: the dimensions in the order in which they are padded. result: the sizes of what it makes, `reshaped` to be so.
+    order: the dimensions in the order of their padding. result: the sizes of the result. reshaped: True if the call gives other
+        sizes.
     """
 
     reduction: str
-    dims: tuple[Pooled, ...]
+    dims: tuple[PooledDim, ...]
     order: tuple[int, ...]
     result: tuple[int, ...]
     reshaped: bool
 
     def text(self, code: Code) -> str:
-        """Sums of 16-bit numbers are kept in 32 bits."""
+        """Return the call. 16-bit numbers are summed in 32 bits."""
         dtype = code.eqn.result.type.dtype
         start = IDENTITY[self.reduction, "f" if "f" in dtype else dtype[0]]
         narrow = self.reduction == "sum" and dtype in ("bf16", "f16")
@@ -185,7 +189,10 @@ class Pooling:
         return f"lax.reduce_window({what})" + shape + (f".astype({code.dtype})" if narrow else "")
 
     def pulled_back(self, code: Code, order: tuple[int, ...]) -> str:
-        """The gradient of the operand from that of the result, whose axes are to stand in this order."""
+        """Return the text of the operand's gradient, from that of the result.
+
+        order: the axes of the result's gradient, in the order that the pooling gives them.
+        """
         x, cotangent = code.args
         if order != tuple(range(len(order))):
             cotangent = f"{cotangent}.transpose{order}"
@@ -193,7 +200,7 @@ class Pooling:
         return f"jax.vjp(lambda x: {pool}, {x})[1]({cotangent})[0]"
 
     def _padded(self, code: Code) -> str:
-        """The operand with numbers around it: what is padded later stands in the corners."""
+        """Return the operand with padding. The dimension that is padded last sets the corners."""
         text = code.args[0]
         for i in self.order:
             dim = self.dims[i]

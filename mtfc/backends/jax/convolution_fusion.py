@@ -1,11 +1,11 @@
-"""Windows that need not be made: where the JAX backend writes one convolution or pooling for several equations.
+"""Convolution fusion: one convolution or pooling for several equations with sliding windows.
 
-An einsum of windows and a filter is one `lax.conv_general_dilated`, and so are both its gradients; a maximum over windows is one
-`lax.reduce_window`. What an equation becomes is decided here, by what its operands are made of (`PATTERNS`); `convolution.py` has
+An einsum of windows and a filter is one `lax.conv_general_dilated`, and so are both its gradients. A maximum over windows is one
+`lax.reduce_window`. `PATTERNS` chooses the text of an equation by the equations that define its operands; `convolution.py` has
 the text. An equation that fits no pattern keeps the text of its op.
 
-A window or its transpose may stand behind a reshape that, on one processor, changes no size but leaves out or adds dimensions of
-one element: so dimensions are cut into blocks, and merged again, where they are split.
+There may be a reshape between a window, or its transpose, and the einsum, if on one processor the reshape only adds or removes
+dimensions of one element. Such reshapes cut split dimensions into blocks, and merge the blocks again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 
 import attrs
 
-from mtfc.backends.jax.convolution import SPATIAL, Array, Axis, Convolution, Pooled, Pooling, Sizes
+from mtfc.backends.jax.convolution import SPATIAL, ConvArray, ConvAxis, Convolution, PooledDim, Pooling, Sizes
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Code
@@ -28,14 +28,15 @@ from mtfc.compiler.ir.types import Mesh
 Text = Callable[[Code], str]
 Names = Mapping[str, str]
 Fused = tuple[tuple[Value, ...], Text]
-"""The operands that an equation is left with, and its text."""
+"""The remaining operands of an equation, and its text."""
 
 
 @attrs.frozen
-class Sliding:
-    """A dimension under sliding windows: `source` in the tensor that is windowed, `out` and `kernel` in the tensor of windows.
+class SlidingDim:
+    """A dimension under sliding windows.
 
-    None is a dimension of one element that is left out.
+    source: the dimension in the tensor that windows slide over. out, kernel: the number of a window and the place in it, in the
+    tensor of windows; None for a dimension of one element that is left out.
     """
 
     source: str
@@ -46,28 +47,28 @@ class Sliding:
 
 
 @attrs.frozen
-class Windowed:
-    """A tensor of windows and the tensor that is windowed, one of which is `value`, the other the one that was asked about.
+class WindowTensor:
+    """A tensor of windows, and the tensor that the windows slide over. `value` is one of them; the caller knows the other.
 
-    names: the other dimensions, from those of the tensor of windows to those of the windowed one. A dimension without any
-    part in it has one element.
+    names: the other dimensions, from the tensor of windows to the tensor under them. A dimension that is in neither `names` nor
+    `windows` has one element.
     """
 
     value: Value
     names: Names
-    windows: tuple[Sliding, ...] = ()
+    windows: tuple[SlidingDim, ...] = ()
 
     def covers(self, names: Sequence[str]) -> bool:
-        """Whether each of the names, of the tensor of windows, plays a part."""
+        """Return True if each of these dimensions of the tensor of windows is in `names` or `windows`."""
         return {*self.names, *chain(*((w.out, w.kernel) for w in self.windows))}.issuperset(names)
 
 
-def _alone(value: Value) -> Windowed:
-    return Windowed(value, {name: name for name in value.type.names})
+def _alone(value: Value) -> WindowTensor:
+    return WindowTensor(value, {name: name for name in value.type.names})
 
 
 @attrs.frozen
-class Context:
+class FusionContext:
     """The context of a pattern: the equation of each value, local sizes, and the values that `jax.grad` may differentiate."""
 
     defined: Mapping[Value, Equation]
@@ -81,9 +82,9 @@ class Context:
         return self.defined[value].op if value in self.defined else ""
 
     def renaming(self, eqn: Equation) -> Names | None:
-        """Operand dimension -> result dimension of an equation that, on one processor, at most renames and reorders dimensions,
+        """Return operand dimension -> result dimension, if on one processor the equation only renames and reorders dimensions.
 
-        or leaves out and adds some of one element: those have no entry. None for any other equation.
+        The equation may also add and remove dimensions of one element, which have no entry. Return None for any other equation.
         """
         x, y = eqn.operands[0], eqn.result
         here, there = self.sizes(x), self.sizes(y)
@@ -98,8 +99,8 @@ class Context:
             found = {a: b for a, b in found.items() if a not in outer and b not in added} | {old: new}
         return found
 
-    def base(self, value: Value) -> Windowed:
-        """What the value holds windows of: itself, where of nothing else."""
+    def base(self, value: Value) -> WindowTensor:
+        """Return the tensor that the value holds windows of; the value itself if it holds no windows."""
         if self.op(value) not in ("window", "reshape", "transpose"):
             return _alone(value)
         eqn = self.defined[value]
@@ -109,12 +110,12 @@ class Context:
         new = self.renaming(eqn)
         if new is None:
             return _alone(value)
-        return Windowed(
+        return WindowTensor(
             inner.value, {new[a]: b for a, b in inner.names.items() if a in new}, _called(inner, new)
         )
 
-    def folded(self, value: Value) -> Windowed | None:
-        """The windows that are added up in the value; None where it is not made so."""
+    def folded(self, value: Value) -> WindowTensor | None:
+        """Return the windows that the value adds up; None if the value is no such sum."""
         found = _alone(value)
         while self.op(found.value) in ("fold", "reshape", "transpose"):
             eqn = self.defined[found.value]
@@ -124,41 +125,41 @@ class Context:
             found = before
         return found if found.windows else None
 
-    def _before(self, found: Windowed, eqn: Equation) -> Windowed | None:
-        """The same windows before a renaming."""
+    def _before(self, found: WindowTensor, eqn: Equation) -> WindowTensor | None:
+        """Return the same windows before a renaming."""
         new = self.renaming(eqn)
         if new is None:
             return None
         old = {b: a for a, b in new.items()}
         names = {old[a]: b for a, b in found.names.items() if a in old}
-        return Windowed(eqn.operands[0], names, _called(found, old))
+        return WindowTensor(eqn.operands[0], names, _called(found, old))
 
 
-def _called(found: Windowed, new: Names) -> tuple[Sliding, ...]:
-    """The windows under new names; what has none has one element."""
+def _called(found: WindowTensor, new: Names) -> tuple[SlidingDim, ...]:
+    """Return the windows under new names. A dimension without a new name has one element."""
     return tuple(
         attrs.evolve(w, out=new.get(w.out or ""), kernel=new.get(w.kernel or "")) for w in found.windows
     )
 
 
-def _slid(inner: Windowed, eqn: Equation) -> Windowed | None:
-    """The windows of one dimension more, if that has none yet."""
+def _slid(inner: WindowTensor, eqn: Equation) -> WindowTensor | None:
+    """Return the windows with those of one more dimension; None if that dimension has windows already."""
     g = geometry(eqn.attrs)
     if g.source.name not in inner.names:
         return None
     rest = {a: b for a, b in inner.names.items() if a != g.source.name}
-    sliding = Sliding(inner.names[g.source.name], g.out.name, g.kernel.name, g, eqn.attrs["value"])
-    return Windowed(inner.value, rest, (*inner.windows, sliding))
+    sliding = SlidingDim(inner.names[g.source.name], g.out.name, g.kernel.name, g, eqn.attrs["value"])
+    return WindowTensor(inner.value, rest, (*inner.windows, sliding))
 
 
-def _unfolded(found: Windowed, eqn: Equation) -> Windowed | None:
-    """The windows before a fold, if what it adds up is not yet part of another."""
+def _unfolded(found: WindowTensor, eqn: Equation) -> WindowTensor | None:
+    """Return the windows before a fold; None if another fold already adds up that dimension."""
     g = geometry(eqn.attrs)
     if g.source.name not in found.names:
         return None
     rest = {a: b for a, b in found.names.items() if a != g.source.name}
-    sliding = Sliding(found.names[g.source.name], g.out.name, g.kernel.name, g)
-    return Windowed(eqn.operands[0], rest, (*found.windows, sliding))
+    sliding = SlidingDim(found.names[g.source.name], g.out.name, g.kernel.name, g)
+    return WindowTensor(eqn.operands[0], rest, (*found.windows, sliding))
 
 
 # Convolutions
@@ -167,24 +168,24 @@ LETTERS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, True): ("N", "", "N"),
     (True, True, False): ("C", "I", ""),
     (False, True, True): ("", "O", "C"),
-    (True, True, True): ("C", "O", "C"),  # groups of features: the major part of the three
+    (True, True, True): ("C", "O", "C"),  # groups of features are the major part of all three
 }
-"""Which of lhs, rhs and result have a dimension -> the part that it plays in them."""
+"""(lhs has the dimension, rhs has it, result has it) -> its letter in each of them."""
 
-Spatial = tuple[tuple[str | None, str | None, str | None], Axis]
-"""A spatial dimension: what lhs, rhs and result call it, and how the convolution goes along it."""
+Spatial = tuple[tuple[str | None, str | None, str | None], ConvAxis]
+"""A spatial dimension: its names in lhs, rhs and result, and its geometry."""
 
 
 def _planned(
-    c: Context,
+    c: FusionContext,
     values: Sequence[Value],
     names: Sequence[Names],
     spatial: Sequence[Spatial],
     flipped: bool = False,
 ) -> Convolution | None:
-    """The convolution of lhs and rhs to the result, if every dimension plays a part that there is.
+    """Return the convolution of lhs and rhs to the result; None if a dimension fits none of the parts.
 
-    names: for each of the three, the dimensions of the einsum that are not spatial, and what they are called there.
+    names: for each of the three, the einsum's dimensions that are not spatial -> their names there.
     """
     parts: list[dict[str, list[str]]] = [{"N": [], "C": []}, {"I": [], "O": []}, {"N": [], "C": []}]
     shared = set.intersection(*map(set, names))
@@ -198,19 +199,19 @@ def _planned(
     for letter, (called, _) in zip(SPATIAL, spatial, strict=False):
         for part, own in zip(parts, called, strict=True):
             part[letter] = [own] if own is not None else []
-    lhs, rhs, result = (Array(c.sizes(value), part) for value, part in zip(values, parts, strict=True))
+    lhs, rhs, result = (ConvArray(c.sizes(value), part) for value, part in zip(values, parts, strict=True))
     groups = prod(lhs.sizes[names[0][name]] for name in shared)
     axes = tuple(axis for _, axis in spatial)
     return Convolution(lhs=lhs, rhs=rhs, result=result, axes=axes, groups=groups, flipped=flipped)
 
 
 def _own(value: Value, spatial: set[str | None]) -> Names:
-    """The dimensions that are not spatial, under their own names."""
+    """Return the dimensions that are not spatial, under their own names."""
     return {name: name for name in value.type.names if name not in spatial}
 
 
-def _convolved(c: Context, eqn: Equation) -> Fused | None:
-    """einsum(windows of x, filter) is a convolution of x, and so is the gradient of the filter."""
+def _convolved(c: FusionContext, eqn: Equation) -> Fused | None:
+    """Match einsum(windows of x, filter), a convolution of x. The gradient of the filter has the same form."""
     if len(eqn.operands) != 2:
         return None
     for windows, filter in (eqn.operands, eqn.operands[::-1]):
@@ -226,8 +227,11 @@ def _convolved(c: Context, eqn: Equation) -> Fused | None:
     return None
 
 
-def _correlated(w: Sliding, filter: Value, result: Value) -> Spatial | None:
-    """One of a window's two dimensions stays, and the other, which the filter has, is summed over: either way round."""
+def _correlated(w: SlidingDim, filter: Value, result: Value) -> Spatial | None:
+    """Return the geometry of a window, if the filter has one of its two dimensions and the einsum sums over it.
+
+    The other of the two dimensions stays. They can be either way round.
+    """
     g = w.geometry
     if (g.before or g.after) and w.value != 0:
         return None
@@ -236,17 +240,22 @@ def _correlated(w: Sliding, filter: Value, result: Value) -> Spatial | None:
         if _is_in(stays, result, filter) and _is_in(goes, filter, result):
             reach = stride * (count - 1) + dilation * (size - 1) + 1
             padding = (g.before, reach - g.before - g.source.size)
-            return (w.source, goes, stays), Axis(stride=stride, dilation=dilation, spread=1, padding=padding)
+            return (w.source, goes, stays), ConvAxis(
+                stride=stride, dilation=dilation, spread=1, padding=padding
+            )
     return None
 
 
 def _is_in(name: str | None, one: Value, other: Value) -> bool:
-    """Whether one value has the dimension and the other lacks it, as far as it matters."""
+    """Return True if `one` has the dimension and `other` lacks it. A dimension of one element, None, is always right."""
     return name is None or (name in one.type.names and name not in other.type.names)
 
 
-def _transposed(c: Context, eqn: Equation) -> Fused | None:
-    """fold(einsum(y, filter)) is the transpose of a convolution: one of y, spread out, with the filter turned around."""
+def _transposed(c: FusionContext, eqn: Equation) -> Fused | None:
+    """Match fold(einsum(y, filter)), the transpose of a convolution.
+
+    It is a convolution of y, with zeros between its elements, and the reversed filter.
+    """
     found = c.folded(eqn.result)
     if found is None or c.op(found.value) != "einsum" or len(c.defined[found.value].operands) != 2:
         return None
@@ -263,20 +272,22 @@ def _transposed(c: Context, eqn: Equation) -> Fused | None:
     return None
 
 
-def _spread(w: Sliding) -> Spatial:
-    """Windows lie `stride` apart, and so do the elements that are added up."""
+def _spread(w: SlidingDim) -> Spatial:
+    """Return the geometry of a transpose: the elements of y are as far apart as the windows."""
     g = w.geometry
     before = g.extent - 1 - g.before
     reach = g.stride * (g.out.size - 1) + 1
     padding = (before, g.source.size - reach - before + g.extent - 1)
-    return (w.out, w.kernel, w.source), Axis(stride=1, dilation=g.dilation, spread=g.stride, padding=padding)
+    return (w.out, w.kernel, w.source), ConvAxis(
+        stride=1, dilation=g.dilation, spread=g.stride, padding=padding
+    )
 
 
 # Pooling
 
 
-def _pooled(c: Context, eqn: Equation) -> Fused | None:
-    """A reduction over the elements of every window, and nothing else, is one of the array that is windowed."""
+def _pooled(c: FusionContext, eqn: Equation) -> Fused | None:
+    """Match a reduction over all elements of each window, and over nothing else: a pooling of the array under the windows."""
     found = c.base(eqn.operands[0])
     if eqn.op != "sum" and eqn.result in c.differentiated and _is_dilated(found):
         return None
@@ -284,13 +295,13 @@ def _pooled(c: Context, eqn: Equation) -> Fused | None:
     return ((found.value,), plan.text) if plan else None
 
 
-def _is_dilated(found: Windowed) -> bool:
-    """True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
+def _is_dilated(found: WindowTensor) -> bool:
+    """Return True if a window is dilated: JAX has no derivative of a maximum over dilated windows."""
     return any(w.geometry.dilation > 1 for w in found.windows)
 
 
-def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
-    """A reduction of windows, or `is_argmax` of them, as a pooling of what they were found to be windows of."""
+def _pooling(c: FusionContext, eqn: Equation, found: WindowTensor) -> Pooling | None:
+    """Return a reduction of windows, or `is_argmax` of them, as a pooling of the array under the windows."""
     gone, kernels = {dim.name for dim in over(eqn)}, {w.kernel for w in found.windows}
     if not found.windows or kernels != gone or not found.covers(eqn.operands[0].type.names):
         return None
@@ -302,15 +313,15 @@ def _pooling(c: Context, eqn: Equation, found: Windowed) -> Pooling | None:
     by_dim, result = {w.source: _pooled_dim(w) for w in found.windows}, c.sizes(eqn.result)
     return Pooling(
         reduction="max" if eqn.op == "is_argmax" else eqn.op,
-        dims=tuple(by_dim.get(name, Pooled()) for name in sizes),
+        dims=tuple(by_dim.get(name, PooledDim()) for name in sizes),
         order=tuple(list(sizes).index(w.source) for w in found.windows),
         result=tuple(result[name] for name in kept),
         reshaped=len(made) < len(sizes),
     )
 
 
-def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
-    """fold(mask(is_argmax(windows of x), g)) is the gradient of a maximum over the windows: JAX's own."""
+def _pooled_back(c: FusionContext, eqn: Equation) -> Fused | None:
+    """Match fold(mask(is_argmax(windows of x), g)), the gradient of a maximum over windows, which JAX has itself."""
     folded = c.folded(eqn.result)
     if folded is None or c.op(folded.value) != "mask":
         return None
@@ -334,21 +345,21 @@ def _pooled_back(c: Context, eqn: Equation) -> Fused | None:
     return (x, g), lambda code: plan.pulled_back(code, order)
 
 
-def _same_windows(one: Windowed, other: Windowed) -> bool:
-    """Whether the dimensions, and windows of them, are the same, whatever a window holds beyond the ends."""
+def _same_windows(one: WindowTensor, other: WindowTensor) -> bool:
+    """Return True if dimensions and windows are equal, apart from the padding's value."""
     known = {(w.source, w.out, w.kernel, w.geometry) for w in one.windows}
     return one.names == other.names and known == {
         (w.source, w.out, w.kernel, w.geometry) for w in other.windows
     }
 
 
-def _pooled_dim(w: Sliding) -> Pooled:
+def _pooled_dim(w: SlidingDim) -> PooledDim:
     g = w.geometry
     padding = (g.before, g.stride * (g.out.size - 1) + g.extent - g.before - g.source.size)
-    return Pooled(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
+    return PooledDim(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
 
 
-PATTERNS: Mapping[str, Callable[[Context, Equation], Fused | None]] = {
+PATTERNS: Mapping[str, Callable[[FusionContext, Equation], Fused | None]] = {
     "einsum": _convolved,
     "fold": lambda c, eqn: _transposed(c, eqn) or _pooled_back(c, eqn),
     "sum": _pooled,
@@ -357,20 +368,21 @@ PATTERNS: Mapping[str, Callable[[Context, Equation], Fused | None]] = {
 }
 
 MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose", "mask", "is_argmax"})
-"""What patterns see through, and what therefore may have lost its use."""
+"""The ops that patterns look through. They are removed if nothing uses their results any more."""
 
 
 def fused(
     function: Function, mesh: Mesh, differentiated: Set[Value] = frozenset()
 ) -> tuple[Function, Mapping[Value, Text]]:
-    """Remove windows that need not exist; return the function, and by result the texts of equations without windows.
+    """Fuse windows into convolutions and poolings.
 
-    `differentiated` are the values whose derivative `jax.grad` may need.
+    Return the function without the windows that lost their use, and result -> text of each fused equation. differentiated: the
+    values whose derivative `jax.grad` may need.
     """
     texts: dict[Value, Text] = {}
 
     def rewritten(function: Function) -> Function:
-        context = Context(
+        context = FusionContext(
             {value: eqn for eqn in function.body for value in eqn.results}, mesh, differentiated
         )
         body = []

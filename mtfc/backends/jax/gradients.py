@@ -1,9 +1,9 @@
-"""Keep `jax.grad` of an emitted `forward` equal to the compiler's own gradients: write a few ops in another way.
+"""Texts of ops that keep `jax.grad` of an emitted `forward` equal to the compiler's own gradients.
 
-JAX has no derivative of `lax.pmax`. Most maxima over devices belong to a softmax that the file wraps in `stop_gradient`: there
-the operand of `lax.pmax` is written as a constant for differentiation. Where a gradient does pass, the module calls `pmax` or
-`pmin` of its prelude. On one device the module calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal
-elements. And `jnp.abs` has the slope 1 at 0, where the language says 0.
+JAX has no derivative of `lax.pmax`. Most maxima over devices belong to a softmax that the file wraps in `stop_gradient`: their
+operands are written as constants for differentiation. If a gradient does pass, the module calls `pmax` or `pmin` of its prelude.
+On one device the module calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal elements. `jnp.abs` has the
+slope 1 at 0, where the language says 0.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value
 
 
 def _constant(code: Code) -> str:
-    """`lax.pmax(lax.stop_gradient(x), "cols")`"""
+    """Return `lax.pmax(lax.stop_gradient(x), "cols")`."""
     return _all_reduce(attrs.evolve(code, args=tuple(f"lax.stop_gradient({arg})" for arg in code.args)))
 
 
 def _by_prelude(code: Code) -> str:
-    """`pmax(x, "cols")`, a function of the prelude."""
+    """Return `pmax(x, "cols")`, a call of the prelude's function."""
     return _all_reduce(code).removeprefix("lax.")
 
 
@@ -59,9 +59,9 @@ def differentiated(function: Function) -> frozenset[Value]:
 
 
 def _reach(function: Function, found: set[Value]) -> None:
-    """Add to `found` the values that the gradient reaches from there.
+    """Add to `found` the values that the gradient reaches from the results in it.
 
-    Collectives have no gradient rule, as they are inserted after differentiation; JAX differentiates them all the same.
+    Collectives have no gradient rule, as they are inserted after differentiation. JAX differentiates them all the same.
     """
     for eqn in reversed(function.body):
         if not found.intersection(eqn.results):
@@ -73,9 +73,11 @@ def _reach(function: Function, found: set[Value]) -> None:
 
 
 def _reach_loop(eqn: Equation, found: set[Value]) -> None:
-    """Go through the body until its carries reach no more values: an iteration's result may depend on any earlier iteration.
+    """Add the values that the gradient reaches through a loop.
 
-    A carry is reached with its update: JAX differentiates the initial value even if the first iteration overwrites it.
+    Go through the body until the carries reach no more values, as an iteration's result may depend on any earlier iteration. A
+    carry is
+    reached with its update: JAX differentiates the initial value even if the first iteration overwrites it.
     """
     region = region_of(eqn)
     carries = [(o.value, _named(region, o.updates)) for o in region.outputs if o.updates is not None]

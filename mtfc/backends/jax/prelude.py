@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What generated JAX modules are made of besides the user's program: what `jax.numpy` and `jax.lax` have no single call for.
+"""Functions that are copied into generated JAX modules, for what `jax.numpy` and `jax.lax` have no single call.
 
-The text of those functions that a module uses is copied into it. They see one device's shards.
+A module gets the text of the functions that it uses. Arrays are one device's shards.
 """
 
 from functools import partial
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from jax import lax
 
 MESH: dict[str, int] = {}
-"""Name of a mesh axis -> its size; a generated module has its own."""
+"""Mesh axis -> its size. A generated module has its own table."""
 
 
 def in_order(axes):
-    """The numbers that `lax.ppermute` gives the devices along some axes, in the order of these axes.
+    """Return the devices along `axes`, numbered as `lax.ppermute` counts them, in the order of `axes`.
 
-    Whatever order it is told, it counts in the order of the mesh.
+    `lax.ppermute` counts devices in the order of the mesh, whatever the order of its axes.
     """
     known = [axis for axis in MESH if axis in axes]
     devices = np.arange(np.prod([MESH[axis] for axis in known])).reshape([MESH[axis] for axis in known])
@@ -29,19 +29,25 @@ def in_order(axes):
 
 
 def permute(x, before, after):
-    """The shard that this device holds when axes that split a dimension do so in another order."""
+    """Return this device's shard after the axes that split a dimension are reordered."""
     return lax.ppermute(x, before, list(zip(in_order(before), in_order(after), strict=True)))
 
 
 def shift_shards(x, axes, by, wrap):
-    """The shard of the device `by` places back along `axes`; zeros beyond the end, unless it wraps around."""
+    """Return the shard of the device `by` places back along `axes`.
+
+    Beyond the end the result is zeros, unless `wrap` is true.
+    """
     devices = in_order((axes,) if isinstance(axes, str) else axes)
     places = [i for i in range(len(devices)) if wrap or 0 <= i + by < len(devices)]
     return lax.ppermute(x, axes, [(devices[i], devices[(i + by) % len(devices)]) for i in places])
 
 
 def pmax(x, axes):
-    """The largest over `axes`, of each array of a tuple. The first device that has it takes the gradient."""
+    """Return the largest elements over the devices along `axes`; of each array if `x` is a tuple.
+
+    The gradient goes to the first device that has the largest element.
+    """
 
     def slope(primals, tangents):
         (x,), (tangent,) = primals, tangents
@@ -55,7 +61,7 @@ def pmax(x, axes):
 
 
 def largest(x, axes):
-    """The largest over array axes. The first of equals takes the gradient; `jnp.max` would share it out."""
+    """Return the largest elements over array axes. The gradient goes to the first of equal elements."""
 
     def slope(primals, tangents):
         (x,), (tangent,) = primals, tangents
@@ -67,23 +73,24 @@ def largest(x, axes):
 
 
 def smallest(x, axes):
-    """The smallest over array axes, like `largest`."""
+    """Return the smallest elements over array axes, with the gradient of `largest`."""
     return -largest(-x, axes)
 
 
 def pmin(x, axes):
-    """The smallest over `axes`, like `pmax`."""
+    """Return the smallest elements over the devices along `axes`, with the gradient of `pmax`."""
     return jax.tree.map(jnp.negative, pmax(jax.tree.map(jnp.negative, x), axes))
 
 
 def along(axis, rank, before, after, between):
-    """Padding of one axis, counted from the end, as `lax.pad` takes it; negative numbers cut off."""
+    """Return padding for `lax.pad`: of one axis, counted from the end. Negative numbers cut elements off."""
     return [(before, after, between) if i == rank + axis else (0, 0, 0) for i in range(rank)]
 
 
 def turned(product):
-    """The transpose of a product of matrices. On CPU XLA would rather take the product the other way round,
-    and transpose the larger factor: the barrier prevents that.
+    """Return the transpose of a product of matrices.
+
+    On CPU, XLA would otherwise swap the factors and transpose the larger one. The barrier prevents that.
     """
     return lax.platform_dependent(product, cpu=lambda x: lax.optimization_barrier(x).T, default=lambda x: x.T)
 
@@ -96,19 +103,22 @@ def all_gather(arrays, axes, dim):
 
 
 def joined(parts, shape, axis):
-    """Arrays of one shape, each a row of `parts`, joined along `axis`."""
+    """Return the rows of `parts`, each an array of this shape, joined along `axis`."""
     shards = jnp.moveaxis(parts.reshape(-1, *shape), 0, axis)
     return shards.reshape(*shape[:axis], -1, *shape[axis + 1 :])
 
 
 def bound(number, *arrays):
-    """The arrays, which XLA cannot use before the number is known. Each has a barrier: they vary differently."""
+    """Return the arrays in a form that XLA cannot use before the number is known.
+
+    Each array has its own barrier, as the arrays may vary along different axes of the mesh.
+    """
     held = [lax.optimization_barrier((x, number))[0] for x in arrays]
     return held if len(held) > 1 else held[0]
 
 
 def window(x, axis, size, stride, padding, dilation, value):
-    """The windows of `x` along `axis`, which gives way to their number and their `size`."""
+    """Return the sliding windows of `x`, with their number and `size` as two axes in place of `axis`."""
     before, after = padding
     padded = lax.pad(x, jnp.asarray(value, x.dtype), along(axis, x.ndim, before, after, 0))
     axis, last = x.ndim + axis, padded.shape[axis] - dilation * (size - 1)
@@ -117,9 +127,10 @@ def window(x, axis, size, stride, padding, dilation, value):
 
 
 def fold(x, axis, within, size, stride, before, dilation):
-    """The elements of windows (`axis` counts them, `within` their elements) added up where they came from.
+    """Add up the elements of windows at the places that they come from.
 
-    That is a dimension of `size` elements in place of `axis`; sums of 16-bit numbers are kept in 32 bits.
+    Axis `axis` counts the windows, `within` their elements. The result has `size` elements in place of
+    `axis`. Sums of 16-bit numbers are kept in 32 bits.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     rank, reach, axis = x.ndim - 1, stride * (x.shape[axis] - 1) + 1, axis + (within > axis)
@@ -132,12 +143,15 @@ def fold(x, axis, within, size, stride, before, dilation):
 
 
 def wide(x):
-    """`x` in the dtype that its sums are kept in: 32 bits for 16-bit numbers."""
+    """Return `x` in the dtype of its sums: 32 bits for 16-bit numbers."""
     return x.astype(jnp.float32) if x.dtype.itemsize == 2 else x
 
 
 def cumsum(x, axis, exclusive=False, reverse=False):
-    """The sums of the elements along `axis` up to each one, without it or from the end."""
+    """Return the sums along `axis` up to each element.
+
+    exclusive: leave the element itself out. reverse: sum from the end.
+    """
     sums = lax.cumsum(wide(x), x.ndim + axis, reverse=reverse)
     if exclusive:
         ends = (-1, 1) if reverse else (1, -1)
@@ -146,12 +160,15 @@ def cumsum(x, axis, exclusive=False, reverse=False):
 
 
 def top_k(x, k, axis):
-    """The k largest elements along `axis`, and their indices. JAX puts 0.0 before -0.0: both become 0.0."""
+    """Return the k largest elements along `axis`, and their indices.
+
+    -0.0 counts as 0.0: `lax.top_k` would put 0.0 before -0.0.
+    """
     return lax.top_k(x - lax.stop_gradient(jnp.where(x == 0, x, jnp.zeros((), x.dtype))), k, axis=axis)
 
 
 def is_argmax(x, axes):
-    """Whether each element is the largest one over `axes`, the first among equals in their order."""
+    """Mark the largest element over `axes`: the first of equal ones, in the order of `axes`."""
     parts = jnp.moveaxis(x, axes, range(len(axes)))
     flat = parts.reshape(-1, *parts.shape[len(axes) :])
     number = jnp.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
@@ -160,10 +177,10 @@ def is_argmax(x, axes):
 
 
 def gather(table, ids, axis, shared=()):
-    """The elements of `table` that `ids` point at along `axis`, and 0 where they point outside.
+    """Return the elements of `table` at the indices `ids` along `axis`; 0 for indices out of range.
 
-    `shared` pairs axes of the table with those of `ids` along which each index reads its own part. The
-    result has the axes of `ids`, then the table's others.
+    `shared` pairs axes of the table with axes of `ids`: along these, each index reads its own part of the
+    table. The result has the axes of `ids`, then the other axes of the table.
     """
     first, places = range(len(shared)), [ids.ndim + i for _, i in shared]
     read = partial(jnp.take, axis=0, mode="fill", fill_value=0)
@@ -175,7 +192,7 @@ def gather(table, ids, axis, shared=()):
 
 
 def scatter_add(shape, updates, ids, axis, shared=()):
-    """Zeros of this shape, with `updates` added where `gather`, given the same, would read them."""
+    """Return zeros of this shape with `updates` added at the places that `gather` would read."""
 
     def add(table, ids, updates):
         return table.at[ids].add(updates, mode="drop")

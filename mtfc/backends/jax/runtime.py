@@ -1,4 +1,4 @@
-"""Runs a generated JAX module, and shows what JAX and XLA make of it."""
+"""Running a generated JAX module, and the texts that JAX and XLA make of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from mtfc.compiler.ir.core import Program
 
 
 def load(source: str) -> ModuleType:
-    """The module that `source` defines, with its functions bound to its mesh over the devices that are there.
+    """Return the module that `source` defines, with its functions bound to its mesh over the present devices.
 
-    On devices of the CPU a function returns when its results are there. These devices share the threads of the process: with
-    several steps under way, all threads of one step can wait in a collective for a device whose next step holds the last
-    thread, and XLA then aborts the process. Raises `Unavailable` where JAX is missing or has too few devices.
+    Raises `Unavailable` if JAX is missing or has too few devices.
     """
     module, mesh = _execute(source)
     for name in ("init", "init_state", "shard", *NAMES.values(), "value_and_grad"):
@@ -30,18 +28,22 @@ def load(source: str) -> ModuleType:
 
 
 def stablehlo(program: Program, function: str | None = None) -> str:
-    """What JAX hands to XLA for a function of the lowered program: the last one, unless told otherwise."""
+    """Return the text that JAX hands to XLA for a function of the lowered program, by default the last one."""
     return str(lowered(program, function).as_text())
 
 
 def hlo(program: Program, function: str | None = None) -> str:
-    """What XLA compiles a function of the lowered program to: one device's instructions."""
+    """Return the text that XLA compiles a function of the lowered program to, by default the last one.
+
+    The text has one device's instructions.
+    """
     return str(lowered(program, function).compile().as_text())
 
 
 def lowered(program: Program, function: str | None = None, on: Sequence[Any] | None = None) -> Any:
-    """A function of the program as a `jax.stages.Lowered`, without data, on the first of the given devices or on those that are
-    there. Raises `Unavailable`.
+    """Return a function of the program as a `jax.stages.Lowered`, without data.
+
+    on: devices whose first ones are used; None takes the present ones. Raises `Unavailable`.
     """
     module, mesh = _execute(generate(program), on)
     name = function or program.functions[-1].name
@@ -57,7 +59,7 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
 
 
 def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
-    """The module with its functions bound to a mesh, and the mesh.
+    """Return the module with its functions bound to a mesh, and the mesh.
 
     A bound function runs under `jax.grad` and `jax.jit`, where `jax.set_mesh` is not allowed.
     """
@@ -78,7 +80,7 @@ BINDING = {
     "out_shardings=STATE": "out_shardings={name: bound_sharding(spec) for name, spec in STATE.items()}",
     "jax.device_put(array, specs[name])": "jax.device_put(array, bound_sharding(specs[name]))",
 }
-"""Text of a module that takes the mesh from its context -> text that takes the one that it is bound to."""
+"""Text of a module that takes the mesh from its context -> text that takes the bound mesh."""
 
 
 def _module(source: str, **names: Any) -> ModuleType:
@@ -108,7 +110,7 @@ def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _set(mesh: Any) -> Any:
-    """The mesh as a context. Under `jax.grad` and `jax.jit` only its axes can be set."""
+    """Return a context that sets the mesh. Under `jax.grad` and `jax.jit` only its axes can be set."""
     jax = import_jax()
     try:
         return jax.set_mesh(mesh)
@@ -117,7 +119,7 @@ def _set(mesh: Any) -> Any:
 
 
 def _structs(module: ModuleType, program: Program, role: str, function: str, kind: str) -> dict[str, Any]:
-    """The arguments of one role, without data; `kind` names the table of their placements."""
+    """Return the arguments of one role, without data; `kind` names the table of their placements."""
     types = {a.value.name: a.value.type for a in program.function(function).arguments if a.role == role}
     shapes = {name: tuple(dim.size for dim in type.dims) for name, type in types.items()}
     return {
@@ -126,6 +128,6 @@ def _structs(module: ModuleType, program: Program, role: str, function: str, kin
 
 
 def _struct(dtype: str, shape: tuple[int, ...], spec: Any) -> Any:
-    """A global array's shape, dtype and placement on the mesh that is set."""
+    """Return a global array's shape, dtype and placement on the mesh that is set."""
     jax = import_jax()
     return jax.ShapeDtypeStruct(shape, getattr(jax.numpy, DTYPES[dtype]), sharding=spec)

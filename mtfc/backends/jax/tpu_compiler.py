@@ -1,6 +1,6 @@
 """The TPU compiler, without a TPU: libtpu compiles ahead of time for a topology that is only described.
 
-Of what it makes it says how many cycles it expects each kernel to take, collectives left out (`hlo.cycles`).
+The compiled text has the cycles that the compiler expects each kernel to take, without collectives (`hlo.cycles`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from mtfc.backends.jax.runtime import lowered
 from mtfc.compiler.ir.core import Program
 
 CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5e": 1500e6, "v5p": 1750e6, "v6e": 1750e6}
-"""Cycles per second, by generation.
+"""Generation -> cycles per second.
 
 v2 and v3: Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 2020. v4: Jouppi et al., TPU v4,
-ISCA 2023. The others follow from their peaks: v5e has 4 matrix units of 128 x 128 a chip, v5p 8 of them, and v6e does what 16
-would do.
+ISCA 2023. The others follow from their peaks: a v5e chip has 4 matrix units of 128 x 128, a v5p chip 8, and a v6e chip the
+equivalent of 16.
 """
 
 CONFIGURATIONS = {"v4": "megacore"}
-"""Of a chip's two cores libtpu makes one device on v5p, and on v4 where it is asked to."""
+"""Generation -> the chip configuration to ask libtpu for. On v4, `megacore` makes one device of the two cores, as on v5p."""
 
 
 def topology(name: str) -> list[Any]:
-    """The devices of a topology such as `v5e:4x4`. Raises `Unavailable` where libtpu is missing or does not know it."""
+    """Return the devices of a topology such as `v5e:4x4`. Raises `Unavailable` if libtpu is missing or does not know it."""
     import_jax()
     if find_spec("libtpu") is None:
         raise Unavailable("compiling for TPUs needs the package libtpu: pip install libtpu")
@@ -43,5 +43,8 @@ def topology(name: str) -> list[Any]:
 
 
 def compiled(program: Program, name: str, function: str | None = None) -> Any:
-    """A function of the lowered program for a topology, on its first devices if it has more: a `jax.stages.Compiled`."""
+    """Compile a function of the lowered program for a topology, on as many of its devices as the mesh has.
+
+    Returns a `jax.stages.Compiled`.
+    """
     return lowered(program, function, topology(name)).compile()

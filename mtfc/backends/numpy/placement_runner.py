@@ -1,8 +1,8 @@
-"""Runs a strategy of the `soap` space on NumPy: every part of an operator on its own device, with transfers between them.
+"""Execution of a placement strategy on NumPy: every part of an operator on its own device, with transfers between devices.
 
-A device is a store of its own. A part reads nothing but what lies in the store of its device; whatever another device has made
-is moved there first, region by region, and the bytes are counted. Moves and sums among devices are those of which the search
-builds its task graph (`operators/strategy.py` says who needs what of whom, and who holds what in common).
+Each device has its own store, and a part reads only the store of its device. Data of other devices is first moved there, region
+by region, and the moved bytes are counted. The transfers and sums are those in the task graph of the search
+(`placement_transfers.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.passes.unroll_loops import Slices
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import Box, OperatorParts, PartFunction
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.placement.operators.unroll import Slices
 
 Array = Any
 
 
 @attrs.frozen(eq=False)
 class Executed:
-    """Outputs and gradients of parameters by name, whole; the bytes that went from device to device."""
+    """Outputs and parameter gradients by name, as whole arrays; and the bytes sent from device to device."""
 
     outputs: Mapping[str, Array]
     gradients: Mapping[str, Array]
@@ -38,9 +38,9 @@ class Executed:
 
 
 def execute(flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]) -> Executed:
-    """Forward and backward pass of a graph under a strategy, and its gradients added up.
+    """Run the forward and backward pass of a graph under a strategy.
 
-    `arrays` are the model's inputs and parameters by name, those that loops slice as wholes; gradients likewise.
+    arrays: the model's inputs and parameters by name. Arrays that loops slice are whole, and so are their gradients.
     """
     run = _Run(flow, strategy, arrays)
     for step in flow.graph.steps:
@@ -57,7 +57,7 @@ def execute(flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]
 
 
 def of_slice(array: Array, at: Slices) -> Array:
-    """A view of slices of an array, one after the other."""
+    """Return a view of an array after indexing it with several slices in turn."""
     for axis, index in at:
         array = array[(*(slice(None),) * axis, index, ...)]
     return array
@@ -73,7 +73,7 @@ class _Move:
 
 
 class _Run:
-    """Stores of the devices: what each part has made, the cotangents of that, and parameters' gradients by region."""
+    """The stores of the devices: each part's results and their cotangents, and the gradients of parameters by region."""
 
     def __init__(self, flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]) -> None:
         self.flow, self.graph = flow, flow.graph
@@ -94,7 +94,7 @@ class _Run:
         self.sent = 0
 
     def of(self, step: OperatorStep) -> tuple[OperatorParts, Sequence[int]]:
-        """The parts of a step's operator, and their devices."""
+        """Return the parts of a step's operator, and their devices."""
         parts, configuration = self.placed[self.graph.operator_of[step]]
         return parts, configuration.devices
 
@@ -114,7 +114,7 @@ class _Run:
             self._sum(value, step, self.made)
 
     def _gathered(self, value: Value, step: OperatorStep) -> list[Array]:
-        """What each part of a step needs of a value, on its device."""
+        """Return the elements of a value that each part of a step needs, on its device."""
         parts, devices = self.of(step)
         maker, givers = self.of(self.graph.makers[value])
         wanted = [parts.box(parts.needs[step].values.get(value, {}), part) for part in range(parts.count)]
@@ -138,13 +138,13 @@ class _Run:
             yield _Move(source, target, _common(value, own, wanted))
 
     def _moved(self, array: Array, source: int, target: int) -> Array:
-        """An array on another device."""
+        """Return an array on another device."""
         if source != target:
             self.sent += array.nbytes
         return array.copy()
 
     def _sum(self, value: Value, step: OperatorStep, store: dict[tuple[Value, int], Array]) -> None:
-        """Add up what the holders of each part of a value have: on each device, then to the first and back to all."""
+        """Add up the arrays of each part's holders: first on each device, then on the first device, which sends them to all."""
         parts, devices = self.of(step)
         for group in parts.groups(value):
             total: dict[int, Array] = {}
@@ -179,7 +179,7 @@ class _Run:
                 self._kept(value, step, found)
 
     def _fill(self, value: Value, step: OperatorStep) -> None:
-        """Cotangents that nobody has added to are 0; that of the loss is 1, on one of its holders."""
+        """Set cotangents without a contribution to 0. The cotangent of the loss is 1 on one of its holders."""
         parts, _ = self.of(step)
         for part in range(parts.count):
             self.cotangents.setdefault((value, part), np.zeros_like(self.made[value, part]))
@@ -188,7 +188,7 @@ class _Run:
                 self.cotangents[value, int(group[0])] += 1
 
     def _returned(self, value: Value, step: OperatorStep, found: Sequence[Mapping[Value, Array]]) -> None:
-        """Add the parts' gradients of an input to the cotangents that its makers have."""
+        """Add the parts' gradients of an input to the cotangents on the devices that made it."""
         parts, devices = self.of(step)
         made_by = self.graph.makers[value]
         maker, givers = self.of(made_by)
@@ -202,7 +202,7 @@ class _Run:
             total[_slices(value, move.region, own)] += piece
 
     def _kept(self, value: Value, step: OperatorStep, found: Sequence[Mapping[Value, Array]]) -> None:
-        """Add the parts' gradients of a parameter to those that their devices have."""
+        """Add the parts' gradients of a parameter to those on their devices."""
         parts, devices = self.of(step)
         for part, gradients in enumerate(found):
             key = (value, devices[part])
@@ -211,7 +211,7 @@ class _Run:
             total[_slices(value, box)] += gradients[value]
 
     def gradients(self) -> Iterator[tuple[Value, Array]]:
-        """The gradient of each parameter, added up among the devices that hold the same part of it."""
+        """Yield the gradient of each parameter, added up among the devices that hold the same part of it."""
         for parameter, steps in self.graph.parameter_users.items():
             own = [step for step in steps if parameter in self.flow.gradients[step]]
             held = {
@@ -229,7 +229,7 @@ class _Run:
             yield parameter, whole
 
     def _reduced(self, parameter: Value, where: tuple[slice, ...], mask: int) -> Array:
-        """The sum of what some devices have there, sent to one of them and back to all."""
+        """Return the sum of the gradients of several devices in a region. One device adds them up, and sends the sum to all."""
         first, *others = [device for device in range(mask.bit_length()) if mask >> device & 1]
         total = self.added[parameter, first][where]
         for device in others:
@@ -239,7 +239,7 @@ class _Run:
         return total
 
     def whole(self, value: Value) -> Array:
-        """A value put together; not counted, as a step does not need it."""
+        """Return a whole value. Its transfers are not counted, as a step does not need it."""
         if value not in self.graph.makers:
             return self.arrays[value.name]
         step = self.graph.makers[value]
@@ -252,7 +252,7 @@ class _Run:
 
 
 def _evaluate(local: PartFunction, equations: Sequence[Equation], known: dict[Value, Array]) -> None:
-    """Add what equations of a part give. Numbers are drawn by an element's place in the whole tensor."""
+    """Add the results of a part's equations. Random numbers depend on an element's place in the whole tensor."""
     for eqn in equations:
         source, offsets = local.sources.get(eqn, (eqn, {}))
         shape = tuple(dim.size for dim in eqn.results[0].type.dims)
@@ -264,7 +264,7 @@ def _evaluate(local: PartFunction, equations: Sequence[Equation], known: dict[Va
 
 
 def _common(value: Value, one: Box, other: Box) -> Box:
-    """The region that two have in common."""
+    """Return the region that two boxes have in common."""
     found = {}
     for dim in value.type.dims:
         (a, b), (c, d) = one.get(dim.name, (0, dim.size)), other.get(dim.name, (0, dim.size))
@@ -278,7 +278,7 @@ def _shape(value: Value, box: Box) -> tuple[int, ...]:
 
 
 def _slices(value: Value, region: Box, inside: Box | None = None) -> tuple[slice, ...]:
-    """Where a region lies in an array of the whole value, or of another region."""
+    """Return the slices of a region in an array of the whole value, or of another region."""
     found = []
     for dim in value.type.dims:
         first, last = region.get(dim.name, (0, dim.size))

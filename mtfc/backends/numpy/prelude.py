@@ -1,13 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What generated NumPy modules are made of besides the user's program.
+"""Functions that are copied into generated NumPy modules.
 
-A module simulates all processors of the mesh at once. An array has one axis in front of its own dimensions
-for each mesh axis: of the axis's size where processors along it hold different data, of length 1 where they
-hold the same. So an operation on the arrays is the operation of every processor, and what is replicated is
-computed once.
+A module simulates all processors of the mesh at once. An array has one axis for each mesh axis, in front of its own dimensions.
+The axis has the size of the mesh axis if processors along it hold different data, and length 1 if they hold the same. So one
+operation on the arrays is the operation of every processor, and replicated data is computed once.
 
-The text of those functions that a module uses is copied into it, and tables stand in front of them (`MESH`
-and the layouts).
+A module gets the text of the functions that it uses, after its own tables (`MESH` and the layouts).
 """
 
 import math
@@ -18,31 +16,31 @@ import numpy as np
 from mtfc.backends.common.checks import LAYOUTS, argument, check_whole, entries
 
 MESH: dict[str, int] = {}
-"""Name of a mesh axis -> its size; a generated module has its own."""
+"""Mesh axis -> its size. A generated module has its own table."""
 
 NARROWED: dict[str, type] = {}
-"""Names of NumPy dtypes that the program does not compute in -> what takes their place."""
+"""Name of a NumPy dtype that the program does not compute in -> the dtype in its place."""
 
 SENT = {
     kind: {"count": 0, "elements_per_device": 0, "bytes_per_device": 0}
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 }
-"""What one processor has put into collectives since the module was loaded."""
+"""The collectives of one processor since the module was loaded: their number and the size of their operands."""
 
 
 def shard(arrays, layouts):
-    """Global arrays, each as the stack of the processors' parts. Raises `ValueError`."""
+    """Split global arrays over the processors, as the layouts say. Raises `ValueError`."""
     check_whole(arrays, layouts)
     return {name: split(np.asarray(x), layouts[name]) for name, x in arrays.items()}
 
 
 def unshard(arrays, layouts):
-    """Global arrays from the stacks of the processors' parts."""
+    """Return the global arrays that the processors' parts make up."""
     return {name: join(x, layouts[name]) for name, x in arrays.items()}
 
 
 def split(x, layout):
-    """A global array, split as its layout says; unwanted 64-bit numbers end here."""
+    """Split a global array as its layout says. 64-bit numbers become the narrower ones of the program."""
     x = x.astype(NARROWED.get(x.dtype.name, x.dtype), copy=False)
     stacked = x.reshape((1,) * len(MESH) + x.shape)
     for dim, axes in enumerate(layout):
@@ -52,7 +50,7 @@ def split(x, layout):
 
 
 def join(x, layout):
-    """The global array whose parts are stacked in `x`."""
+    """Return the global array whose parts are stacked in `x`."""
     for dim, axes in enumerate(layout):
         if axes is not None:
             x = collect(x, axes, dim - len(layout))
@@ -60,7 +58,7 @@ def join(x, layout):
 
 
 def whole(kind, arrays):
-    """Dtype and shape of the global arrays whose parts are stacked, by name, as `check` takes them."""
+    """Return the dtype and shape of each global array, from the stack of its parts. Raises `ValueError`."""
     layouts, table = LAYOUTS[kind], {"params": "PARAMETERS"}.get(kind, kind.upper())
     found = {}
     for name, x in entries(kind, arrays):
@@ -74,14 +72,17 @@ def whole(kind, arrays):
 
 
 def is_placed(x, layout):
-    """True if the array has the parts of every processor along the axes of the mesh that split it."""
+    """Return True if the array has every processor's part along the mesh axes that split it."""
     split = {axis for axes in layout for axis in ((axes,) if isinstance(axes, str) else axes or ())}
     lengths = [{size} if axis in split else {1, size} for axis, size in MESH.items()]
     return x.ndim >= len(MESH) and all(x.shape[i] in right for i, right in enumerate(lengths))
 
 
 def whole_shape(x, layout):
-    """The shape of the global array. Layouts are aligned at the end: an array may have more dimensions."""
+    """Return the shape of the global array.
+
+    The array may have more dimensions than its layout, in front.
+    """
     parts = x.shape[len(MESH) :]
     known = ((None,) * len(parts) + tuple(layout))[len(layout) :]
     shards = [math.prod(x.shape[i] for i in numbers(axes or ())) for axes in known]
@@ -89,13 +90,13 @@ def whole_shape(x, layout):
 
 
 def numbers(axes):
-    """The array axes that stand for one mesh axis or several."""
+    """Return the array axes of one mesh axis or of several."""
     names = (axes,) if isinstance(axes, str) else axes
     return tuple(list(MESH).index(name) for name in names)
 
 
 def scatter(x, axes, dim):
-    """Each processor along `axes` keeps its part of dimension `dim`, which becomes split over them."""
+    """Keep each processor's part of dimension `dim`, which becomes split over `axes`."""
     found, sizes = numbers(axes), [MESH[list(MESH)[i]] for i in numbers(axes)]
     x = x[tuple(0 if i in found else slice(None) for i in range(len(MESH)))]
     before, after = x.shape[:dim], x.shape[dim:][1:]
@@ -104,7 +105,7 @@ def scatter(x, axes, dim):
 
 
 def collect(x, axes, dim):
-    """The parts of dimension `dim` along `axes` joined, the first of them most major: the same for all."""
+    """Join the parts of dimension `dim` along `axes`, the first axis most major, for all processors."""
     found, dim = numbers(axes), x.ndim + dim
     parts = np.moveaxis(x, found, range(dim - len(found), dim))
     lead = [1 if i in found else x.shape[i] for i in range(len(MESH))]
@@ -112,7 +113,7 @@ def collect(x, axes, dim):
 
 
 def axis_index(axes, rank):
-    """Every processor's number along `axes`, most major first, broadcast against `rank` dimensions."""
+    """Return every processor's number along `axes`, most major first, broadcast against `rank` dimensions."""
     index = np.zeros((1,) * len(MESH), np.int32)
     for number in numbers(axes):
         coordinates = np.arange(MESH[list(MESH)[number]], dtype=np.int32)
@@ -123,7 +124,7 @@ def axis_index(axes, rank):
 
 
 def sent(kind, *operands):
-    """Count one collective: what a single processor puts into it."""
+    """Count one collective by the operands of a single processor."""
     elements = [math.prod(x.shape[len(MESH) :]) for x in operands]
     SENT[kind]["count"] += 1
     SENT[kind]["elements_per_device"] += sum(elements)
@@ -131,7 +132,7 @@ def sent(kind, *operands):
 
 
 def reduced(function, x, axes):
-    """An array, or each of a tuple in one message, reduced over `axes` for all processors."""
+    """Reduce an array over `axes` for all processors; a tuple of arrays in one message."""
     if isinstance(x, tuple):
         sent("all_reduce", *x)
         return tuple(combined(function, y, axes) for y in x)
@@ -140,7 +141,7 @@ def reduced(function, x, axes):
 
 
 def combined(function, x, axes):
-    """What the processors along `axes` have, reduced to one; sums of 16-bit numbers are kept in 32 bits."""
+    """Reduce an array over the processors along `axes`; 16-bit numbers are summed in 32 bits."""
     total = function.reduce(wide(x), axis=numbers(axes), dtype=wide(x).dtype, keepdims=True)
     return total.astype(x.dtype, copy=False)
 
@@ -158,7 +159,7 @@ def pmin(x, axes):
 
 
 def all_gather(x, axes, dim):
-    """Every processor gets all parts of `dim` along `axes`; those of a tuple travel in one message."""
+    """Join the parts of `dim` along `axes` for every processor; a tuple of arrays in one message."""
     if isinstance(x, tuple):
         sent("all_gather", *x)
         return tuple(collect(y, axes, d) for y, d in zip(x, dim, strict=True))
@@ -167,19 +168,19 @@ def all_gather(x, axes, dim):
 
 
 def reduce_scatter(x, axes, dim):
-    """The sum over `axes`, of which every processor along them gets its part of dimension `dim`."""
+    """Sum over `axes`, and keep each processor's part of dimension `dim`."""
     sent("reduce_scatter", x)
     return scatter(combined(np.add, x, axes), axes, dim)
 
 
 def all_to_all(x, axes, source, target):
-    """Dimension `source`, split over `axes`, is joined, and dimension `target` split instead."""
+    """Join dimension `source`, which is split over `axes`, and split dimension `target` instead."""
     sent("all_to_all", x)
     return scatter(collect(x, axes, source), axes, target)
 
 
 def permute(x, before, after):
-    """Parts that lie on the processors in the order of axes `before`, moved to the order `after`."""
+    """Move parts from the processors in the order of axes `before` to those in the order `after`."""
     sent("permute", x)
     old, new = numbers(before), numbers(after)
     moved = np.moveaxis(x, old, range(len(old)))
@@ -188,7 +189,7 @@ def permute(x, before, after):
 
 
 def shift_shards(x, axes, by, wrap):
-    """Every processor's part, handed on `by` places along `axes`; zeros come in, unless they wrap around."""
+    """Hand every processor's part on by `by` places along `axes`; zeros come in, unless parts wrap around."""
     sent("permute", x)
     found = numbers(axes)
     moved = np.moveaxis(x, found, range(len(found)))
@@ -197,17 +198,17 @@ def shift_shards(x, axes, by, wrap):
 
 
 def local_slice(x, axes, dim):
-    """Each processor keeps its part of what it has whole: nothing is sent."""
+    """Keep each processor's part of an array that it has whole. Sends nothing."""
     return scatter(x, axes, dim)
 
 
 def unreduce(x, axes):
-    """What all processors hold, on the first along `axes`, and zeros on the others."""
+    """Keep the array on the first processor along `axes`; the others get zeros."""
     return np.where(axis_index(axes, x.ndim - len(MESH)) == 0, x, np.zeros((), x.dtype))
 
 
 def pad(x, axis, before, after, step, value):
-    """`x` along `axis` with `value` before, after and, for a step above 1, between its elements."""
+    """Pad `x` along `axis` with `value`: before, after and, if `step` is above 1, between its elements."""
     x = np.moveaxis(x, axis, 0)
     size = before + step * (len(x) - 1) + 1 + after
     padded = np.full((size, *x.shape[1:]), value, x.dtype)
@@ -216,7 +217,7 @@ def pad(x, axis, before, after, step, value):
 
 
 def shift(x, axis, by, wrap):
-    """Element i along `axis` moved to i + by; without `wrap` zeros come in."""
+    """Move element i along `axis` to i + by; zeros come in, unless elements wrap around."""
     rolled = np.moveaxis(np.roll(x, by, axis), axis, 0)
     if not wrap:
         rolled[: max(by, 0)] = 0
@@ -225,7 +226,10 @@ def shift(x, axis, by, wrap):
 
 
 def window(x, axis, size, stride, padding, dilation, value):
-    """The windows of `x` along `axis`, which gives way to number and `size`: a view, but for padding."""
+    """Return the sliding windows of `x`, with their number and `size` as two axes in place of `axis`.
+
+    The result is a view, unless there is padding.
+    """
     before, after = padding
     x = pad(x, axis, before, after, 1, value) if before or after else x
     extent, axis = dilation * (size - 1) + 1, x.ndim + axis
@@ -234,9 +238,10 @@ def window(x, axis, size, stride, padding, dilation, value):
 
 
 def fold(x, axis, within, size, stride, before, dilation):
-    """The elements of windows (`axis` counts them, `within` their elements) added up where they came from.
+    """Add up the elements of windows at the places that they come from.
 
-    That is a dimension of `size` elements in place of `axis`; sums of 16-bit numbers are kept in 32 bits.
+    Axis `axis` counts the windows, `within` their elements. The result has `size` elements in place of
+    `axis`. Sums of 16-bit numbers are kept in 32 bits.
     """
     position = x.ndim + axis - (within < axis)
     parts = np.moveaxis(x, (within, axis), (0, 1))
@@ -249,12 +254,15 @@ def fold(x, axis, within, size, stride, before, dilation):
 
 
 def wide(x):
-    """`x` in the dtype that its sums are kept in: 32 bits for 16-bit numbers."""
+    """Return `x` in the dtype of its sums: 32 bits for 16-bit numbers."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 def cumsum(x, axis, exclusive=False, reverse=False):
-    """The sums of the elements along `axis` up to each one, without it or from the end."""
+    """Return the sums along `axis` up to each element.
+
+    exclusive: leave the element itself out. reverse: sum from the end.
+    """
     parts = np.moveaxis(x, axis, 0)[:: -1 if reverse else 1]
     sums = np.cumsum(wide(parts), axis=0, dtype=wide(parts).dtype)
     if exclusive:
@@ -263,7 +271,7 @@ def cumsum(x, axis, exclusive=False, reverse=False):
 
 
 def is_argmax(x, axes):
-    """Whether each element is the largest one over `axes`, the first among equals in their order."""
+    """Mark the largest element over `axes`: the first of equal ones, in the order of `axes`."""
     parts = np.moveaxis(x, axes, range(len(axes)))
     flat = parts.reshape(-1, *parts.shape[len(axes) :])
     number = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
@@ -272,10 +280,10 @@ def is_argmax(x, axes):
 
 
 def gather(table, ids, axis, shared=()):
-    """The elements of `table` that `ids` point at along `axis`, and 0 where they point outside.
+    """Return the elements of `table` at the indices `ids` along `axis`; 0 for indices out of range.
 
-    `shared` pairs axes of the table with those of `ids` along which each index reads its own part. The
-    result has the axes of `ids`, then the table's others.
+    `shared` pairs axes of the table with axes of `ids`: along these, each index reads its own part of the
+    table. The result has the axes of `ids`, then the other axes of the table.
     """
     front, places = indexed(ids, axis, shared)
     table, ids = np.moveaxis(table, front, range(len(front))), np.moveaxis(ids, places, range(len(places)))
@@ -286,7 +294,7 @@ def gather(table, ids, axis, shared=()):
 
 
 def scatter_add(shape, updates, ids, axis, shared=()):
-    """Zeros of this shape, with `updates` added where `gather`, given the same, would read them."""
+    """Return zeros of this shape with `updates` added at the places that `gather` would read."""
     front, places = indexed(ids, axis, shared)
     updates, ids = (np.moveaxis(x, places, range(len(places))) for x in (updates, ids))
     table = np.moveaxis(np.zeros(shape, wide(updates).dtype), front, range(len(front)))
@@ -297,37 +305,43 @@ def scatter_add(shape, updates, ids, axis, shared=()):
 
 
 def indexed(ids, axis, shared):
-    """The axes of a table that need indices, and those of `ids` along which each reads its own."""
+    """Return the axes of a table that need indices, and the axes of `ids` that read parts of their own."""
     mesh = range(len(MESH))
     return [*mesh, *(i for i, _ in shared), axis], [*mesh, *(ids.ndim + i for _, i in shared)]
 
 
 def inner(sizes, ids):
-    """Which of `ids` lie inside of the last of these sizes, and indices of as many axes, 0 for the others."""
+    """Return which of `ids` are in range of the last of `sizes`, and an index for each of the sizes.
+
+    An index out of range becomes 0.
+    """
     inside = (ids >= 0) & (ids < sizes[-1])
     others = np.indices((*sizes[:-1], *(1,) * (ids.ndim - len(sizes) + 1)), sparse=True)
     return inside, (*others[: len(sizes) - 1], np.where(inside, ids, 0))
 
 
 def top_k(x, k, axis):
-    """The k largest elements along `axis`, and their indices: the end of a stable sort, turned around."""
+    """Return the k largest elements along `axis`, and their indices.
+
+    They are the end of a stable sort, reversed.
+    """
     order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
     indices = (x.shape[axis] - 1 - order).take(range(k), axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
 
 
 def erf(x):
-    """The error function, in the dtype of `x`."""
+    """Return the error function, in the dtype of `x`."""
     from scipy.special import erf as wide
 
     return wide(x).astype(x.dtype, copy=False)
 
 
 def einsum(subscripts, *operands):
-    """`np.einsum` on every processor, as few and large matrix products.
+    """Compute `np.einsum` on every processor as few, large matrix products.
 
-    A mesh axis along which an operand varies is one more subscript of it, kept in the result. So an axis that
-    only one operand has makes a matrix taller or wider, and one that both have makes a batch of products.
+    A mesh axis along which an operand varies is one more subscript of it, and is kept in the result. If only
+    one operand has the axis, a matrix gets taller or wider; if both have it, there is a batch of products.
     """
     *terms, result = re.split(",|->", subscripts)
     parts = [varying(x, term) for x, term in zip(operands, terms, strict=True)]
@@ -342,9 +356,9 @@ def einsum(subscripts, *operands):
 
 
 def varying(x, term):
-    """`x` without the mesh axes along which it is the same, and its subscripts.
+    """Return `x` without the mesh axes along which it is the same, and its subscripts.
 
-    Those are the numbers of mesh axes, then the letters of `term`.
+    The subscripts are the numbers of the remaining mesh axes, then the letters of `term`.
     """
     found = [i for i in range(len(MESH)) if x.shape[i] > 1]
     if x.dtype.itemsize == 2:
@@ -353,7 +367,7 @@ def varying(x, term):
 
 
 def summed(part, needed):
-    """A labelled array summed over the subscripts that are not needed."""
+    """Sum a labelled array over the subscripts that are not needed."""
     x, labels = part
     gone = tuple(i for i, label in enumerate(labels) if label not in needed)
     kept = [label for label in labels if label in needed]
@@ -361,7 +375,7 @@ def summed(part, needed):
 
 
 def contract(left, right, needed):
-    """The product of two labelled arrays, summed over what is not needed: a batch of matrix products."""
+    """Multiply two labelled arrays as a batch of matrix products, and sum over subscripts not needed."""
     (x, a), (y, b) = summed(left, {*needed, *right[1]}), summed(right, {*needed, *left[1]})
     batch = majors_first(a, x, [label for label in a if label in b and label in needed])
     larger = (a, x) if x.size > y.size else (b, y)
@@ -380,7 +394,10 @@ def contract(left, right, needed):
 
 
 def matrices(x):
-    """`x` with rows or columns that are contiguous in memory: others NumPy would multiply without BLAS."""
+    """Return `x` with rows or columns that are contiguous in memory.
+
+    NumPy would multiply other matrices without BLAS.
+    """
     (down, across), item = x.strides[-2:], x.itemsize
     by_rows = across == item and down >= item * x.shape[-1]
     by_columns = down == item and across >= item * x.shape[-2]
@@ -388,12 +405,16 @@ def matrices(x):
 
 
 def majors_first(labels, x, chosen):
-    """The chosen subscripts of `x` in the order in which they lie in memory: joining them copies nothing."""
+    """Return the chosen subscripts of `x` in memory order: joining these axes copies nothing."""
     return sorted(chosen, key=lambda label: -abs(x.strides[labels.index(label)]))
 
 
 def multiplied(x, a, y, b, groups):
-    """The product where a matrix product would not pay: every element is used once, or none is summed."""
+    """Multiply element by element.
+
+    This is for products that no matrix product makes faster: no subscript is summed, or each element is used
+    once.
+    """
     batch, rows, columns, inner = groups
     order = [*batch, *rows, *columns, *inner]
     product = spread(x, a, order) * spread(y, b, order)
@@ -403,13 +424,16 @@ def multiplied(x, a, y, b, groups):
 
 
 def spread(x, labels, order):
-    """`x` transposed to `order`, with axes of length 1 for what it lacks."""
+    """Transpose `x` to `order`, with axes of length 1 for the subscripts that it lacks."""
     x = x.transpose([labels.index(label) for label in order if label in labels])
     return np.expand_dims(x, [i for i, label in enumerate(order) if label not in labels])
 
 
 def everywhere(name, x, same):
-    """`x` as every processor has it, after making sure that those along the axes `same` hold equal bits."""
+    """Return `x` as every processor has it.
+
+    Raises `AssertionError` if processors along the axes `same` hold different bits.
+    """
     bits = x.view(f"u{x.itemsize}")
     for number in numbers(same):
         first = bits.take([0], axis=number)

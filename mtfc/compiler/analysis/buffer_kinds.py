@@ -1,4 +1,4 @@
-"""What equations store, and values that are in memory nowhere, as others are read or written in their place."""
+"""Buffer kinds: which equations store an array, and which values are views without a buffer of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 
 
 def storage(eqn: Equation) -> Storage:
-    """Loops store what they give."""
+    """Return how an equation stores its results; a loop stores them as a kernel does."""
     return "kernel" if eqn.regions else OPS[eqn.op].storage
 
 
@@ -23,7 +23,7 @@ def is_elementwise(eqn: Equation) -> bool:
 
 
 def sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterator[Value]:
-    """What the values are views of, or they themselves."""
+    """Yield for each value the value that it is a view of, or the value itself if it is no view."""
     for value in values:
         while (maker := makers.get(value)) is not None and is_view(maker):
             (value, *_) = maker.operands
@@ -31,7 +31,7 @@ def sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterat
 
 
 def readers_of(function: Function) -> dict[Value, list[Equation]]:
-    """The equations that have a value as an operand."""
+    """Return for each value the equations that have it as an operand."""
     found: dict[Value, list[Equation]] = {}
     for eqn in function.body:
         for value in dict.fromkeys(eqn.operands):
@@ -40,7 +40,7 @@ def readers_of(function: Function) -> dict[Value, list[Equation]]:
 
 
 def enlarged(body: Iterable[Equation]) -> dict[Value, Value]:
-    """Views that show more elements than what they are views of has, such as windows, and what that is."""
+    """Return the views with more elements than their source, such as windows: view -> source."""
     sources: dict[Value, Value] = {}
     for eqn in body:
         if is_view(eqn):
@@ -50,9 +50,9 @@ def enlarged(body: Iterable[Equation]) -> dict[Value, Value]:
 
 
 def folded(function: Function) -> set[Value]:
-    """Windows that a product makes for `fold` to add up and for nothing else, and what is between them.
+    """Return the windows that a dot makes only for `fold`, and the values between the dot and the fold.
 
-    The two are one kernel, the transpose of a convolution, and only what is added up is stored.
+    Dot and fold are one kernel, a transposed convolution, which stores only the folded result.
     """
     readers = readers_of(function)
     given = {output.value for output in function.outputs}

@@ -1,14 +1,16 @@
-"""What XLA's CPU backend transposes to multiply, as seen in what it compiles (jaxlib 0.10).
+"""Dot operand layouts: the arrays that XLA's CPU backend transposes or copies for a dot (jaxlib 0.10).
 
-A product has dimensions that both factors and the result have, those that it sums over, and those of one factor alone. XLA wants
-the first factor as (shared, its own, summed), the other as (shared, summed, its own), or the two swapped where they are one
-dimension each, and makes (shared, first's, other's). What lies otherwise is copied first, which takes long where other elements
-become neighbours: what is copied row by row is left out here. The first of two matrices is not copied, but transposed while it
-is multiplied, which takes longer still: many times longer than the product where the other matrix is narrow, as in the gradient
-of a classifier's last one. So the JAX backend takes such products the other way round, and transposes the result.
+A dot has shared dimensions (in both operands and the result), summed dimensions, and dimensions of one operand alone. XLA needs
+the first operand as (shared, own, summed) and the second as (shared, summed, own). The last two groups of the second may be
+swapped if each is one dimension. XLA computes the result as (shared, own of the first, own of the second).
 
-Where neither order makes the result as it is wanted, `jnp.einsum` swaps the factors, whatever that copies: for the heads of an
-attention (`blm,mhk->bhlk`) all three arrays, one element at a time. There the JAX backend keeps the order that copies less.
+- An operand in another order is copied first. This is slow if the last dimension changes. Copies that keep whole rows are cheap,
+  and are not counted here.
+- The first operand of a matrix multiplication is not copied but transposed during the multiplication, which is slower still. If
+  the other matrix is narrow, as in the gradient of a classifier's last layer, the transposition takes many times as long as the
+  dot. The JAX backend then swaps the operands and transposes the result.
+- If neither order of operands gives the wanted result, `jnp.einsum` swaps the operands even if it then copies more. For the heads
+  of an attention (`blm,mhk->bhlk`) it copies all three arrays element by element. The JAX backend keeps the order that copies less.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh
 
 WORTH = 2
-"""A product is turned around where that transposes so many times fewer elements."""
+"""The operands are swapped if this transposes at least this many times fewer elements."""
 
 Dims = tuple[tuple[str, int], ...]
-"""Names and sizes on one processor."""
+"""Names of dimensions and their sizes on one processor."""
 
 
 def is_dot(eqn: Equation) -> bool:
-    """True for an einsum that sums over a dimension and has a dimension that only one of its two operands has."""
+    """Return True for an einsum that sums over a dimension and has a dimension that only one of its two operands has."""
     if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
         return False
     one, other, summed = dot_roles(eqn)
@@ -37,50 +39,52 @@ def is_dot(eqn: Equation) -> bool:
 
 
 def dot_roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:
-    """Return the dimensions that only the first operand keeps, that only the second keeps, and that are summed, without those of size 1."""
+    """Return the dimensions that only the first operand keeps, that only the second keeps, and that are summed.
+
+    Dimensions of size 1 are left out.
+    """
     (a, b), made = (set(value.type.dims) for value in eqn.operands), set(eqn.result.type.dims)
     sets = ((a & made) - b, (b & made) - a, (a & b) - made)
     one, other, summed = ([dim for dim in each if dim.size > 1] for each in sets)
     return one, other, summed
 
 
-def transposed(eqn: Equation, mesh: Mesh) -> int:
-    """Elements that one processor transposes while it multiplies matrices, as the JAX backend writes a placed equation; 0 for
-    all that is no product of two.
-    """
-    product = _product(eqn, mesh)
-    if product is None or not product.is_of_matrices:
+def transposed_elements(eqn: Equation, mesh: Mesh) -> int:
+    """Return the elements that one processor transposes during a matrix multiplication by the JAX backend; 0 for other ops."""
+    dot = _dense_dot(eqn, mesh)
+    if dot is None or not dot.is_of_matrices:
         return 0
-    return product.turned if product.is_turned else product.transposed
+    return dot.turned if dot.is_turned else dot.transposed
 
 
-def reordered(eqn: Equation, mesh: Mesh) -> int:
-    """Elements that one processor copies in another order for any other product."""
-    product = _product(eqn, mesh)
-    return 0 if product is None or product.is_of_matrices else product.reordered
+def copied_elements(eqn: Equation, mesh: Mesh) -> int:
+    """Return the elements that one processor copies into another order for a dot that is no matrix multiplication."""
+    dot = _dense_dot(eqn, mesh)
+    return 0 if dot is None or dot.is_of_matrices else dot.reordered
 
 
-def is_turned(eqn: Equation, mesh: Mesh) -> bool:
-    """Whether the JAX backend takes a product of two matrices the other way round."""
+def swaps_operands(eqn: Equation, mesh: Mesh) -> bool:
+    """Return True if the JAX backend swaps the operands of a matrix multiplication."""
     if [len(value.type.dims) for value in (*eqn.operands, *eqn.results)] != [2, 2, 2]:
         return False
-    product = _product(eqn, mesh)
-    return product is not None and product.is_of_matrices and product.is_turned
+    dot = _dense_dot(eqn, mesh)
+    return dot is not None and dot.is_of_matrices and dot.is_turned
 
 
-def made(eqn: Equation, mesh: Mesh) -> tuple[str, ...] | None:
-    """Names of the result's dimensions in the order in which the JAX backend makes them, where it keeps `jnp.einsum` from
-    swapping the factors.
+def kept_order(eqn: Equation, mesh: Mesh) -> tuple[str, ...] | None:
+    """Return the result's dimensions in the order that the dot computes, if the JAX backend keeps `jnp.einsum` from swapping.
+
+    The backend then transposes the result. None: `jnp.einsum` gives the wanted order.
     """
-    product = _written(eqn, mesh)
-    if product is None or product.first != _dims(eqn.operands[0], mesh) or product.made == product.result:
+    dot = _written(eqn, mesh)
+    if dot is None or dot.first != _dims(eqn.operands[0], mesh) or dot.made == dot.result:
         return None
-    return tuple(name for name, _ in product.made)
+    return tuple(name for name, _ in dot.made)
 
 
 @attrs.frozen
-class _Product:
-    """Its factors in the order in which they are multiplied, and the result as it is wanted."""
+class _Dot:
+    """The dimensions of a dot: operands in the order of the multiplication, and the wanted order of the result."""
 
     first: Dims
     other: Dims
@@ -107,14 +111,14 @@ class _Product:
         return self.shared + self.firsts + self.others
 
     @property
-    def dense(self) -> _Product:
-        """Without dimensions of one element."""
+    def dense(self) -> _Dot:
+        """Return the dot without dimensions of size 1."""
         dims = (self.first, self.other, self.result)
-        return _Product(*(tuple(dim for dim in each if dim[1] > 1) for each in dims))
+        return _Dot(*(tuple(dim for dim in each if dim[1] > 1) for each in dims))
 
     @property
-    def is_product(self) -> bool:
-        """Whether it sums, over arrays of which at least one has more dimensions."""
+    def is_dot(self) -> bool:
+        """Return True if the dot sums, and at least one operand has a dimension of its own."""
         return bool(self.summed and (self.firsts or self.others))
 
     @property
@@ -123,7 +127,7 @@ class _Product:
 
     @property
     def reordered(self) -> int:
-        """Elements of the arrays whose last dimension is none that XLA wants there."""
+        """Return the elements of the arrays whose last dimension is not the one that XLA needs there."""
         is_paired = len(self.summed) == len(self.others) == 1 and self.other[:-2] == self.shared
         last = self.summed + self.others if is_paired else self.others or self.summed
         return (
@@ -134,17 +138,17 @@ class _Product:
 
     @property
     def moved(self) -> int:
-        """Elements of which the product waits for another order."""
+        """Return the elements that are transposed or copied."""
         return self.transposed if self.is_of_matrices else self.reordered
 
     @property
     def transposed(self) -> int:
-        """Elements of the first of two matrices, if it is transposed."""
+        """Return the elements of the first matrix if it is transposed, else 0."""
         return _size(self.first) * (self.first[0] in self.summed)
 
     @property
     def turned(self) -> int:
-        """Elements that are transposed where the other matrix comes first, and those of the result."""
+        """Return the elements that are transposed if the operands are swapped, including those of the result."""
         return _size(self.other) * (self.other[0] in self.summed) + _size(self.result)
 
     @property
@@ -152,22 +156,26 @@ class _Product:
         return WORTH * self.turned < self.transposed
 
 
-def _product(eqn: Equation, mesh: Mesh) -> _Product | None:
-    """As XLA sees it, without dimensions of one element."""
-    product = _written(eqn, mesh)
-    return product.dense if product is not None and product.dense.is_product else None
+def _dense_dot(eqn: Equation, mesh: Mesh) -> _Dot | None:
+    """Return the dot as XLA sees it, without dimensions of size 1; None if the equation is no dot."""
+    dot = _written(eqn, mesh)
+    return dot.dense if dot is not None and dot.dense.is_dot else None
 
 
-def _written(eqn: Equation, mesh: Mesh) -> _Product | None:
-    """In the order in which `jnp.einsum` has the factors: the one of the result, or else swapped, if it is not kept from that."""
+def _written(eqn: Equation, mesh: Mesh) -> _Dot | None:
+    """Return the dot with the operands in the order in which the JAX backend multiplies them.
+
+    The order stays if it gives the wanted result. Else `jnp.einsum` swaps the operands. The backend prevents this if the swapped
+    order does not give the wanted result either, and copies at least as much.
+    """
     if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
         return None
     first, other, result = (_dims(value, mesh) for value in (*eqn.operands, eqn.result))
-    product, swapped = _Product(first, other, result), _Product(other, first, result)
-    if product.made == result:
-        return product
-    is_free = swapped.made != result and product.dense.is_product
-    return product if is_free and product.dense.moved < swapped.dense.moved else swapped
+    dot, swapped = _Dot(first, other, result), _Dot(other, first, result)
+    if dot.made == result:
+        return dot
+    is_free = swapped.made != result and dot.dense.is_dot
+    return dot if is_free and dot.dense.moved < swapped.dense.moved else swapped
 
 
 def _dims(value: Value, mesh: Mesh) -> Dims:

@@ -1,15 +1,15 @@
-"""Names for everything that a layout can place: every equation, argument, and what loops take and yield.
+"""Names of layout targets: every equation, argument, loop argument and loop output that has a layout of its own.
 
-A `value` rule refers to a value of the user's by its path. A search chooses a layout for each equation of the step, those of the
-backward pass and the updates too, which no line of the file names. They get names that follow from the program alone:
+A `value` rule in a file names a value by its path. A search also chooses layouts for equations that no line of the file names,
+such as those of the backward pass. These equations get names that follow from the program alone:
 
     parameter.layers.w                       an argument of a function, by its role
     forward.layers.h                         the equation that makes the user's `layers.h`
-    backward.layers.einsum, ...einsum_2      those without a path, by loop and op
-    forward.layers.carried.x                 what a loop carries, or takes whole (`invariant`), or yields (`yielded`)
+    backward.layers.einsum, ...einsum_2      equations without a path, by loop and op
+    forward.layers.carried.x                 a loop's carry, `invariant` argument, or `yielded` output
 
-Where several would have one name, or it is the user's, the second in order of the program is `_2`. The names are those of the
-program as `assign-layouts` finds it: the same for every layout that splits nothing otherwise.
+If a name is taken, the next target in program order gets the suffix `_2`. The names belong to the program as `assign-layouts`
+finds it. They do not depend on the layout, unless `partition-spatial` has rewritten equations.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ WORDS = frozenset({"and", "or", "not"})
 
 
 def layout_target_names(function: Function) -> Mapping[LayoutTarget, str]:
-    """The name of each thing in a function that has a layout of its own."""
+    """Return the name of each layout target in a function."""
     names = Names(eqn.path for eqn in walk(function.body) if eqn.path)
     arguments = ((argument, f"{argument.role}.{argument.value.name}") for argument in function.arguments)
     return {each: names.fresh(wanted) for each, wanted in chain(arguments, _wanted(function, ()))}
 
 
 Place = tuple[tuple[int, ...], str]
-"""Where a thing stands in any stage of a function: the loops around it, each by its number among those beside it, and the name of
-its value. Passes keep both.
+"""Identifies a layout target in every stage of a function: the numbers of the loops around it, and the name of its value.
+
+Passes keep both.
 """
 
 YIELDED = -1
-"""Stands for one more loop around what a loop yields, whose names are not those of values."""
+"""Marks a loop's outputs, whose names are not names of values: it stands for one more loop."""
 
 
 def names_by_place(function: Function) -> Mapping[Place, str]:
-    """The same names for a function that later passes have changed: results of an equation and arguments by loops and value."""
+    """Return the names of layout targets by place, for looking them up in a later stage of the function."""
     names = layout_target_names(function)
     return {place: names[thing] for thing, place in _places(function, ()) if thing in names}
 
@@ -58,7 +59,7 @@ def _places(function: Function, loops: tuple[int, ...]) -> Iterator[tuple[Layout
 
 
 def numbered(function: Function) -> dict[Equation, int]:
-    """The loops of a body."""
+    """Return the number of each loop in a body."""
     return {eqn: number for number, eqn in enumerate(eqn for eqn in function.body if eqn.regions)}
 
 
@@ -72,7 +73,7 @@ def _wanted(function: Function, loops: tuple[str, ...]) -> Iterator[tuple[Layout
 
 
 def _of_loop(eqn: Equation, loops: tuple[str, ...]) -> Iterator[tuple[LayoutTarget, str]]:
-    """A slice stays as the whole is placed, and what is carried leaves as it enters: they have no names."""
+    """Yield the wanted names inside a loop. Slices and updated carries have no names: their layouts follow from others."""
     region = region_of(eqn)
     for argument in region.arguments:
         if argument.role != "sliced":

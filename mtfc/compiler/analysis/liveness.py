@@ -1,19 +1,20 @@
-"""Which buffers a function needs, and from when to when.
+"""Liveness: the buffers of a function, and the equations during which each is needed.
 
-Values are computed in program order. A value has a buffer of its own, from the equation that defines it to the last one that
-uses it (to the end, if it is an output), with three exceptions:
+Values are computed in program order. A value has a buffer of its own, from its equation to its last use (an output: to the end).
+There are three exceptions:
 
-- A view that shows more than there is, such as windows or a broadcast, is read where its source lies; what a `fold` adds up, the
-  product before it gives it piece by piece. Neither has a buffer, unless a loop, a collective or the caller needs the array.
-- A result takes over the buffer of an operand that is not used later, where each of its elements depends on that operand
-  only through the element at the same place (`takes_over`): component-wise ops, `rename`, an all-reduce.
-- An output that replaces an argument is written into the argument's buffer (the backends donate it), and so needs none,
-  unless the old value is used once more after the new one is there.
+- A view with more elements than its source, such as windows or a broadcast, has no buffer: uses read the source. The windows
+  that a dot makes for a `fold` have no buffer either: both are one kernel. If a loop, a collective or the caller needs the array,
+  it has a buffer.
+- A result takes over the buffer of an operand without later uses, if each element depends only on the operand's element at the
+  same position (`takes_over`). Elementwise ops, `rename` and all-reduces are of this kind.
+- An output that replaces an argument is written into the argument's buffer, which the backends donate. This needs the old value
+  to have no use after the new value is computed.
 
-Arguments are the caller's: they stay for the whole execution, and nothing else is written over them.
+Arguments belong to the caller: their buffers live as long as the function runs, and no other value is written into them.
 
-A loop's last values take over the buffers that they start from, if nothing else needs those. While it runs it also needs what
-one iteration needs at its peak: copies of the slices, and the values of its body.
+The final carries of a loop take over the buffers of the initial ones, if these have no later use. While a loop runs, it also needs
+the buffers of one iteration at its peak: copies of the slices, and the values of the body.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from mtfc.compiler.ir.types import Mesh
 
 @attrs.define(eq=False)
 class Buffer:
-    """The values that share it one after the other; equations `birth` to `death` (inclusive) need it."""
+    """A buffer, the values that occupy it one after the other, and the equations `birth` to `death` (inclusive) that need it."""
 
     values: list[Value]
     birth: int
@@ -39,7 +40,7 @@ class Buffer:
 
 
 def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
-    """The views and windows that have no buffer, in order of definition, and what is read in their place."""
+    """Return the views and windows without a buffer, in order of definition, with the values that are read instead."""
     arrays = {output.value for output in function.outputs}
     for eqn in function.body:
         if eqn.regions or has_trait(eqn, "sends"):
@@ -55,7 +56,7 @@ def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
 
 
 def last_uses(function: Function) -> dict[Value, int]:
-    """The number of the last equation that uses each value or a view of it; outputs are used by one after the last."""
+    """Return the number of the last equation that uses each value or a view of it; for outputs, the number of equations."""
     last = {value: i for i, eqn in enumerate(function.body) for value in (*eqn.results, *eqn.operands)}
     last |= {output.value: len(function.body) for output in function.outputs}
     for value, read in reversed(unstored(function).items()):
@@ -64,7 +65,7 @@ def last_uses(function: Function) -> dict[Value, int]:
 
 
 def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool:
-    """Whether the operand's dimensions run along the result's, in order and split alike, and both are of one size."""
+    """Return True if operand and result have the same dimensions, order, splits and size, so that they can share a buffer."""
     if eqn.regions:
         return _goes_around(eqn, operand, result)
     index, before, after = OPS[eqn.op].layout_rule(eqn).index, operand.type, result.type
@@ -74,13 +75,13 @@ def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool
 
 
 def _goes_around(eqn: Equation, operand: Value, result: Value) -> bool:
-    """Whether a loop carries the operand until it leaves as the result."""
+    """Return True if the operand is a loop's initial carry and the result the same carry's final value."""
     count = len(carried(region_of(eqn)))
     return (operand, result) in zip(eqn.operands[:count], eqn.results[:count], strict=True)
 
 
 def _inside(eqn: Equation, number: int, mesh: Mesh) -> list[Buffer]:
-    """What one iteration of a loop holds at its peak, for as long as equation `number`, the loop, runs."""
+    """Return the buffers of one iteration at its peak, needed while equation `number`, the loop, runs."""
     region = region_of(eqn)
     last = last_uses(region)
     slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
@@ -90,7 +91,7 @@ def _inside(eqn: Equation, number: int, mesh: Mesh) -> list[Buffer]:
 
 
 def donated(function: Function, last: dict[Value, int]) -> set[Value]:
-    """The outputs that are written into the buffers of the arguments that they replace."""
+    """Return the outputs that are written into the buffers of the arguments that they replace."""
     arguments = {argument.value.name: argument.value for argument in function.arguments}
     birth = {value: i for i, eqn in enumerate(function.body) for value in eqn.results}
     return {
@@ -101,7 +102,7 @@ def donated(function: Function, last: dict[Value, int]) -> set[Value]:
 
 
 def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
-    """All buffers but those of the arguments."""
+    """Return all buffers except those of the arguments."""
     last = last_uses(function)
     in_arguments = donated(function, last)
     without = unstored(function)
@@ -126,7 +127,7 @@ def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
 
 
 def peak(buffers: list[Buffer], mesh: Mesh) -> int:
-    """The number of the first equation during which the buffers alive hold most bytes."""
+    """Return the number of the first equation during which live buffers hold the most bytes."""
     changes = [0] * (max((buffer.death for buffer in buffers), default=0) + 2)
     for buffer in buffers:
         size = buffer.values[0].type.local_bytes(mesh)

@@ -11,7 +11,7 @@ SOURCE, SINK = ("source",), ("sink",)
 
 
 class FlowNetwork:
-    """Arcs are kept in pairs, an arc and its reverse at `index ^ 1`."""
+    """A directed graph with capacities. The reverse of the arc at `index` is at `index ^ 1`."""
 
     def __init__(self) -> None:
         self._arcs: dict[Node, list[int]] = {SOURCE: [], SINK: []}
@@ -25,7 +25,7 @@ class FlowNetwork:
             self._left.append(c)
 
     def source_side(self) -> set[Node]:
-        """The smallest set of nodes with the source in it that a minimum cut separates from the sink."""
+        """Return the smallest set of nodes with the source that a minimum cut separates from the sink."""
         levels = self._levels()
         while SINK in levels:
             self._block(levels)
@@ -33,7 +33,7 @@ class FlowNetwork:
         return set(levels)
 
     def _levels(self) -> dict[Node, int]:
-        """Distance from the source over arcs that still have room."""
+        """Return the distance of each node from the source over arcs with free capacity."""
         levels: dict[Node, int] = {SOURCE: 0}
         queue: deque[Node] = deque([SOURCE])
         while queue:
@@ -45,7 +45,7 @@ class FlowNetwork:
         return levels
 
     def _block(self, levels: dict[Node, int]) -> None:
-        """Push flow along shortest paths until each has a full arc."""
+        """Push flow along shortest paths until each has an arc without free capacity."""
         untried = {node: list(arcs) for node, arcs in self._arcs.items()}
         path: list[int] = []
         while True:
@@ -61,7 +61,7 @@ class FlowNetwork:
                 return
 
     def _next(self, node: Node, levels: dict[Node, int], untried: dict[Node, list[int]]) -> int | None:
-        """An arc with room to the next level; those found without are dropped."""
+        """Return an arc with free capacity to the next level; arcs without are dropped."""
         while untried[node]:
             arc = untried[node][-1]
             if self._left[arc] > 0 and levels.get(self._head[arc]) == levels[node] + 1:

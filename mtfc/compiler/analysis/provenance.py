@@ -1,8 +1,8 @@
-"""Why each collective is there: the rules of the layout that lead to it, and the lines between which they do.
+"""Provenance of collectives: the rules of the layout that lead to each collective, and the source lines involved.
 
-A sum is pending because an equation sums over a dimension that a rule splits: it is found by going back from the collective along
-whatever passes it on. Data is gathered or exchanged because a rule splits a dimension where the value is made or stored, and what
-uses it has that dimension whole, or split otherwise.
+A sum is pending because an equation sums over a dimension that a rule splits. The search for this equation goes back from the
+collective, through every equation that passes the pending sum on. Data is gathered or exchanged because a rule splits a dimension
+where the value is made or stored, and the use has this dimension whole or split differently.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ STORED = {"parameter": ("params", ""), "state": ("optimizer", "params", "")}
 
 @attrs.frozen(order=True)
 class AppliedRule:
-    """A rule of the layout: `batch: rows`, or one of a section, or of a value's own.
+    """A rule of the layout for all values, for a section, or for a single value.
 
-    is_written: else the compiler has split the dimension as what uses it is, or as what it is made of.
+    is_written: False if no rule names the dimension, and the compiler has split it as an operand or a use is split.
     """
 
     section: str
@@ -47,7 +47,7 @@ class AppliedRule:
 
 @attrs.frozen
 class CollectiveCause:
-    """A rule, where it takes effect, and what it does there: `sums over`, for example, and the dimension."""
+    """A rule, the line where it takes effect, and its effect there in words, such as `sums over batch`."""
 
     rule: AppliedRule
     span: Span | None
@@ -56,9 +56,12 @@ class CollectiveCause:
 
 @attrs.frozen
 class SentArray:
-    """One array that a collective sends: its bytes on one processor in a step, how often, for which line, and why.
+    """One array that a collective sends.
 
-    used: where it is used, if that is in an equation.
+    bytes: bytes of the array on one processor, for all times in a step.
+    times: how often the array is sent in a step.
+    span, stage: the equation that the collective is charged to.
+    used: the line of the first use in an equation, if there is one.
     """
 
     kind: str
@@ -74,19 +77,19 @@ class SentArray:
 def sent_arrays(
     function: Function, mesh: Mesh, layout: Layout, names: Mapping[Place, str] = {}
 ) -> list[SentArray]:
-    """What a placed function with explicit collectives sends, in order; combined collectives array by array.
+    """Return the arrays that a lowered function sends, in order; a combined collective sends several.
 
-    names: what rules for single equations call them (`names_by_place` of the function as `assign-layouts` left it).
+    names: the names of equations in `value` rules (`names_by_place` of the function after `assign-layouts`).
     """
     tracer = _Tracer(mesh, layout, names)
     tracer.enter(function, ())
-    return list(_sendings(function, mesh, tracer, 1))
+    return list(_sent(function, mesh, tracer, 1))
 
 
-def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> Iterator[SentArray]:
+def _sent(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> Iterator[SentArray]:
     for eqn in function.body:
         if eqn.regions:
-            yield from _sendings(region_of(eqn), mesh, tracer, times * dim_of(eqn).size)
+            yield from _sent(region_of(eqn), mesh, tracer, times * dim_of(eqn).size)
         elif has_trait(eqn, "sends"):
             for value, result in zip(eqn.operands, eqn.results, strict=True):
                 made_by = tracer.makers.get(value)
@@ -105,10 +108,13 @@ def _sendings(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> It
 
 @attrs.frozen
 class _Tracer:
-    """Where values of a program come from and go to, through loops.
+    """Follows values to their origins and uses, through loops.
 
-    own: the rules that name an equation, an argument or what a loop yields, by value. before: what a region's argument, or a
-    loop's result, is. uses: (equation, operand number) of each value.
+    own: the `value` rule of an equation, an argument or a yielded output, by value.
+    makers: the equation of each value.
+    before, after: the values on the other side of a loop's edge, such as an operand and the region's argument.
+    stays: output value -> the argument that it updates.
+    uses: (equation, operand number) pairs of each value.
     """
 
     mesh: Mesh
@@ -141,7 +147,7 @@ class _Tracer:
         self.stays.update((each.value, kept[each.updates]) for each in function.outputs if each.updates)
 
     def _named(self, value: Value, place: Place, path: str | None) -> None:
-        """Find the rules of the thing itself, or else of the user's value that it makes."""
+        """Note the `value` rule for a layout target: by its own name, or else by the user's path."""
         found = (name for name in (self.names.get(place), path) if name in self.layout.value_rules)
         if (name := next(found, None)) is not None:
             self.own[value] = name, self.layout.value_rules[name]
@@ -163,7 +169,7 @@ class _Tracer:
         self.after.setdefault(value, []).append(to)
 
     def causes(self, eqn: Equation, value: Value, result: Value) -> Iterator[CollectiveCause]:
-        """Of one operand of a collective and what it becomes."""
+        """Yield the causes of a collective for one operand and its result."""
         completed = [axis for axis in value.type.pending if axis not in result.type.pending]
         for axis in completed:
             yield from self._sums(value, axis)
@@ -178,7 +184,7 @@ class _Tracer:
             yield from self._wants(result, target, axes_of(eqn))
 
     def _sums(self, value: Value, axis: str) -> Iterator[CollectiveCause]:
-        """The equations that leave a sum pending over the axis in a value."""
+        """Yield a cause for each equation that leaves the value's sum over the axis pending."""
         for each in self._back(value, lambda v: axis in v.type.pending):
             eqn = self.makers.get(each)
             if eqn is None or eqn.layout is None:
@@ -190,7 +196,7 @@ class _Tracer:
                     yield CollectiveCause(by, eqn.span, f"{REDUCES[rule.reduction]} {dim.name}")
 
     def _splits(self, value: Value, dim: Dim, axes: Axes) -> Iterator[CollectiveCause]:
-        """The rule that splits a dimension of a value, and what has it whole."""
+        """Yield the rule that splits a dimension of a value where it is made or stored."""
         origins = [*self._copied(value)]
         placed = next((v for v in origins if self._own_rule(v, dim.name, axes)), None)
         stored = placed or next((v for v in origins if self._role(v) in STORED), None)
@@ -206,7 +212,7 @@ class _Tracer:
         yield CollectiveCause(rule, made.span if made else None, f"has {dim.name} in parts")
 
     def _wants(self, result: Value, dim: Dim, axes: Axes) -> Iterator[CollectiveCause]:
-        """What uses a value in parts that it was not made in."""
+        """Yield the rule that splits a dimension where the value is used."""
         eqn = self._user(result)
         onward = [*self._forward(result)]
         placed = [*onward[1:], *(self.stays[v] for v in onward if v in self.stays)]
@@ -222,7 +228,7 @@ class _Tracer:
         return eqn.span if eqn else None
 
     def _user(self, value: Value) -> Equation | None:
-        """The first equation that uses a value, collectives aside."""
+        """Return the first equation, other than a collective, that uses a value."""
         users = (eqn for v in self._forward(value) for eqn, _ in self.uses.get(v, ()))
         return next((eqn for eqn in users if not has_trait(eqn, "placement")), None)
 
@@ -233,7 +239,7 @@ class _Tracer:
         return value in self.makers and not has_trait(self.makers[value], "placement")
 
     def _own_rule(self, value: Value, dim: str, axes: Axes) -> AppliedRule | None:
-        """That of the thing itself, if it splits the dimension over one of the axes."""
+        """Return the `value` rule of a value, if it splits the dimension over one of the axes."""
         name, rules = self.own.get(value, ("", Rules()))
         found = set(rules.get(dim)) & set(axes)
         return AppliedRule(f"value {name}", dim, rules.get(dim)) if found else None
@@ -243,7 +249,10 @@ class _Tracer:
         return own or self._find(dim, axes, ("optimizer", "params", "") if eqn.stage == "update" else ("",))
 
     def _find(self, dim: str, axes: Axes, sections: Iterable[str]) -> AppliedRule:
-        """The rule, looked for in these sections first; that of a dimension that the compiler has cut is its whole's."""
+        """Return the rule for a dimension, from the given sections first.
+
+        A dimension of blocks (`x.blocks`), which `partition-spatial` adds, has the rule of the whole dimension `x`.
+        """
         rules = {"": self.layout.rules, "params": self.layout.params, "optimizer": self.layout.optimizer}
         name = dim if dim in self.layout.rules.by_dim else dim.partition(".blocks")[0]
         for section in (*sections, *rules):
@@ -253,7 +262,7 @@ class _Tracer:
         return AppliedRule("", name, axes, is_written=False)
 
     def _back(self, value: Value, goes_on: Callable[[Value], bool]) -> Iterator[Value]:
-        """A value and what it is made of, as far as a test holds."""
+        """Yield a value and its origins, as long as `goes_on` holds."""
 
         def origins(v: Value) -> tuple[Value, ...]:
             return tuple(each for each in (*self._operands(v), *self.before.get(v, ())) if goes_on(each))
@@ -261,7 +270,7 @@ class _Tracer:
         return _walk(value, origins)
 
     def _copied(self, value: Value) -> Iterator[Value]:
-        """A value and what it is a copy of: a cast, or a slice in a loop."""
+        """Yield a value and the values that it is a copy of, through casts and slices of loops."""
 
         def origins(v: Value) -> tuple[Value, ...]:
             operands = self._operands(v)
@@ -270,14 +279,14 @@ class _Tracer:
         return _walk(value, origins)
 
     def _operands(self, value: Value) -> tuple[Value, ...]:
-        """What it is made of; of a collective that sends several arrays, one."""
+        """Return the operands of a value's equation; of a combined collective, only the operand for this value."""
         eqn = self.makers.get(value)
         if eqn is None or not has_trait(eqn, "placement"):
             return eqn.operands if eqn else ()
         return (eqn.operands[eqn.results.index(value)],)
 
     def _forward(self, value: Value) -> Iterator[Value]:
-        """A value, and what collectives and loops pass it on as."""
+        """Yield a value, and the values that collectives and loops make of it."""
 
         def onward(v: Value) -> tuple[Value, ...]:
             moved = [eqn.results[i] for eqn, i in self.uses.get(v, ()) if has_trait(eqn, "placement")]
@@ -287,7 +296,7 @@ class _Tracer:
 
 
 def _walk(start: Value, following: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
-    """Each value once, the nearest first."""
+    """Yield each reachable value once, the nearest first."""
     seen, queue = {start}, [start]
     for value in queue:
         yield value

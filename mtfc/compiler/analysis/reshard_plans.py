@@ -1,6 +1,6 @@
-"""How to get a tensor from one placement to another: the cheapest chain of collectives, as a shortest path.
+"""Reshard plans: the cheapest chain of collectives from one placement of a tensor to another, as a shortest path.
 
-Nodes of the graph are placements. The records of the collectives give the edges (`Collective.edges`). An edge's length is the
+Nodes of the graph are placements. The records of the collectives give the edges (`CollectiveDef.edges`). An edge's length is the
 bytes that a processor sends, by ring algorithms; of chains with equal bytes the planner takes one with the fewest steps.
 The paper's cases (section 6.1) follow: from split to unsplit leads an all-gather, from unsplit to split a slice, from one
 dimension to another on the same axis an all-to-all, from a pending sum to a split one a reduce-scatter. The size of the graph
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count, permutations
 
-from mtfc.compiler.ir.collective import ReshardGoal, ReshardStep
+from mtfc.compiler.ir.collective_def import ReshardGoal, ReshardStep
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import COLLECTIVES

@@ -23,7 +23,7 @@ from mtfc.compiler.ir.types import Axes, Dim
 
 
 @attrs.frozen(cache_hash=True)
-class Shard:
+class ShardedAmount:
     """An amount that is split over `dims`, and over each pair of `alike` if both of its dimensions are split alike."""
 
     amount: float
@@ -33,21 +33,21 @@ class Shard:
 
 @attrs.frozen(cache_hash=True)
 class Least:
-    """The smallest of several terms; 0 of none."""
+    """The smallest of one or several terms."""
 
     terms: tuple[Term, ...]
 
 
 @attrs.frozen(cache_hash=True)
 class Most:
-    """The largest of several terms; 0 of none."""
+    """The largest of one or several terms."""
 
     terms: tuple[Term, ...]
 
 
 @attrs.frozen(cache_hash=True)
 class Total:
-    """The sum of several terms, `times` over."""
+    """The sum of any number of terms, `times` over."""
 
     terms: tuple[Term, ...]
     times: float = 1.0
@@ -75,7 +75,7 @@ class Unmoved:
     beside: Dims
 
 
-Term = Shard | Least | Most | Total | Unless | Unmoved
+Term = ShardedAmount | Least | Most | Total | Unless | Unmoved
 
 
 class MakeBlocks(Protocol):

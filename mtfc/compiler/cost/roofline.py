@@ -28,11 +28,20 @@ from mtfc.compiler.analysis.dimension_names import (
     pairs_of,
     rule_of,
 )
-from mtfc.compiler.analysis.dot_operand_layout import reordered, transposed
+from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.lower_bounds import CommonProgram, Least, Most, Shard, Term, Total, Unless, Unmoved
+from mtfc.compiler.cost.lower_bounds import (
+    CommonProgram,
+    Least,
+    Most,
+    ShardedAmount,
+    Term,
+    Total,
+    Unless,
+    Unmoved,
+)
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.tpu.tpu_fusion import REGISTERS, stacks
 from mtfc.compiler.ir.core import Equation, Function, Value
@@ -41,7 +50,7 @@ from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
-REARRANGED = {"transposed": transposed, "reordered": reordered}
+REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
 """Elements that are rearranged for a dot, by the names of their rates."""
 
 
@@ -142,7 +151,7 @@ class KernelBound:
     kernel if the sum is completed there. A completed sum is sent, and therefore stored and read again.
     """
 
-    arithmetic: Shard
+    arithmetic: ShardedAmount
     seconds: Term
     completing: tuple[tuple[Value, Term], ...] = ()
 
@@ -154,7 +163,7 @@ class _KernelParts:
     loads: seconds of loading a matrix unit with either operand of a dot, if any.
     """
 
-    arithmetic: Shard = attrs.field(factory=lambda: Shard(0.0))
+    arithmetic: ShardedAmount = attrs.field(factory=lambda: ShardedAmount(0.0))
     loads: tuple[Term, ...] = ()
     moved: tuple[Term, ...] = ()
     overhead: float = 0.0
@@ -163,7 +172,7 @@ class _KernelParts:
     def seconds(self, device: Device, trips: int) -> Term:
         computing = Total((self.arithmetic, Least(self.loads))) if self.loads else self.arithmetic
         moving = Total(self.moved, 1 / device.bandwidth.peak)
-        return Total((Most((computing, moving)), Shard(self.overhead), *self.copied), trips)
+        return Total((Most((computing, moving)), ShardedAmount(self.overhead), *self.copied), trips)
 
 
 def kernel_bounds(
@@ -230,8 +239,10 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
     written = (reads.tiled(value) for value in stored)
     traffic = reads.register_traffic(eqn, bool(stored))
     return _KernelParts(
-        arithmetic=Shard(seconds, _split(eqn, reads.names), pairs_of(bridge_of(eqn))),
-        loads=tuple(Shard(computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in loaded),
+        arithmetic=ShardedAmount(seconds, _split(eqn, reads.names), pairs_of(bridge_of(eqn))),
+        loads=tuple(
+            ShardedAmount(computed * load, iteration(eqn, rule_of(eqn), value)) for load, value in loaded
+        ),
         moved=(*written, *(each for each in (*operands.values(), traffic) if each is not None)),
         overhead=device.overhead * is_kernel,
         copied=tuple(reads.copied(eqn)),
@@ -322,11 +333,16 @@ class _Reads:
             names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.names.own[value]))
             seconds = 2 * self.tiled(value).amount / self.fusion.device.bandwidth.peak
             copy = Total(
-                (Shard(seconds, frozenset(own for _, own in names)), Shard(self.fusion.device.overhead))
+                (
+                    ShardedAmount(seconds, frozenset(own for _, own in names)),
+                    ShardedAmount(self.fusion.device.overhead),
+                )
             )
             yield Unmoved(copy, names, own_dims(eqn, rule_of(eqn)))
 
-    def arrays(self, eqn: Equation, views: Sequence[Value], dtype: str | None = None) -> tuple[Shard, ...]:
+    def arrays(
+        self, eqn: Equation, views: Sequence[Value], dtype: str | None = None
+    ) -> tuple[ShardedAmount, ...]:
         """Return the least bytes that all shards together read of an operand, and of each array that the operand is a view of."""
         found, share = [], 1.0
         for i, each in enumerate(views):
@@ -334,7 +350,9 @@ class _Reads:
             share *= bridge.share if bridge else 1.0
             type = each.type.with_dtype(dtype or each.type.dtype)
             least = int(type.local_bytes(SINGLE) * share) if share < 1 else self.fusion.least_bytes(type)
-            found.append(Shard(least, self.names.names[each] if i else _needed(eqn, each, self.names)))
+            found.append(
+                ShardedAmount(least, self.names.names[each] if i else _needed(eqn, each, self.names))
+            )
         return tuple(found)
 
     def is_passing(self, eqn: Equation) -> bool:
@@ -347,14 +365,14 @@ class _Reads:
         if self.fusion.upcasts(eqn):
             yield self.upcast(eqn.result)
 
-    def upcast(self, value: Value) -> Shard:
+    def upcast(self, value: Value) -> ShardedAmount:
         """Return the bytes of a value in registers."""
         least = self.fusion.least_bytes(value.type.with_dtype(REGISTERS))
-        return Shard(least, self.names.names[value])
+        return ShardedAmount(least, self.names.names[value])
 
-    def tiled(self, value: Value) -> Shard:
+    def tiled(self, value: Value) -> ShardedAmount:
         """Return the bytes of a value in memory."""
-        return Shard(self.fusion.least_bytes(value.type), self.names.names[value])
+        return ShardedAmount(self.fusion.least_bytes(value.type), self.names.names[value])
 
     def _haloed(self, value: Value) -> Pairs:
         """Return the pairs of dimensions along which halos may be added to a value, or to values that it is folded from."""

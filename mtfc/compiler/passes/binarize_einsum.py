@@ -1,9 +1,9 @@
 """binarize-einsum: contract two operands at a time, in the order that costs least under the layout.
 
-First each operand is summed over the dimensions that only it has and the result lacks; so a product of sums is never computed
-as the sum of an outer product. Then all pairwise orders are tried (dynamic programming over sets of operands, up to
-`EXHAUSTIVE` of them, else greedily) and the one with the fewest multiplications on a processor is kept. With `most=2` einsums of
-more operands stay: what is left is the same under every layout.
+First each operand is summed over the dimensions that no other operand and no result has. So a product of sums is never computed
+as the sum of an outer product. Then the pass chooses the order of pairwise contractions with the fewest multiplications on a
+processor: by dynamic programming over sets of operands for up to `EXHAUSTIVE` operands, else greedily. With `most=2`, einsums
+of more operands stay as they are, and the result does not depend on the layout.
 
 Input:   %y = einsum %a, %b, %c dims=[i, l]             with a[i, j], b[j, k], c[k, l]
 Output:  %y_ab = einsum %a, %b dims=[i, k]; %y = einsum %y_ab, %c dims=[i, l]
@@ -58,17 +58,17 @@ class MultiplicationCost:
 
 
 def _joined(a: Dims, b: Dims, rest: Dims) -> Dims:
-    """Dims of the contraction of two operands: what the others or the result still need."""
+    """Return the dims of two operands that other operands or the result still need."""
     return (a | b) & rest
 
 
 def _others(operands: Sequence[Dims], taken: int, result: Dims) -> Dims:
-    """Dims wanted by operands outside the set `taken` (a bit mask), or by the result."""
+    """Return the dims of operands outside the set `taken` (a bit mask), and of the result."""
     return result.union(*(dims for i, dims in enumerate(operands) if not taken >> i & 1))
 
 
 def best_tree(operands: Sequence[Dims], result: Dims, cost: MultiplicationCost) -> Tree:
-    """The cheapest order of pairwise contractions of all operands."""
+    """Return the cheapest order of pairwise contractions of all operands."""
     best: dict[int, tuple[float, Dims, Tree]] = {1 << i: (0.0, dims, i) for i, dims in enumerate(operands)}
     everything = (1 << len(operands)) - 1
     for size in range(2, len(operands) + 1):
@@ -85,7 +85,7 @@ def _first(entry: tuple[float, Dims, Tree]) -> float:
 
 
 def _halves(mask: int) -> list[int]:
-    """Non-empty proper subsets of a bit mask that hold its lowest bit: one of each complementary pair."""
+    """Return the proper subsets of a bit mask that contain its lowest bit: one of each complementary pair."""
     low = mask & -mask
     rest, subset, halves = mask ^ low, mask ^ low, []
     while subset:
@@ -120,7 +120,7 @@ def greedy_tree(operands: Sequence[Dims], result: Dims, cost: MultiplicationCost
 
 
 def _build(b: Builder, tree: Tree, operands: Sequence[Value], wanted: Dims) -> Value:
-    """The contraction that `tree` describes, keeping the dims in `wanted`."""
+    """Build the contraction that `tree` describes, keeping the dims in `wanted`."""
     if isinstance(tree, int):
         return operands[tree]
     left, right = tree
@@ -136,7 +136,7 @@ def _leaves(tree: Tree) -> list[int]:
 
 
 def _presummed(b: Builder, eqn: Equation) -> list[Value]:
-    """The operands, summed over dims that only they have and the result lacks."""
+    """Sum each operand over the dims that no other operand and no result has."""
     summed = []
     for i, value in enumerate(eqn.operands):
         others = [v for j, v in enumerate(eqn.operands) if j != i]
@@ -154,7 +154,7 @@ def _contract(b: Builder, eqn: Equation, cost: MultiplicationCost) -> Value:
 
 
 def is_simple(eqn: Equation) -> bool:
-    """Whether the equation is not an einsum, or one of two operands in which each summed dim is shared."""
+    """Return True unless the equation is an einsum to rewrite: two operands that share each summed dim stay."""
     if not has_trait(eqn, "dot"):
         return True
     if len(eqn.operands) != 2:
@@ -164,7 +164,7 @@ def is_simple(eqn: Equation) -> bool:
 
 
 def _named_last(body: list[Equation], eqn: Equation) -> list[Equation]:
-    """The new equations, the last one defining the old result."""
+    """Return the new equations, the last of which defines the old result."""
     return [*body[:-1], attrs.evolve(body[-1], results=eqn.results, path=eqn.path)]
 
 

@@ -1,8 +1,8 @@
 """cse: compute equal equations once.
 
-Equations are equal when op, operands, attributes, result types and layout are. The first one stays, with its span. A value
-that a `value` rule of the layout may name keeps an equation of its own. Of a loop's invariant or sliced operands each is
-handed in once, and each value is yielded once.
+Two equations are equal if op, operands, attributes, result types and layout are equal. The first one stays, with its span. A
+value that a `value` rule of the layout names keeps its own equation. A loop gets each invariant or sliced operand once, and
+yields each value once.
 
 Input:   %a = exp %x; %b = exp %x; %c = add %a, %b
 Output:  %a = exp %x; %c = add %a, %a
@@ -32,14 +32,14 @@ class Cse(Pass):
 
 
 def _attribute(name: str, value: Attr) -> Hashable:
-    """An attribute up to what means the same: the order of reduced dimensions. Numbers by text, as 0.0 == -0.0 == False."""
+    """Return a key of an attribute. Reduced dimensions have no order. Numbers compare by text, as 0.0 == -0.0 == False."""
     if name == "over" and isinstance(value, tuple):
         return frozenset(value)
     return repr(value) if isinstance(value, int | float) else value
 
 
 def _key(eqn: Equation, named: set[str]) -> Hashable:
-    """What makes two equations the same computation, placed the same way."""
+    """Return the key that is equal for equations with equal results."""
     attributes = tuple((name, _attribute(name, value)) for name, value in sorted(eqn.attrs.items()))
     layout = None if eqn.layout is None else frozenset(eqn.layout.items())
     own = eqn.path if eqn.path in named else None
@@ -47,7 +47,7 @@ def _key(eqn: Equation, named: set[str]) -> Hashable:
 
 
 def _shared_inside(eqn: Equation, named: set[str]) -> Equation:
-    """A loop whose region shares, too, and gets each value once for each role."""
+    """Return the loop with a shared region, which gets each value once for each role."""
     (region,) = eqn.regions
     first: dict[Hashable, Value] = {}
     same, operands, arguments = Substitution(), [], []
@@ -64,7 +64,7 @@ def _shared_inside(eqn: Equation, named: set[str]) -> Equation:
 
 
 def _yielded_once(eqn: Equation, same: Substitution) -> Equation:
-    """The loop without outputs that yield what another yields, in the same layout; `same` maps their stacks to that one's."""
+    """Remove yielded outputs that equal an earlier one in value and layout; `same` maps their results to its result."""
     (region,) = eqn.regions
     first: dict[Hashable, Value] = {}
     kept = []

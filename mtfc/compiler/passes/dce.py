@@ -1,9 +1,9 @@
 """dce: drop equations whose results nobody uses.
 
-Runs before collectives are placed, so that a gradient nobody asked for costs no communication.
+The pass runs before collectives are inserted, so that an unused gradient costs no communication.
 
-Of a loop, each result goes by itself: what is yielded and not used, what is carried and neither used nor needed for the next
-iteration, and the arguments that then nothing needs.
+A loop loses its unused results one by one: yielded outputs without a use, carries that neither a use nor the next iteration needs,
+and then the arguments that nothing reads.
 
 Input:   %a = exp %x; %b = log %x; return %b
 Output:  %b = log %x; return %b
@@ -30,12 +30,12 @@ class Dce(Pass):
 
 
 def used_values(function: Function) -> set[Value]:
-    """The values that a function's equations and outputs read."""
+    """Return the values that a function's equations and outputs read."""
     return {value for eqn in function.body for value in eqn.operands} | {o.value for o in function.outputs}
 
 
 def _region_for(region: Function, wanted: set[str]) -> Function:
-    """The region with the outputs that are wanted, and those that the next iteration needs for them."""
+    """Return the region with the wanted outputs, and the outputs that the next iteration needs for them."""
     while True:
         outputs = tuple(output for output in region.outputs if output.name in wanted)
         smaller = live_only(attrs.evolve(region, outputs=outputs))
@@ -48,7 +48,7 @@ def _region_for(region: Function, wanted: set[str]) -> Function:
 
 
 def live_loop(eqn: Equation, live: set[Value]) -> Equation:
-    """A loop with what is needed for its live results."""
+    """Return the loop with only its live results and the operands that they need."""
     region = region_of(eqn)
     wanted = {o.name for o, result in zip(region.outputs, eqn.results, strict=True) if result in live}
     smaller = _region_for(region, wanted)

@@ -1,10 +1,10 @@
 """mixed-precision: compute in one dtype while parameters are kept in another.
 
-Asked for by `precision = { params: f32, compute: bf16 }`. Parameters are stored, updated and given their gradients in the first;
-every use casts. Float inputs are cast too, and tensors made of nothing are made in the second. Where the model itself casts to
-a wider dtype, what follows stays wide: of two tensors the narrower is cast. But what follows from literals and integers alone,
-say the sine of a position, is computed as the model says and takes the dtype that it meets. The minimized value is handed out
-in f32.
+A file asks for this with `precision = { params: f32, compute: bf16 }`. Parameters, their gradients and their updates have the
+first dtype. Each use of a parameter, and each float input, is cast to the second. Tensors made without operands have the second.
+If the model casts to a wider dtype, the values that follow stay wide: of two operands the narrower one is cast. Values that depend
+only on literals and integers, such as the sine of a position, keep the model's dtype until they meet another operand's. The
+minimized value is returned in f32.
 
 Input:   %h: f32[batch, io] = mul %x, %w                           with precision = { params: f32, compute: bf16 }
 Output:  %w_2: bf16[io] = cast %w; %x_2: bf16[batch, io] = cast %x; %h: bf16[batch, io] = mul %x_2, %w_2
@@ -38,9 +38,9 @@ class MixedPrecision(Pass):
 
 
 def everything_in(program: Program, dtype: str) -> Program:
-    """The model with parameters and computation in `dtype`, whatever `precision` and its own casts say; inputs are cast to it.
+    """Return the model with parameters, inputs and computation in `dtype`, overriding `precision` and the model's own casts.
 
-    Parameters are updated in it, too, and the optimizer's state has it.
+    The updates and the optimizer's state have this dtype too.
     """
     retyping = RetypingUpdate(dtype, dtype, everything=True)
     training = program.training
@@ -63,10 +63,11 @@ def _stored_as(parameter: Parameter, dtype: str) -> Parameter:
 
 
 class Retyping:
-    """Rebuilds a function with its float arguments cast, each equation typed anew by its op's own rule.
+    """Rebuilds a function with its float arguments cast; each op's type rule gives the new types.
 
-    `made` are the float values that follow from no float input or parameter, `literals` the constants among them. `everything`
-    says that the model's own casts are to the dtype of the computation too.
+    made: float values that depend on no float input or parameter.
+    literals: the constants among them.
+    everything: the model's own casts go to the dtype of the computation too.
     """
 
     def __init__(self, stored: str, computed: str, everything: bool = False) -> None:
@@ -97,7 +98,7 @@ class Retyping:
         return attrs.evolve(output, value=self.builder.cast(value, "f32") if scalar_loss else value)
 
     def region(self, region: Function, operands: Sequence[Value], dim: Dim, made: set[Value]) -> Function:
-        """A loop's region for retyped operands, of which some are `made`; what is carried comes out as it came in."""
+        """Return a loop's region for retyped operands, of which some are `made`; carries keep their dtype."""
         self.builder, self.new, self.literals, self.made = Builder(Names()), Substitution(), {}, set()
         arguments = []
         for argument, operand in zip(region.arguments, operands, strict=True):
@@ -149,14 +150,14 @@ class Retyping:
         self.builder.append(attrs.evolve(eqn, operands=tuple(operands), results=results))
 
     def _made_as_computed(self, eqn: Equation) -> Equation:
-        """An equation that makes floats of nothing (a constant, ones, a one-hot tensor) in the dtype of the computation."""
+        """Return an equation that creates floats (a constant, ones, a one-hot tensor) in the dtype of the computation."""
         is_kept = has_trait(eqn, "cast") and not self.everything
         if is_kept or eqn.attrs.get("dtype") not in FLOATS:
             return eqn
         return attrs.evolve(eqn, attrs={**eqn.attrs, "dtype": self.computed})
 
     def _agreeing(self, operands: list[Value]) -> list[Value]:
-        """The operands with their float dtypes made one: the widest of those that are not made, or that are no literals."""
+        """Cast float operands to one dtype: the widest of those not in `made`, else the widest that are no literals."""
         floats = [v for v in operands if v.type.dtype in FLOATS]
         deciding = (
             [v for v in floats if v not in self.made]
@@ -175,7 +176,7 @@ class Retyping:
 
 
 class RetypingUpdate(Retyping):
-    """The same for an optimizer's function: parameter, gradient and states are all stored alike, and come out as they came in."""
+    """Retypes an optimizer's function: parameter, gradient and states have one stored dtype, and so have the outputs."""
 
     def _argument(self, argument: Argument) -> Argument:
         old = argument.value.type.dtype

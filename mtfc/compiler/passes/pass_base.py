@@ -1,7 +1,7 @@
-"""What a pass is: a frozen record of options with a `run` from program to program.
+"""Base of all passes: a frozen record of options with a function `run` from program to program.
 
-Its fields are its options, so that a pipeline such as `differentiate,combine-collectives{max_bytes=0}` is both parsed and printed
-from the class alone.
+The record's fields are the options. So the classes alone are enough to parse and print a pipeline such as
+`differentiate,combine-collectives{max_bytes=0}`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PipelineError(Exception):
 
 @attrs.frozen
 class Pass:
-    """Base of all passes. `level` is the level of the IR after it (see verify.LEVELS); None: the same as before."""
+    """Base of all passes. `level` is the level of the IR after the pass (see `verifier.LEVELS`), or None if it stays the same."""
 
     name: ClassVar[str]
     level: ClassVar[Level | None] = None
@@ -29,7 +29,7 @@ class Pass:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """The pass with those options that differ from their defaults, as `parse` takes it."""
+        """Return the pass's name with the options that differ from their defaults, as `parse_pipeline` reads it."""
         options = [
             f"{field.name}={_show(getattr(self, field.name))}"
             for field in attrs.fields(type(self))
@@ -39,7 +39,7 @@ class Pass:
 
     @classmethod
     def with_options(cls, options: dict[str, str]) -> Pass:
-        """The pass from its options as text. Raises `PipelineError`."""
+        """Return the pass with options given as text. Raises `PipelineError`."""
         fields = {field.name: field for field in attrs.fields(cls)}
         for name in options:
             if name not in fields:
@@ -54,7 +54,7 @@ def _show(value: object) -> str:
 
 
 def _read(owner: str, option: str, text: str, default: object) -> object:
-    """`text` as a value of the default's type."""
+    """Return `text` as a value of the default's type. Raises `PipelineError`."""
     if isinstance(default, bool):
         if text not in ("true", "false"):
             raise PipelineError(f"`{owner}{{{option}}}` is true or false, not `{text}`")

@@ -1,4 +1,4 @@
-"""The pipelines: which passes run, in which order, and the loop that runs them."""
+"""Pipelines: the order of the passes, and the loop that runs them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
 
 Observer = Callable[[Pass, Program, float], None]
-"""Called after each pass with the pass, what it made, and the seconds it took."""
+"""Called after each pass with the pass, the new program, and the seconds that the pass took."""
 
 PASSES: dict[str, type[Pass]] = {
     cls.name: cls
@@ -63,17 +63,17 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
 
 
 def preparation() -> tuple[Pass, ...]:
-    """The last changes to a global program: the equations that it then has get layouts."""
+    """Return the last passes on a global program: its equations then get layouts."""
     return (PartitionSpatial(), BinarizeEinsum(), Simplify(), Cse(), Dce())
 
 
 def layout_assignment() -> tuple[Pass, ...]:
-    """From a global program to one whose equations all have layouts: what comes after depends on nothing else of the layout."""
+    """Return the passes that give every equation a layout. Later passes read only these layouts."""
     return (*preparation(), AssignLayouts(), PropagateLayouts())
 
 
 def spmd_lowering() -> tuple[Pass, ...]:
-    """From there to one processor's program with explicit collectives."""
+    """Return the passes from equations with layouts to one processor's program with collectives."""
     return (
         PlaceReductions(),
         InsertReshards(),
@@ -85,12 +85,12 @@ def spmd_lowering() -> tuple[Pass, ...]:
 
 
 def partitioning() -> tuple[Pass, ...]:
-    """From a global program to one processor's program."""
+    """Return the passes from a global program to one processor's program."""
     return (*layout_assignment(), *spmd_lowering())
 
 
 def layout_independent() -> tuple[Pass, ...]:
-    """What partitioning does first whatever the layout is."""
+    """Return the first passes of partitioning, as far as their result is the same under every layout."""
     return (BinarizeEinsum(most=2), Simplify(), Cse(), Dce())
 
 
@@ -101,7 +101,7 @@ def default_pipeline(of: str = "step") -> tuple[Pass, ...]:
 def run(
     program: Program, passes: Iterable[Pass], observers: Sequence[Observer] = (), level: Level = "global"
 ) -> Program:
-    """Run the passes in order and verify what each leaves. Raises `VerifyError` where one has broken an invariant."""
+    """Run the passes in order, and verify the program after each. Raises `VerifyError` if a pass breaks an invariant."""
     verifier = Verifier()
     for each in passes:
         start = time.perf_counter()
@@ -130,7 +130,7 @@ _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
-    """`differentiate,combine-collectives{max_bytes=0}` as passes. Raises `PipelineError`."""
+    """Parse text such as `differentiate,combine-collectives{max_bytes=0}`. Raises `PipelineError`."""
     passes, position = [], 0
     while position < len(text):
         match = _ITEM.match(text, position)

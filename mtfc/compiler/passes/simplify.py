@@ -37,13 +37,13 @@ class Simplify(Pass):
 
 @attrs.frozen
 class RewriteContext:
-    """What a rule may look at: who defines a value, and a builder for what replaces the equation."""
+    """The definitions that a rule may read, and a builder for the replacement of the equation."""
 
     defined: Definitions
     build: Builder
 
     def again(self, eqn: Equation, *operands: Value) -> Value:
-        """The same op on other operands."""
+        """Build the same op on other operands."""
         attributes: dict[str, Any] = dict(eqn.attrs)
         return self.build(eqn.op, *operands, **attributes)
 
@@ -52,11 +52,11 @@ class RewriteContext:
         return eqn.op if eqn else None
 
     def source(self, value: Value) -> Value:
-        """The first operand of what defines `value`."""
+        """Return the first operand of the equation that defines `value`."""
         return self.defined[value].operands[0]
 
     def number(self, value: Value) -> float | int | bool | None:
-        """The value of a scalar constant, or of a tensor filled with it; None for anything else."""
+        """Return the number of a scalar constant or of a tensor filled with one number, else None."""
         eqn = self.defined.get(value)
         return eqn.attrs["value"] if eqn and has_trait(eqn, "filled") else None  # type: ignore[return-value]
 
@@ -65,7 +65,7 @@ RewriteRule = Callable[[RewriteContext, Equation], Value | None]
 
 
 def _same_dims(eqn: Equation, value: Value) -> Value | None:
-    """`value` where it can stand for the result."""
+    """Return `value` if it has the type of the result."""
     return value if value.type == eqn.result.type else None
 
 
@@ -96,7 +96,7 @@ def _double_negation(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _same_type(c: RewriteContext, eqn: Equation) -> Value | None:
-    """An op that only rearranges dims, and rearranges nothing: f(x) == x."""
+    """f(x) == x for an op that only rearranges dims, where nothing changes."""
     return _same_dims(eqn, eqn.operands[0])
 
 
@@ -114,7 +114,7 @@ def _number_last(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _implicit_broadcast(c: RewriteContext, eqn: Equation) -> Value | None:
-    """op(broadcast(x), y) == op(x, y) where y brings all dims: component-wise ops broadcast by themselves."""
+    """op(broadcast(x), y) == op(x, y) where y has all dims, because elementwise ops broadcast by themselves."""
     for i, value in enumerate(eqn.operands):
         if c.op(value) == "broadcast":
             others = (*eqn.operands[:i], c.source(value), *eqn.operands[i + 1 :])
@@ -135,7 +135,7 @@ def _filled(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _number(c: RewriteContext, eqn: Equation, number: float | int | bool) -> Value:
-    """The number as a tensor like the equation's result."""
+    """Build a tensor of the result's type, filled with the number."""
     type = eqn.result.type
     if not type.dims:
         return c.build.constant(number, type.dtype)
@@ -163,7 +163,7 @@ def _negated_number(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _shifted_by_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
-    """shift(x, by = 0) == x, and so does once around."""
+    """shift(x, by = 0) == x; so is a cyclic shift by a multiple of the size."""
     dim, by = eqn.attrs["dim"], eqn.attrs["by"]
     assert isinstance(dim, Dim) and isinstance(by, int)
     return eqn.operands[0] if by == 0 or (eqn.attrs["wrap"] and by % dim.size == 0) else None
@@ -268,7 +268,7 @@ def _einsum_of_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _broadcast_to(c: RewriteContext, eqn: Equation, value: Value) -> Value:
-    """`value` with all dims of the result."""
+    """Broadcast `value` to all dims of the result."""
     return c.build.ordered(c.build.broadcast(value, eqn.result.type), eqn.result.type.dims)
 
 
@@ -310,12 +310,12 @@ def _certain(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _sum_of_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
-    """A reduction over no dimension == x."""
+    """sum(x, over = []) == x, and so for every reduction."""
     return eqn.operands[0] if not eqn.attrs["over"] else None
 
 
 SEVERAL = tuple(op.name for op in (*elementwise.BINARY, elementwise.WHERE, elementwise.MASK))
-"""Component-wise ops of several operands, which they broadcast by themselves."""
+"""Elementwise ops of several operands, which broadcast by themselves."""
 
 RULES: dict[str, tuple[RewriteRule, ...]] = {
     "add": (_right_identity(0), _left_identity(0), _number_last, _fold(lambda a, b: a + b)),
@@ -374,7 +374,7 @@ def _keep_name(build: Builder, eqn: Equation, value: Value) -> Value:
 
 
 def simplified(function: Function, named: set[str]) -> Function:
-    """One walk in order of definition; what a rule builds is rewritten in its turn."""
+    """Rewrite the equations in order of definition; the equations that a rule builds are rewritten too."""
     build, defined, new = Builder(names_of(function)), dict[Value, Equation](), Substitution()
     context = RewriteContext(defined, build)
     work = list(reversed(function.body))

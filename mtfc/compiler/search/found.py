@@ -1,4 +1,4 @@
-"""What every search gives: the best that it found, what that costs, and what anything else costs at least."""
+"""The result of every search: the best that was found, its price, and a lower bound of everything else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from mtfc.compiler.ir.types import Layout, Mesh
 
 @attrs.frozen
 class Price:
-    """What one processor needs for a step under some layout: seconds that it computes, seconds that it communicates, bytes of
-    memory. `seconds` is their sum: nothing is taken to overlap. overlapping: seconds of the step where communication overlaps
-    with what does not need it; infinite where that was not asked for. tiled: bytes in the machine's memory, which may be more.
+    """The price of a step for one processor: seconds of computing, seconds of communicating, bytes of memory.
+
+    `seconds` is the time without overlap. overlapping: seconds of the step if communication overlaps with independent computation;
+    infinite unless it was asked for. tiled: bytes with the padding of the machine's memory.
     """
 
     compute: float
@@ -30,7 +31,7 @@ class Price:
 
 
 Objective = Literal["time", "overlap", "memory"]
-"""What is to be least: the seconds while nothing overlaps, the seconds with overlap, or the bytes."""
+"""The measure to minimize: seconds without overlap, seconds with overlap, or bytes."""
 
 VALUES: Mapping[Objective, Callable[[Price], float]] = {
     "time": lambda price: price.seconds,
@@ -44,10 +45,10 @@ def value_of(price: Price, objective: Objective) -> float:
 
 
 Pricing = Callable[[Mesh, Layout], Price]
-"""Compiles the program under a layout, and says what the result costs."""
+"""Compiles the program under a layout, and returns the price of the result."""
 
 Progress = Callable[[str, float | None, float | None], None]
-"""Is told what is being done, the best cost and the best bound so far, where known."""
+"""Receives the present activity, and the best cost and bound so far where these are known."""
 
 
 def silent(doing: str, cost: float | None, bound: float | None) -> None:
@@ -56,10 +57,10 @@ def silent(doing: str, cost: float | None, bound: float | None) -> None:
 
 @attrs.frozen
 class Found:
-    """A layout on a mesh. `objective` and `lower_bound` are in the search's unit: seconds, or bytes of memory.
+    """A layout on a mesh. `objective` and `lower_bound` are in the unit of the search: seconds, or bytes of memory.
 
-    evaluated: how many layouts were compiled to be priced. is_interrupted: whether `KeyboardInterrupt` ended the search. refuted:
-    a layout that costs less than the search took for certain, which is a fault of it: nothing is proven then.
+    evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
+    refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     """
 
     mesh: Mesh
@@ -76,4 +77,4 @@ class Found:
 
 
 class NothingFits(Exception):
-    """No layout was found whose memory suffices: says what the least was, and what there is."""
+    """No layout was found that fits in memory. The message has the least memory that was found, and the memory of a device."""

@@ -1,4 +1,4 @@
-"""What a model costs under one layout after another: it is differentiated once, and compiled for each."""
+"""Prices a model under one layout after another. The model is differentiated once, and compiled for each layout."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from mtfc.compiler.search.found import Objective, Price, Pricing
 
 
 @attrs.frozen
-class Pricer:
+class LayoutPricer:
     """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
 
-    known: what layouts cost that were shown, with overlap too; these are not compiled again. alike: what programs cost, by their
-    texts once equations have layouts: many rules of a layout change nothing, as what they split follows its uses.
+    known: prices with overlap, by layout; these layouts are not compiled again. alike: prices by the text of the program whose
+    equations have layouts. Many layouts lead to the same program, as elementwise equations follow their uses.
     """
 
     program: Program
@@ -38,15 +38,15 @@ class Pricer:
     alike: dict[tuple[bytes, bool], Price] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, program: Program, hardware: Hardware) -> Pricer:
-        """For a model as it was elaborated."""
+    def of(cls, program: Program, hardware: Hardware) -> LayoutPricer:
+        """Return the pricer of an elaborated model."""
         for each in differentiation():
             program = each.run(program)
         step = program.function("step" if program.has_function("step") else "forward")
         return cls(attrs.evolve(program, functions=(step,)), hardware)
 
     def undistributed(self) -> Function:
-        """The function, as far as it is the same under all layouts."""
+        """Return the function as it is under all layouts."""
         program = self.program
         for each in layout_independent():
             program = each.run(program)
@@ -54,7 +54,7 @@ class Pricer:
         return function
 
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
-        """One processor's program."""
+        """Return one processor's program."""
         return _lowered(self._placed(mesh, layout))
 
     def _placed(self, mesh: Mesh, layout: Layout) -> Program:
@@ -64,11 +64,11 @@ class Pricer:
         return program
 
     def pricing(self, objective: Objective) -> Pricing:
-        """What layouts are compared by: only where overlap counts are steps simulated."""
+        """Return the pricing for an objective; steps are simulated only if overlap counts."""
         return self.with_overlap if objective == "overlap" else self
 
     def with_overlap(self, mesh: Mesh, layout: Layout) -> Price:
-        """The price, with the seconds of a step where communication overlaps with what does not need it (`mtfc simulate`)."""
+        """Return the price with the seconds of a step with overlap, as `mtfc simulate` predicts them."""
         if (mesh, layout) not in self.known:
             self.known[mesh, layout] = self._priced(mesh, layout, overlaps=True)
         return self.known[mesh, layout]

@@ -40,15 +40,15 @@ def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
     fit on 4 nodes of 4 devices.
     """
     from mtfc.compiler.cost.topology import Topology
-    from mtfc.frontend.hardware_targets import no_room
+    from mtfc.frontend.hardware_targets import raise_no_room
 
     devices = hardware.devices
     if devices is not None and mesh.devices > devices:
         has = f"`{hardware.name}` has {devices} device{'s'[: devices - 1]}"
         message = f"mesh `{mesh.name}` has {mesh.devices} processors, and {has}"
-        no_room(target, message, "choose a smaller mesh with `--mesh`")
+        raise_no_room(target, message, "choose a smaller mesh with `--mesh`")
     overfull = Topology.of(mesh, hardware).overfull()
     if overfull is not None:
         shape = " x ".join(str(size) for _, size in mesh.axes)
         message = f"mesh `{mesh.name}` of {shape} processors does not lie on the {overfull.size} that `{overfull.name}` connects"
-        no_room(target, message, "choose axes whose sizes divide those of the links with `--mesh`")
+        raise_no_room(target, message, "choose axes whose sizes divide those of the links with `--mesh`")

@@ -9,7 +9,7 @@ import attrs
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.global_search import search
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.selection import Selection
 
 Baselines = dict[str, tuple[Mesh, Layout]]
@@ -19,7 +19,7 @@ SECONDS, SHARE = 3.0, 0.1
 
 
 def baselines(
-    selection: Selection, pricer: Pricer, devices: int, given: Mesh | None, until: float
+    selection: Selection, pricer: LayoutPricer, devices: int, given: Mesh | None, until: float
 ) -> Baselines:
     """Return the layouts for this number of devices by name. Layouts that the file calls so replace the two standard ones.
 
@@ -47,7 +47,7 @@ def baselines(
 
 
 def _model_parallel(
-    selection: Selection, pricer: Pricer, line: Mesh, whole: set[Dim], until: float
+    selection: Selection, pricer: LayoutPricer, line: Mesh, whole: set[Dim], until: float
 ) -> Baselines:
     """Return the best layout that splits no dimension in `whole`, regardless of memory; empty if nothing else can be split.
 

@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Progress, silent
-from mtfc.compiler.search.pricer import Pricer
+from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.layout_targets import placeable, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
@@ -31,7 +31,7 @@ class LayoutFinder:
     """
 
     program: Program
-    pricer: Pricer
+    pricer: LayoutPricer
     objective: Objective
     storage: bool = False
 
@@ -189,7 +189,7 @@ def _prepared(
     The deadline leaves time to price the result: as long as the slowest baseline took.
     """
     options, program = task.options, task.selection.program
-    pricer = Pricer.of(program, task.hardware)
+    pricer = LayoutPricer.of(program, task.hardware)
     given = task.meshes[0] if options.choice.mesh is not None else None
     others = baselines(task.selection, pricer, task.meshes[0].devices, given, until)
     known = tuple(others.values())
@@ -200,7 +200,7 @@ def _prepared(
     return LayoutFinder(program, pricer, objective, options.storage), others, known, until - longest
 
 
-def _seconds_of(pricer: Pricer, mesh: Mesh, layout: Layout) -> float:
+def _seconds_of(pricer: LayoutPricer, mesh: Mesh, layout: Layout) -> float:
     """Return the seconds that pricing a layout takes."""
     started = monotonic()
     pricer.with_overlap(mesh, layout)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, permutations
 
-from mtfc.compiler.ir.collective import Collective, Edge, Effect, ReshardGoal, Sending
+from mtfc.compiler.ir.collective_def import CollectiveDef, Edge, Effect, ReshardGoal, Sending
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import Code, OpDef
 from mtfc.compiler.ir.ops.positions import shifted_array
@@ -57,7 +57,7 @@ def _dim(eqn: Equation, key: str = "dim") -> str:
 
 
 def _axes_text(axes: Axes) -> str:
-    """One axis as a string, several as a tuple."""
+    """Return one axis as a string, several as a tuple."""
     return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
 
 
@@ -91,9 +91,9 @@ def _place_reshard(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType,
     return (target,)
 
 
-RESHARD = Collective(
+RESHARD = CollectiveDef(
     name="reshard",
-    doc="The same tensor placed otherwise; lowered to collectives.",
+    doc="Places the same tensor otherwise; lowered to collectives.",
     place=_place_reshard,
     sending=None,
     edges=None,
@@ -131,7 +131,7 @@ def _all_reduce_text(code: Code) -> str:
     return f"{function}({operands}, {_axes_text(axes_of(code.eqn))})"
 
 
-ALL_REDUCE = Collective(
+ALL_REDUCE = CollectiveDef(
     name="all_reduce",
     doc="Completes a pending reduction everywhere.",
     place=_place_all_reduce,
@@ -192,7 +192,7 @@ def _jax_all_gather(code: Code) -> str:
     return f'lax.all_gather({code.args[0]}, {axes}, axis={_position(code)}, tiled=True, to="invarying")'
 
 
-ALL_GATHER = Collective(
+ALL_GATHER = CollectiveDef(
     name="all_gather",
     doc="Joins the shards of a dimension.",
     place=_place_all_gather,
@@ -239,9 +239,9 @@ def _jax_reduce_scatter(code: Code) -> str:
     return f"lax.psum_scatter({code.args[0]}, {axes}, scatter_dimension={_position(code)}, tiled=True)"
 
 
-REDUCE_SCATTER = Collective(
+REDUCE_SCATTER = CollectiveDef(
     name="reduce_scatter",
-    doc="Completes a pending sum, each processor keeping its shard of a dimension.",
+    doc="Completes a pending sum; each processor keeps its shard of a dimension.",
     place=_place_reduce_scatter,
     sending=Sending(
         kind="reduce_scatter",
@@ -285,7 +285,7 @@ def _jax_all_to_all(code: Code) -> str:
     return f"lax.all_to_all({code.args[0]}, {axes}, split_axis={split}, concat_axis={joined}, tiled=True)"
 
 
-ALL_TO_ALL = Collective(
+ALL_TO_ALL = CollectiveDef(
     name="all_to_all",
     doc="Moves a split from one dimension to another.",
     place=_place_all_to_all,
@@ -329,7 +329,7 @@ def _permute_text(code: Code) -> str:
     return f"permute({code.args[0]}, {_axes_text(before)}, {_axes_text(axes_of(code.eqn))})"
 
 
-PERMUTE = Collective(
+PERMUTE = CollectiveDef(
     name="permute",
     doc="Reorders the axes that split a dimension.",
     place=_place_permute,
@@ -362,9 +362,9 @@ def _shift_shards_text(code: Code) -> str:
     return f"shift_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))}, {by}, wrap={wrap})"
 
 
-SHIFT_SHARDS = Collective(
+SHIFT_SHARDS = CollectiveDef(
     name="shift_shards",
-    doc="Hands each shard of a dimension on to another processor, of which every one has a single element.",
+    doc="Hands each shard of a dimension, a single element, on to another processor.",
     place=_place_shift_shards,
     sending=PERMUTE.sending,
     edges=None,
@@ -398,7 +398,7 @@ def _jax_local_slice(code: Code) -> str:
     return f"lax.dynamic_slice_in_dim({code.args[0]}, {index} * {size}, {size}, axis={axis})"
 
 
-LOCAL_SLICE = Collective(
+LOCAL_SLICE = CollectiveDef(
     name="local_slice",
     doc="Keeps this processor's shard; sends nothing.",
     place=_place_local_slice,
@@ -431,9 +431,9 @@ def _jax_unreduce(code: Code) -> str:
     return f"jnp.where(lax.axis_index({_axes_text(axes_of(code.eqn))}) == 0, {code.args[0]}, 0)"
 
 
-UNREDUCE = Collective(
+UNREDUCE = CollectiveDef(
     name="unreduce",
-    doc="Makes a sum pending of which one processor has all and the others nothing; sends nothing.",
+    doc="Makes a sum pending: one processor keeps the value, the others get zeros; sends nothing.",
     place=_place_unreduce,
     sending=None,
     edges=_unreduce_edges,
@@ -457,7 +457,7 @@ COLLECTIVES = (
 
 OPS = tuple(each.opdef for each in COLLECTIVES)
 
-_BY_NAME: Mapping[str, Collective] = {each.name: each for each in COLLECTIVES}
+_BY_NAME: Mapping[str, CollectiveDef] = {each.name: each for each in COLLECTIVES}
 
 SENDINGS: Mapping[str, Sending] = {
     each.name: each.sending for each in COLLECTIVES if each.sending and each.sending.kind == each.name
@@ -471,7 +471,7 @@ KIND_OF: Mapping[str, str] = {each.name: each.sending.kind for each in COLLECTIV
 """Op that sends data -> its kind."""
 
 
-def collective_of(eqn: Equation) -> Collective:
+def collective_of(eqn: Equation) -> CollectiveDef:
     """Return the record of an equation's op. Raises `KeyError` if the op is no collective."""
     return _BY_NAME[eqn.op]
 

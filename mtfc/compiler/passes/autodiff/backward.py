@@ -18,7 +18,7 @@ from mtfc.compiler.passes.autodiff.loop_gradient import pull_back
 
 
 def active_values(body: Iterable[Equation], wanted: Iterable[Value]) -> set[Value]:
-    """Float values that depend on a wanted one."""
+    """Return the float values that depend on a wanted value."""
     active = set(wanted)
     for eqn in body:
         if not any(value in active for value in eqn.operands):
@@ -29,7 +29,7 @@ def active_values(body: Iterable[Equation], wanted: Iterable[Value]) -> set[Valu
 
 
 def active_inside(eqn: Equation, active: set[Value]) -> set[Value]:
-    """The values in a loop's region that depend on a wanted one, through earlier iterations too."""
+    """Return the values in a loop's region that depend on a wanted value, also through earlier iterations."""
     region = region_of(eqn)
     named = {argument.value.name: argument.value for argument in region.arguments}
     going = {a.value for v, a in pairs(eqn) if v in active and v.type.dtype in FLOATS}
@@ -58,7 +58,7 @@ def total(builder: Builder, contributions: Sequence[Value]) -> Value:
 def _pull_back(
     builder: Builder, eqn: Equation, cotangents: dict[Value, list[Value]], active: set[Value]
 ) -> None:
-    """Add what the equation contributes to its operands' cotangents."""
+    """Add the equation's contributions to the cotangents of its operands."""
     if not any(value in active for value in eqn.operands):
         return
     builder.span = eqn.span
@@ -72,7 +72,7 @@ def _pull_back(
 def _parts(
     builder: Builder, eqn: Equation, totals: Sequence[Value | None], active: set[Value]
 ) -> Iterable[tuple[Value, Value | None]]:
-    """The operands with their cotangents. A result that nothing depends on has zeros as its own."""
+    """Return the operands with their cotangents. The cotangent of a result that nothing depends on is zero."""
     if eqn.regions:
         inside = active_inside(eqn, active)
         arguments = [argument for argument in region_of(eqn).arguments if argument.value in inside]
@@ -87,7 +87,7 @@ def _parts(
 def backward(
     builder: Builder, body: Sequence[Equation], seeds: Mapping[Value, Value], wanted: Sequence[Value]
 ) -> dict[Value, Value]:
-    """The cotangents of `wanted` values, given those of results; values that nothing depends on are left out."""
+    """Return the cotangents of `wanted` values from the seeds; values that no seed depends on are left out."""
     active = active_values(body, wanted)
     cotangents = {value: [seed] for value, seed in seeds.items()}
     for eqn in reversed(body):

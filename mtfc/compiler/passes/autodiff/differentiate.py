@@ -56,7 +56,7 @@ class Differentiate(Pass):
 
 
 def _declared(program: Program) -> Program:
-    """The program with the dimensions that loops keep values under: see `loop_gradient.py`."""
+    """Declare the dimensions under which loops yield residuals (see `loop_gradient.py`)."""
     loops = (eqn for function in program.functions for eqn in walk(function.body) if eqn.regions)
     dims = {dim.name: dim for eqn in loops for value in eqn.results for dim in value.type.dims}
     return (
@@ -77,14 +77,14 @@ def _trained(function: Function, training: Training) -> list[Value]:
 
 
 def _continue(function: Function) -> Builder:
-    """A builder whose body starts with the function's own."""
+    """Return a builder whose body starts with the function's equations."""
     builder = Builder(names_of(function), stage="backward")
     builder.body.extend(function.body)
     return builder
 
 
 def _seeds(builder: Builder, forward: Function, training: Training | None) -> dict[Value, Value]:
-    """1 for the minimized value; without training, ones for every float output (the gradient of their sum)."""
+    """Return the seeds: 1 for the minimized value, or without training ones for every float output."""
     lines = {value: eqn.span for eqn in forward.body for value in eqn.results}
     seeds: dict[Value, Value] = {}
     for output in forward.outputs:
@@ -97,13 +97,13 @@ def _seeds(builder: Builder, forward: Function, training: Training | None) -> di
 
 
 def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value]) -> dict[Value, str]:
-    """A gradient that the backward pass computed is called `d_` and the value's name."""
+    """Return the names of computed gradients: `d_` and the value's name."""
     computed = {value for eqn in body if eqn.stage == "backward" for value in eqn.results}
     return {g: f"d_{value.name}" for value, g in gradients.items() if g in computed}
 
 
 def gradients_function(program: Program) -> Function:
-    """forward's outputs, and the gradient of every float input and parameter (zeros where nothing depends on it)."""
+    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones."""
     forward = bound(program.function("forward"), training=True)
     builder = _continue(forward)
     wanted = _float_arguments(forward, ("input", "parameter"))
@@ -152,7 +152,7 @@ def _minimized(forward: Function, training: Training) -> Value:
 
 
 def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differentiated:
-    """The mean over a loop's micro-batches."""
+    """Return the mean outputs and gradients over a loop's micro-batches."""
     arguments = tuple(stacked(argument, micro) for argument in forward.arguments)
     builder = Builder(Names(argument.value.name for argument in arguments), training.span, "backward")
 
@@ -211,7 +211,7 @@ def _clipping(forward: Function, training: Training, limit: float) -> Function:
 def _updated(
     builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
 ) -> tuple[list[Argument], list[Output]]:
-    """The update of every parameter that has a gradient: the state that it needs, and what it replaces."""
+    """Append the update of every parameter with a gradient; return the states' arguments and the outputs."""
     spans = {parameter.name: parameter.span for parameter in program.parameters}
     updater = Updater(builder)
     states, outputs = list[Argument](), list[Output]()
@@ -265,7 +265,7 @@ def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Outpu
 
 
 def numbered(function: Function) -> Function:
-    """The function with its argument for the step's number in place of `step_number`, which is 0 anywhere else."""
+    """Replace `step_number` by an argument, the number of the step. In other functions `step_number` is 0."""
     counting = [eqn for eqn in function.body if has_trait(eqn, "step_number")]
     if not counting:
         return function

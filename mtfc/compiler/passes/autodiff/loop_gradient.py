@@ -1,13 +1,16 @@
-"""The gradient of a loop is a loop.
+"""The gradient of a loop: a backward loop in the opposite direction.
 
-The backward loop runs the other way. It carries the cotangents of what the forward loop carries, and the sums of what each
-iteration contributes to the cotangents of invariant operands; it yields the cotangents of sliced ones. What its body needs of
-the forward body it gets in one of three ways: invariant and sliced operands are handed in again; what follows from invariant
-operands alone, and views that are larger than what they are a view of, such as the windows of a convolution, are computed again;
-all the rest the forward loop yields, and the backward loop slices. Under `checkpoint` the forward loop yields what it carries
-only, and the rest is computed again, too.
+The backward loop carries the cotangents of the forward loop's carries, and for each invariant operand the sum of its cotangents
+over the iterations. It yields the cotangents of sliced operands. The backward body gets forward values in one of three ways:
 
-What is yielded is stacked along the loop's dimension. In a value that has it already it goes by another name on the way.
+- Invariant and sliced operands are operands of the backward loop too.
+- Values that depend only on invariant operands are recomputed. So are views with more elements than their source, such as the
+  windows of a convolution.
+- All other values are residuals: the forward loop yields them, and the backward loop slices them.
+
+With `checkpoint` the only residuals are the carries; everything else is recomputed.
+
+Residuals are stacked along the loop's dimension. A value that already has this dimension is renamed before it is yielded.
 """
 
 from __future__ import annotations
@@ -24,14 +27,15 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim
 
 Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequence[Value]], dict[Value, Value]]
-"""`backward.backward`: it and this module need each other, so it is handed in."""
+"""The type of `backward.backward`, which is a parameter here because `backward.py` imports this module."""
 
 
 @attrs.define
 class LoopBody:
-    """The forward body, and what was appended to it to compute cotangents.
+    """The forward and the backward equations of one iteration.
 
-    seeds: cotangents of the region's outputs, by output name: arguments of the backward region. grads: of its arguments.
+    seeds: output name -> cotangent of the output, an argument of the backward region.
+    grads: argument of the forward region -> its cotangent.
     """
 
     region: Function
@@ -43,7 +47,7 @@ class LoopBody:
 
 
 def _seeded(builder: Builder, region: Function, seeds: Mapping[str, Value]) -> dict[Value, Value]:
-    """The cotangents of the region's results; one that leaves under several names gets the sum."""
+    """Return the cotangents of the region's output values; a value with several outputs gets the sum."""
     found: dict[Value, Value] = {}
     for output in region.outputs:
         if output.name in seeds:
@@ -56,7 +60,7 @@ def _seeded(builder: Builder, region: Function, seeds: Mapping[str, Value]) -> d
 def _differentiated(
     region: Function, seeded: set[str], active: Sequence[Value], backward: Backward
 ) -> LoopBody:
-    """The body of one iteration with its cotangents; `seeded` names the outputs that have one."""
+    """Return the differentiated body of one iteration; `seeded` are the names of outputs with a cotangent."""
     builder = Builder(names_of(region), stage="backward")
     builder.body = list(region.body)
     seeds = {
@@ -70,7 +74,7 @@ def _differentiated(
 
 
 def _free_values(equations: Iterable[Equation], results: Iterable[Value]) -> list[Value]:
-    """What the equations and results use and no equation defines, in order of first use."""
+    """Return the values that equations and results use but no equation defines, in order of first use."""
     found: dict[Value, None] = {}
     defined: set[Value] = set()
     for eqn in equations:
@@ -81,7 +85,7 @@ def _free_values(equations: Iterable[Equation], results: Iterable[Value]) -> lis
 
 
 def _from_invariants(region: Function, body: Iterable[Equation]) -> set[Value]:
-    """Values that are the same in every iteration."""
+    """Return the values that are the same in every iteration."""
     known = {argument.value for argument in region.arguments if argument.role == "invariant"}
     for eqn in body:
         if known.issuperset(eqn.operands):
@@ -90,7 +94,7 @@ def _from_invariants(region: Function, body: Iterable[Equation]) -> set[Value]:
 
 
 def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
-    """The forward equations to be computed again for the backward ones, in order."""
+    """Return the forward equations that the backward body recomputes, in order."""
     free = _from_invariants(body.region, body.forward).union(enlarged(body.forward))
     needed = set(_free_values(body.backward, body.grads.values()))
     again = []
@@ -103,10 +107,9 @@ def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
 
 @attrs.define
 class Residuals:
-    """What the backward body needs of the forward loop.
+    """Forward values that the backward body needs.
 
-    invariant, sliced: operands that are handed in again, with the values that stand for them in the body. yielded: further
-    outputs of the forward region.
+    invariant, sliced: (operand of the backward loop, value in its body). yielded: further outputs of the forward region.
     """
 
     invariant: list[tuple[Value, Value]] = attrs.field(factory=list)
@@ -115,7 +118,7 @@ class Residuals:
 
 
 def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residuals:
-    """What the backward body needs; what of it must first be renamed there, `again` begins with."""
+    """Return the residuals; equations that rename them back are inserted at the start of `again`."""
     found = Residuals()
     operands = {argument.value: (value, argument) for value, argument in pairs(eqn)}
     outputs = zip(body.region.outputs, eqn.results, strict=True)
@@ -138,9 +141,9 @@ def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residual
 
 
 def _stackable(eqn: Equation, body: LoopBody, again: list[Equation], value: Value) -> Value:
-    """What is yielded for a value: where that has the loop's own dimension, the same data under another name for it.
+    """Return the value to yield for a residual.
 
-    The backward body begins by renaming it back.
+    A residual that has the loop's own dimension is yielded under another name of the dimension, and renamed back in `again`.
     """
     dim = dim_of(eqn)
     if dim not in value.type.dims:
@@ -162,7 +165,7 @@ def _zeros(builder: Builder, like: Value) -> Value:
 
 @attrs.frozen
 class Carry:
-    """Something that the backward loop carries: where it starts, its argument, what updates it, whose cotangent it is."""
+    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is."""
 
     start: Value
     value: Value
@@ -172,7 +175,7 @@ class Carry:
 
 @attrs.define
 class BackwardLoop:
-    """Collects what goes into the backward loop and what comes out; `outer` and `inner` build around and inside it."""
+    """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it."""
 
     outer: Builder
     inner: Builder
@@ -182,13 +185,13 @@ class BackwardLoop:
     yields: list[tuple[Output, Argument]] = attrs.field(factory=list)
 
     def cotangent(self, owner: Argument, seed: Value, total: Value | None, grad: Value | None) -> None:
-        """Of what the forward loop carries: from that after an iteration to that before it."""
+        """Carry the cotangent of a forward carry: each iteration maps the one after it to the one before it."""
         after = self.inner.ordered(grad, seed.type.dims) if grad else _zeros(self.inner, seed)
         start = self.outer.ordered(total, seed.type.dims) if total else _zeros(self.outer, seed)
         self.carries.append(Carry(start, seed, after, owner))
 
     def sum(self, owner: Argument, grad: Value) -> None:
-        """Of something invariant: the contributions of all iterations."""
+        """Carry the sum of an invariant argument's cotangents over all iterations."""
         value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), owner.value.type)
         after = self.inner.ordered(self.inner("add", value, grad), value.type.dims)
         self.carries.append(Carry(_zeros(self.outer, value), value, after, owner))
@@ -206,12 +209,12 @@ class BackwardLoop:
         return [*starts, *(operand for operand, _ in (*self.invariant, *self.sliced))]
 
     def owners(self) -> list[Argument]:
-        """Whose cotangents the results are."""
+        """Return for each result of the loop the forward argument whose cotangent it is."""
         return [*(carry.owner for carry in self.carries), *(owner for _, owner in self.yields)]
 
 
 def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
-    """Cotangents in and out of the backward loop."""
+    """Add the cotangents that enter and leave the backward loop."""
     updated = {argument.value.name: argument for argument in carried(body.region)}
     for output in body.region.outputs:
         seed, total = body.seeds.get(output.name), totals[output.name]
@@ -229,7 +232,7 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
 
 
 def _extended(builder: Builder, eqn: Equation, body: LoopBody, residuals: Residuals) -> Equation:
-    """The forward loop, which also yields the residuals."""
+    """Replace the forward loop by one that also yields the residuals, and return it."""
     outputs = (*body.region.outputs, *residuals.yielded)
     region = attrs.evolve(body.region, body=tuple(body.forward), outputs=outputs)
     extended = make_loop(builder.names, region, eqn.operands, eqn, eqn.results)
@@ -244,9 +247,9 @@ def pull_back(
     active: Sequence[Argument],
     backward: Backward,
 ) -> list[tuple[Value, Value]]:
-    """(operand, cotangent) of the loop's active arguments, from the cotangents of its results.
+    """Return (operand, cotangent) pairs for the loop's active arguments, from the cotangents of its results.
 
-    The forward loop in the builder's body is replaced by one that yields what the backward loop needs.
+    The forward loop in the builder's body is replaced by a loop that also yields the residuals.
     """
     region = region_of(eqn)
     given = dict(zip((output.name for output in region.outputs), totals, strict=True))

@@ -1,4 +1,4 @@
-"""Micro-batches: forward and backward pass in a loop over slices of the inputs, one slice's activations alive at a time."""
+"""Micro-batches: a loop over slices of the inputs that runs forward and backward pass, so that only one slice's activations live."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def gathered_anew(eqn: Equation) -> list[Value]:
 
 
 def with_micro_dim(program: Program, number: int) -> tuple[Program, Dim]:
-    """The program with one more dimension, which counts micro-batches."""
+    """Add the dimension that counts micro-batches to a program; return both."""
     micro = Dim(Names(program.dims).fresh("micro"), number)
     return attrs.evolve(program, dims={**program.dims, micro.name: micro}), micro
 
 
 def stacked(argument: Argument, micro: Dim) -> Argument:
-    """An input with `micro` as its first dimension; a parameter as it is."""
+    """Return an input with `micro` as its first dimension, or any other argument unchanged."""
     if argument.role != "input":
         return argument
     old = argument.value
@@ -87,9 +87,9 @@ def over_micro_batches(
 
 
 def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str, Value]]:
-    """The body with numbers that go on from one micro-batch to the next in place of `step_number`, and what they are made of.
+    """Replace `step_number` by a number that increases with each micro-batch: step * K + micro-batch.
 
-    They need two more arguments: the step and the number of the micro-batch.
+    Return the body with two more arguments, the step and the number of the micro-batch, and the operands for these.
     """
     counting = [eqn for eqn in body.body if has_trait(eqn, "step_number")]
     if not counting:
@@ -109,7 +109,7 @@ def _zeros(b: Builder, like: Value) -> Value:
 
 
 def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Function:
-    """One micro-batch: `sums` are the values added up, by the names under which the sums are carried."""
+    """Return the region of one micro-batch, which carries the sum of each value of `sums` under the value's name there."""
     arguments, outputs = [], []
     for name, value in sums.items():
         total = Value(inner.names.fresh(name), value.type)

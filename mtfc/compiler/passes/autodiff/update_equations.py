@@ -68,7 +68,7 @@ class Updater:
 
 
 class _Application:
-    """The equations of an update function for one parameter. They bear its name, and update all its slices at once."""
+    """Append the equations of an update function for one parameter, under its name, for all its slices at once."""
 
     def __init__(
         self, builder: Builder, function: Function, parameter: Value, common: dict[Value, Value]

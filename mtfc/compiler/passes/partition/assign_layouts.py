@@ -1,13 +1,17 @@
 """assign-layouts: give every equation the layout of its iteration space, and every argument and output a placement.
 
-The computation layout is restricted to the dimensions of each equation (Mesh-TensorFlow paper, section 5). On top of that:
-values with a `value` rule take that one, and so do equations that one names; equations of the update run in the layout in which
-the optimizer state is stored, so that a gradient is scattered before and a parameter gathered after them; what a loop slices
-stays as it is stored, so that it is gathered one slice at a time; dimensions that an op needs whole stay so; and where two
-dimensions of one equation would use one axis, one of them gives it up, the one whose resharding sends least.
+The layout of an equation is the file's layout, restricted to the equation's dimensions (Mesh-TensorFlow paper, section 5). More
+rules apply:
 
-The loop over micro-batches takes parameters as they are stored, and keeps the sums of gradients as parameters are stored. A
-parameter split by a rule of `params` is gathered again in each micro-batch, and its gradient scattered: memory stays that of one
+- A `value` rule overrides the layout of the value or equation that it names.
+- Equations of the update run in the layout in which the optimizer state is stored. So a gradient is scattered before them, and a
+  parameter gathered after them.
+- An array that only loops read, slice by slice, stays as it is stored. So it is gathered one slice at a time.
+- A dimension that an op needs whole is not split.
+- If two dimensions of one equation would use the same axis, one of them gives the axis up: the choice that sends the fewest bytes.
+
+The loop over micro-batches takes parameters as they are stored, and carries the sums of gradients as parameters are stored. A
+parameter split by a rule of `params` is gathered in each micro-batch, and its gradient scattered. So memory stays that of one
 micro-batch. A sum over axes that do not split the parameter stays pending, and is completed once per step.
 
 An axis of size 1 splits nothing and is left out everywhere.
@@ -67,7 +71,7 @@ class AssignLayouts(Pass):
 
 
 def only_sliced(function: Function) -> set[Value]:
-    """Values that nothing uses but loops, slice by slice: parameters of all layers, cast, say."""
+    """Return the values that only loops use, slice by slice, such as the cast parameters of all layers."""
     sliced: set[Value] = set()
     others = {output.value for output in function.outputs}
     for eqn in function.body:
@@ -78,16 +82,21 @@ def only_sliced(function: Function) -> set[Value]:
 
 
 class LayoutAssigner:
-    """Assigns layouts to one function, in order of definition."""
+    """Assigns layouts to one function, in order of definition.
+
+    placed: the type of each value so far.
+    sliced: the values that only loops use, slice by slice.
+    kept: start or update of a sum of gradients -> the layout of the sum.
+    """
 
     def __init__(self, mesh: Mesh, layout_rules: LayoutRules) -> None:
         self.mesh, self.layout_rules = mesh, layout_rules
         self.placed: dict[Value, TensorType] = {}
         self.sliced: set[Value] = set()
-        self.kept: dict[Value, Splits] = {}  # start or update of a sum of gradients -> the layout of the sum
+        self.kept: dict[Value, Splits] = {}
 
     def function(self, function: Function) -> Function:
-        """A function, or a loop's region."""
+        """Return a function, or a loop's region, with layouts."""
         arguments = tuple(self._argument(argument) for argument in function.arguments)
         self.sliced |= only_sliced(function)
         for eqn in filter(is_over_micro_batches, function.body):
@@ -110,7 +119,7 @@ class LayoutAssigner:
         return attrs.evolve(argument, layout=layout)
 
     def _output(self, output: Output, arguments: Mapping[str, Argument]) -> Output:
-        """An update is stored like what it replaces; any other result leaves as it was computed, but that a rule names it."""
+        """Place an update as the argument that it replaces, and any other output as it is computed, unless a rule names it."""
         rules = self.layout_rules.own(output)
         if rules is None:
             if output.updates is None:
@@ -160,7 +169,7 @@ class LayoutAssigner:
         return attrs.evolve(eqn, layout=layout)
 
     def _wanted(self, eqn: Equation, rule: LayoutRule) -> dict[str, Axes]:
-        """The rules restricted to the iteration space, where the op and the operands' sizes allow it."""
+        """Return the rules for the iteration space, as far as the op and the operands' sizes allow them."""
         own, rules = self.layout_rules.defined(eqn), self.layout_rules.reduced(eqn)
         dims = [dim for value in eqn.results for dim in value.type.dims]
         wanted = {
@@ -174,7 +183,7 @@ class LayoutAssigner:
         }
 
     def _sources_divide(self, eqn: Equation, rule: LayoutRule, name: str, axes: Axes) -> bool:
-        """Whether every operand dimension that runs along iteration dimension `name` divides evenly."""
+        """Return True if every operand dimension that runs along iteration dimension `name` divides evenly."""
         return all(
             dim.size % self.mesh.size(axes) == 0
             for value in eqn.operands
@@ -183,7 +192,7 @@ class LayoutAssigner:
         )
 
     def _injective(self, eqn: Equation, rule: LayoutRule, wanted: dict[str, Axes]) -> dict[str, Axes]:
-        """`wanted` with each axis left to one dimension: the choice that sends the fewest bytes."""
+        """Leave each axis of `wanted` to one dimension, by the choice that sends the fewest bytes."""
         users: dict[str, list[str]] = {}
         for dim, axes in wanted.items():
             for axis in axes:
@@ -198,7 +207,7 @@ class LayoutAssigner:
         return min(choices, key=lambda layout: self._sent(eqn, rule, layout, wanted))
 
     def _allowed(self, eqn: Equation, rule: LayoutRule, layout: Splits) -> dict[str, Axes]:
-        """`layout` without dimensions that the op cannot compute in the parts that it leaves of them."""
+        """Return `layout` without the dimensions that the op cannot compute in these parts."""
         results = {dim.name: dim for value in eqn.results for dim in value.type.dims}
         return {
             name: axes
@@ -207,7 +216,7 @@ class LayoutAssigner:
         }
 
     def _sent(self, eqn: Equation, rule: LayoutRule, layout: Splits, wanted: Splits) -> float:
-        """Bytes that a processor sends to bring operands and result where `layout` and then `wanted` need them."""
+        """Return the bytes that a processor sends to place the operands for `layout` and then the results for `wanted`."""
         pairs: list[tuple[TensorType, TensorType]] = []
         for value in eqn.operands:
             needed = {dim.name: rule.operand_axes(dim.name, layout) for dim in value.type.dims}
@@ -219,7 +228,7 @@ class LayoutAssigner:
         return sum(plan(source, target, self.mesh)[0] for source, target in pairs)
 
     def _legal(self, type: TensorType, wanted: Splits) -> dict[str, Axes]:
-        """`wanted` for one tensor; an axis that two of its dims want goes to the first."""
+        """Return `wanted` for one tensor; an axis that two of its dims want goes to the first."""
         taken: set[str] = set()
         legal: dict[str, Axes] = {}
         for dim in type.dims:

@@ -1,23 +1,23 @@
 """combine-collectives: merge all-reduces over the same axes that can run together, and small all-gathers of parameters.
 
-Each collective costs a latency of its own; small ones cost little else. An all-reduce can run as soon as its operand is there;
-from then on it waits for others of its kind until one of the waiting results is used, or until together they hold at least
-`max_bytes` on a processor: gradients travel in buckets, in the order in which they are made, each as soon as it is full (Li et
-al., "PyTorch Distributed", VLDB 2020, section 3.2.2). Equations between scalars (what is left of a loss, say) wait along with
-what they use.
+Each collective has a latency, which is most of the time of a small one.
 
-What only the update needs waits apart from what the next equation needs: a sum over the batch in a batch normalization would
-else carry megabytes of gradients along while everything stands still. Where these are few bytes, a latency costs more.
+All-reduces are collected in buckets, one for each set of axes, reduction and dtype. An all-reduce enters its bucket when its
+operand exists. The bucket runs when one of its results is used, or when it holds at least `max_bytes` on a processor. So gradients
+are sent in the order in which they are computed (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.2). Equations between
+scalars wait together with the all-reduces that they use.
 
-All-gathers of stored parameters, and of parameters just updated, run together where the first of them is needed. A group is as
-many in a row as fill at most `max_bytes` once they are gathered. So no all-gather is delayed, and parameters gathered early take
-little memory. All-gathers larger than a quarter of `max_bytes` run alone: a latency adds little to their bytes. All-gathers that
-run together have one dtype, and vary along the same axes, so that they can be sent as one array.
+All-reduces that only the update waits for have buckets of their own. Otherwise the sum over the batch in a batch normalization
+would wait for megabytes of gradients. If such a bucket holds at most `FEW_BYTES`, it joins the next one that runs.
+
+All-gathers of stored parameters, and of parameters just updated, run together at the first use of one of them. A group takes
+consecutive all-gathers while their results fill at most `max_bytes`. So no all-gather is delayed, and parameters gathered early
+take little memory. All-gathers larger than a quarter of `max_bytes` run alone: a latency adds little to their time. All-gathers
+of a group have one dtype and vary along the same axes, so that they can be sent as one array.
 
 Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
-After this pass no two all-reduces that could be one, and are waited for alike, are apart (within `max_bytes`), and no two small
-all-gathers that follow each other.
+After this pass no two all-reduces of one bucket (within `max_bytes`), and no two small all-gathers in a row, could be merged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.passes.pass_base import Pass
 
 FEW_BYTES = 64 << 10
-"""So much takes about as long as a latency: tens of microseconds at some GB/s, or one at a hundred."""
+"""Bytes whose transfer takes about as long as a latency: tens of microseconds at some GB/s, or one at a hundred."""
 
 
 @attrs.frozen
@@ -134,7 +134,7 @@ def gathered(eqns: list[Equation]) -> Equation:
 
 @attrs.frozen
 class Bucket:
-    """What all-reduces have in common that can be one; patient ones are those that nothing but the update waits for."""
+    """The properties that all-reduces share to be merged; `is_patient` means that only the update waits for them."""
 
     axes: Axes
     reduction: str
@@ -143,7 +143,7 @@ class Bucket:
 
 
 def patient(function: Function) -> set[Equation]:
-    """All-reduces whose results the update alone uses, or nothing, through scalars and further all-reduces."""
+    """Return the all-reduces that only the update uses, directly or through scalars and further all-reduces."""
     found: set[Equation] = set()
     needed: set[Value] = set()
     for eqn in reversed(function.body):
@@ -162,7 +162,7 @@ STAGES = get_args(Stage)
 
 
 def merged(eqns: list[Equation]) -> Equation:
-    """One equation for all, with the span of the first; gradients among its results make it part of the backward pass."""
+    """Merge equations into one with the span of the first. Its stage is the last of their stages."""
     if len(eqns) == 1:
         return eqns[0]
     operands = tuple(value for eqn in eqns for value in eqn.operands)
@@ -172,7 +172,12 @@ def merged(eqns: list[Equation]) -> Equation:
 
 
 class ReductionCombiner:
-    """Walks one function; `waiting` holds all-reduces, `deferred` the scalar equations that wait for them, by result."""
+    """Merges the all-reduces of one function.
+
+    waiting: the all-reduces in each bucket, and `bytes` their size on a processor.
+    deferred: scalar equations that wait for an all-reduce, by result.
+    reductions: the all-reduces of each value.
+    """
 
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
         self.mesh, self.max_bytes = mesh, max_bytes
@@ -208,21 +213,21 @@ class ReductionCombiner:
         self.body.append(eqn)
 
     def _can_wait(self, eqn: Equation) -> bool:
-        """Whether it computes a scalar, which nothing reduces, from one that waits."""
+        """Return True for an equation that computes a scalar, without an all-reduce, from a scalar that waits."""
         if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
             return False
         waits = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
         return waits and not any(value.type.dims for value in (*eqn.operands, eqn.result))
 
     def _settle(self) -> None:
-        """Emit all that waits."""
+        """Emit every waiting equation."""
         for bucket in sorted(self.waiting, key=lambda each: each.is_patient):
             self._flush(bucket)
         self.body += self.deferred.values()
         self.deferred.clear()
 
     def _ready(self, values: tuple[Value, ...]) -> None:
-        """All-reduces of the values may run from here on, and so those of their results."""
+        """Put the all-reduces of the values, which now exist, into buckets, and then those of their results."""
         for value in values:
             for eqn in self.reductions.get(value, ()):
                 self._flush(self.bucket_of.get(value))
@@ -240,7 +245,7 @@ class ReductionCombiner:
             self._flush(bucket)
 
     def _flush(self, bucket: Bucket | None) -> None:
-        """Emit what waits in a bucket, if anything does, and with it the few bytes that could wait longer."""
+        """Emit a bucket, and together with it the patient bucket if that holds few bytes."""
         if bucket is None or bucket not in self.waiting:
             return
         others = attrs.evolve(bucket, is_patient=True)

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.loops import ROLES
 from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
 
 Owners = Mapping[LayoutTarget, TensorType]
-"""The parameter that an equation of the update, or a state, belongs to."""
+"""Maps an equation of the update, or a state, to the type of its parameter."""
 
 
 def without_unit_axes(rules: Rules, mesh: Mesh) -> Rules:
@@ -48,11 +48,11 @@ class LayoutRules:
         self.states: dict[TensorType, Rules] = {}
 
     def own(self, thing: LayoutTarget) -> Rules | None:
-        """The rules that name an equation, an argument, or what a loop yields: for all of its dimensions."""
+        """Return the `value` rule that names an equation, an argument, or a loop's output; it covers all dimensions."""
         return self.values.get(self.names.get(thing, ""))
 
     def stored(self, argument: Argument) -> Rules:
-        """The rules under which an argument is stored; what a loop carries or takes whole is placed as it is computed."""
+        """Return the rules under which an argument is stored; a loop's arguments are placed as they are computed."""
         own = self.own(argument)
         if own is not None:
             return own
@@ -97,14 +97,14 @@ class LayoutRules:
         return rules.override(Rules(((largest.name, split[largest]),)))
 
     def reduced(self, eqn: Equation) -> Rules:
-        """The rules for dimensions that an equation reduces away."""
+        """Return the rules for dimensions that an equation reduces."""
         own = self.own(eqn)
         if own is not None:
             return own
         return self.state(self.owners.get(eqn, SCALAR)) if eqn.stage == "update" else self.compute
 
     def defined(self, eqn: Equation) -> Rules:
-        """The rules for the dimensions of an equation's results."""
+        """Return the rules for the dimensions of an equation's results."""
         own = self.own(eqn)
         return own if own is not None else self.values.get(eqn.path or "", self.reduced(eqn))
 

@@ -2,7 +2,7 @@
 
 Input:   %y_2: f32[batch{rows}, io] = reshard %y                     with %y: f32[batch{rows}, io] +{cols}
 Output:  %y_2: f32[batch{rows}, io] = all_reduce %y axes={cols}
-After this pass no `reshard` remains, and a dimension along which a `shift` goes is whole.
+After this pass no `reshard` remains, and no `shift` goes along a split dimension.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LowerCollectives(Pass):
 
 
 def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
-    """The reshard's collectives; the last one defines its result."""
+    """Return the collectives of a reshard; the last one defines the reshard's result."""
     value, chain = eqn.operands[0], []
     steps = plan(value.type, eqn.result.type, mesh)[1]
     for step in steps:
@@ -47,7 +47,7 @@ def _chain(eqn: Equation, mesh: Mesh, names: Names) -> list[Equation]:
 
 
 def _between_processors(eqn: Equation) -> Equation:
-    """A shift as the collective that it is where its dimension is split."""
+    """Return a shift, as a collective if its dimension is split."""
     dim = eqn.attrs["dim"]
     assert isinstance(dim, Dim)
     axes = eqn.result.type.axes_of(dim.name)

@@ -1,14 +1,15 @@
-"""propagate-layouts: an equation runs in the layout that its uses want, or its operand has, where it sends or computes less there.
+"""propagate-layouts: run an equation in the layout that its uses need, or its operand has, if that sends or computes less.
 
-The layout rules place an intermediate value although nobody looks at it. Between two renames, say, they may ask for all of a
-tensor on every processor: an all-gather, and a slice right after it, where one all-to-all does. Equations are visited from
-last to first, so that a whole chain follows its end. Those that reduce a dimension stay where the rules put them, and so do
-those that may add up pending sums, which place-reductions completes together. What a loop yields takes the placement that all
-uses of the stack want, where that is smaller: a gradient is scattered layer by layer, for example.
+The layout rules also place intermediate values, whose placement does not matter to the user. Between two renames, for example,
+the rules may leave a tensor whole on every processor. That takes an all-gather and then a slice; one all-to-all would do.
+
+Equations are visited from last to first, so that a chain follows its end. Two kinds of equations keep the layout of the rules:
+equations that reduce a dimension, and equations that may add pending sums, which `place-reductions` completes together. A loop's
+yielded output takes the placement that all uses of the stack need, if that is smaller. So a gradient is scattered layer by layer.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
-After this pass no such equation would send less, and compute no more, in its uses' layout; types are still global.
+After this pass no such equation would send less, and compute no more, in the layout of its uses; types are still global.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class PropagateLayouts(Pass):
 
 
 def fixed(function: Function, named: set[str]) -> set[LayoutTarget]:
-    """What stays where a `value` rule puts it."""
+    """Return the targets that a `value` rule places."""
     if not named:
         return set()
     names = layout_target_names(function)
@@ -52,7 +53,7 @@ def fixed(function: Function, named: set[str]) -> set[LayoutTarget]:
 
 
 def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
-    """Of each value that is no output, the equations that use it, with the operand's number."""
+    """Return (equation, operand number) pairs of the uses of each value that is not an output."""
     uses: dict[Value, list[tuple[Equation, int]]] = {}
     for eqn in function.body:
         for i, value in enumerate(eqn.operands):
@@ -63,12 +64,15 @@ def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
 
 
 class LayoutPropagator:
-    """Moves the layouts of one function's equations towards their uses."""
+    """Changes the layouts of one function's equations to those of their uses or operands.
+
+    placed: the type of each value. pending: axes over which a sum may be pending in a value. changed: equations that have changed.
+    """
 
     def __init__(self, mesh: Mesh, fixed: set[LayoutTarget]) -> None:
         self.mesh, self.fixed = mesh, fixed
         self.placed: dict[Value, TensorType] = {}
-        self.pending: dict[Value, set[str]] = {}  # axes over which a sum may be pending
+        self.pending: dict[Value, set[str]] = {}
         self.changed: dict[Equation, Equation] = {}
 
     def function(self, function: Function) -> Function:
@@ -99,7 +103,7 @@ class LayoutPropagator:
         return changed
 
     def _yielded(self, output: Output, dim: Dim, uses: list[tuple[Equation, int]]) -> Output:
-        """The output placed as all uses of the stack want it, if that is a part of what it is placed as."""
+        """Return the output as all uses of the stack need it, if that is smaller than its present placement."""
         wanted = dict.fromkeys(self._wanted(use) for use in uses)
         if len(wanted) != 1:
             return output
@@ -125,12 +129,12 @@ class LayoutPropagator:
                 self.pending[value] = own | passing
 
     def _passing(self, eqn: Equation) -> set[str]:
-        """Axes over which a sum may be pending in operands, and pass through the equation as it is laid out."""
+        """Return the axes over which a sum may pass from operands through the equation, under its layout."""
         taken = {axis for axes in (eqn.layout or {}).values() for axis in axes}
         return set().union(*(self._joint(eqn, group) - taken for group in OPS[eqn.op].linear(eqn)))
 
     def _joint(self, eqn: Equation, group: tuple[int, ...]) -> set[str]:
-        """Axes over which sums may be pending in all operands of a group."""
+        """Return the axes over which sums may be pending in all operands of a group."""
         return set.intersection(*(self.pending.get(eqn.operands[i], set()) for i in group))
 
     def _moves(self, eqn: Equation) -> bool:
@@ -143,7 +147,7 @@ class LayoutPropagator:
         return needed_type(self.changed.get(use[0], use[0]), use[1])
 
     def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
-        """Take the best of the layout it has, the one that all uses want, and the one that its only operand has."""
+        """Choose the cheapest of three layouts: the present one, that of all uses, and that of the only operand."""
         wanted = dict.fromkeys(self._wanted(use) for use in uses)
         layouts = [layout for layout in self._candidates(eqn, list(wanted)) if layout != eqn.layout]
         if not layouts:
@@ -172,18 +176,18 @@ class LayoutPropagator:
         return type
 
     def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
-        """Bytes that a processor sends before and after the equation, and elements that it computes."""
+        """Return the bytes that a processor sends before and after the equation, and the elements that it computes."""
         passing = self._passing(eqn)
         made = self._pending(self._made(eqn), passing)
         sent = self._sent(eqn, passing) + sum(plan(made, type, self.mesh)[0] for type in wanted)
         return sent, made.local_size(self.mesh)
 
     def _pending(self, type: TensorType, axes: set[str]) -> TensorType:
-        """The type with sums pending over `axes` too."""
+        """Return the type with sums pending over `axes` too."""
         return attrs.evolve(type, pending=self.mesh.ordered({*type.pending, *axes})) if axes else type
 
     def _runs(self, eqn: Equation) -> bool:
-        """Whether the operands' dimensions divide as the equation's layout splits them."""
+        """Return True if the operands' dimensions divide evenly under the equation's layout."""
         rule, layout = OPS[eqn.op].layout_rule(eqn), eqn.layout or {}
 
         def divides(size: int, axes: Axes) -> bool:
@@ -196,7 +200,7 @@ class LayoutPropagator:
         )
 
     def _sent(self, eqn: Equation, passing: set[str]) -> float:
-        """Bytes that a processor sends to bring the operands to where the equation's layout needs them."""
+        """Return the bytes that a processor sends to place the operands as the equation's layout needs them."""
         sent = 0.0
         for i, value in enumerate(eqn.operands):
             arriving = self.pending.get(value, set())

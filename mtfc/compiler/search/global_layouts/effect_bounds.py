@@ -8,7 +8,7 @@ decided yet, the axes are known that may split it, and those that surely do (`Ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import combinations
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mtfc.compiler.analysis.dimension_names import Dims, Pairs
 from mtfc.compiler.cost.halo_exchange import Halo
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.lower_bounds import Least, Most, Shard, Term, Total, Unless, Unmoved
+from mtfc.compiler.cost.lower_bounds import Least, Most, ShardedAmount, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.moved_data import DataPath, Gate, MovedData
 from mtfc.compiler.cost.stored_parameters import StoredParameter
 from mtfc.compiler.ir.core import Value
@@ -122,7 +122,7 @@ class EffectBounds:
 
     # Terms
 
-    def total(self, terms: Mapping[Term, int] | Mapping[Shard, int]) -> Seconds:
+    def total(self, terms: Mapping[Term, int] | Mapping[ShardedAmount, int]) -> Seconds:
         """Return the sum of some terms, each as often as it is said."""
         total = np.zeros(self.number)
         for term, times in terms.items():
@@ -137,20 +137,19 @@ class EffectBounds:
 
     def _term(self, term: Term) -> Seconds:
         match term:
-            case Shard(amount, dims, alike):
+            case ShardedAmount(amount, dims, alike):
                 split = self.high(dims)
                 for pair in alike:
                     split = split | self._both(*pair)
                 shard: Seconds = (amount / self.setting.degrees)[split]
                 return shard
             case Least(terms):
-                least: Seconds = np.min([self._term(each) for each in terms], axis=0)
-                return least
+                return reduce(np.minimum, map(self._term, terms))
             case Most(terms):
-                most: Seconds = np.max([self._term(each) for each in terms], axis=0)
-                return most
+                return reduce(np.maximum, map(self._term, terms))
             case Total(terms, times):
-                return times * sum(map(self._term, terms), start=np.zeros(self.number))
+                total = reduce(np.add, map(self._term, terms)) if terms else np.zeros(self.number)
+                return total if times == 1 else times * total
             case Unless(inner, pairs):
                 counts = np.logical_and.reduce([self._both(*pair) == 0 for pair in pairs])
                 return np.where(counts, self._term(inner), 0.0)

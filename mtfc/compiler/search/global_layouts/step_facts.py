@@ -27,7 +27,7 @@ from mtfc.compiler.analysis.dimension_names import (
 )
 from mtfc.compiler.cost.halo_exchange import Halo, Halos
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, Shard, Term
+from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
 from mtfc.compiler.cost.memory import MemoryBound, equal_in, merging_in
 from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
 from mtfc.compiler.cost.moved_data import MovedData
@@ -55,7 +55,7 @@ class Facts:
     """
 
     kernels: Mapping[Term, int]
-    arithmetic: Mapping[Shard, int]
+    arithmetic: Mapping[ShardedAmount, int]
     completing: Mapping[Value, Sequence[tuple[Term, Term]]]
     routes: tuple[SumRoute, ...]
     moved: tuple[MovedData, ...]

@@ -196,7 +196,7 @@ ROUNDING = 1e-10
 """The same in seconds: the solver counts in picoseconds."""
 
 TIGHTENED = 3
-"""How often the solver is given less memory if its solution needs more than it says."""
+"""The most times that the solver is given less memory, if its solution needs more than it says."""
 
 
 @attrs.frozen

@@ -48,22 +48,15 @@ ONE = Mesh("one", ())
 """The mesh of a part's function, which runs on one device."""
 
 
-@attrs.frozen
-class PartCost:
-    """Seconds of the two passes of a part, and bytes that it keeps for the second pass."""
-
-    forward: float
-    backward: float
-    kept: int
-
-
 def middle(degrees: Sequence[tuple[str, int]]) -> dict[str, int]:
     """Return the place of the part in the middle: its index along each split dimension."""
     return {name: degree // 2 for name, degree in degrees}
 
 
-def part_cost(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> PartCost:
-    """Return the cost of the middle part of a step, by the roofline of its function."""
+def part_cost(
+    flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts
+) -> tuple[float, float, int]:
+    """Return the seconds of both passes of the middle part, and the bytes that it keeps, by the roofline of its function."""
     local = flow.local(step, parts, middle(parts.degrees))
     function = local.function()
     fusion, seconds = fusion_of(function, ONE, device), {"forward": 0.0, "backward": 0.0}
@@ -71,7 +64,7 @@ def part_cost(flow: CotangentFlow, device: Device, step: OperatorStep, parts: Op
         seconds[eqn.stage] += each.seconds
     made = {value for eqn in local.forward for value in eqn.results}
     kept = sum(value.type.local_bytes(ONE) for value in fusion.stored if value in made)
-    return PartCost(seconds["forward"], seconds["backward"], kept)
+    return seconds["forward"], seconds["backward"], kept
 
 
 def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
@@ -135,13 +128,13 @@ class StepForms:
         if template is not None:
             forward, backward, kept = evaluate_template(template, sizes)
         else:
-            own = part_cost(self.flow, self.device, step, OperatorParts(operator, degrees))
-            forward, backward, kept = own.forward, own.backward, own.kept
+            parts = OperatorParts(operator, degrees)
+            forward, backward, kept = part_cost(self.flow, self.device, step, parts)
         tables, numbers = piece_tables(formulas.shape, sizes, self._pool.count)
         self._pool.extend(numbers.reshape(-1, 1))
         self._seconds.extend([[forward, backward]])
-        parts = prod(degree for _, degree in degrees)
-        return self._forms.extend([[parts, kept, self._tables.extend(tables)]])
+        count = prod(degree for _, degree in degrees)
+        return self._forms.extend([[count, kept, self._tables.extend(tables)]])
 
 
 class _Rows:

@@ -13,6 +13,7 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
+from mtfc.compiler.passes.unroll_loops import unroll
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.placement.exhaustive import best_strategy
 from mtfc.compiler.search.placement.mcmc import McmcResult, McmcSearch, SearchBudget
@@ -27,10 +28,9 @@ from mtfc.compiler.search.placement.operators.strategy import (
     expert_strategy,
     random_strategy,
 )
-from mtfc.compiler.search.placement.operators.unroll import unroll
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 from mtfc.compiler.search.placement.strategy_bounds import lower_bound
-from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 
 
 @attrs.frozen(eq=False)

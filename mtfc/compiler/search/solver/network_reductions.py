@@ -17,7 +17,6 @@ from collections.abc import Callable
 from copy import copy
 from math import inf
 from time import monotonic
-from typing import Protocol
 
 import attrs
 import numpy as np
@@ -65,46 +64,17 @@ def profile(starts: Integers, ends: Integers, held: Integers, rows: int) -> Inte
     return change.cumsum()[:rows]
 
 
-class UndoStep(Protocol):
-    """Undoes a change: completes `choices`, in which every remaining node has its choice."""
-
-    def undo(self, choices: Integers) -> None: ...
-
-
 @attrs.frozen(eq=False)
-class KeptStrategies:
-    """Only these strategies of a node were kept."""
+class UndoStep:
+    """Undoes a change: the strategy of a node follows from the strategies of other nodes, or from its own new number."""
 
     node: int
+    others: tuple[int, ...]
     strategies: Integers
 
     def undo(self, choices: Integers) -> None:
-        choices[self.node] = self.strategies[choices[self.node]]
-
-
-@attrs.frozen(eq=False)
-class FollowsOne:
-    """The strategy of a node follows from the strategy of another."""
-
-    node: int
-    other: int
-    strategies: Integers
-
-    def undo(self, choices: Integers) -> None:
-        choices[self.node] = self.strategies[choices[self.other]]
-
-
-@attrs.frozen(eq=False)
-class FollowsTwo:
-    """The strategy of a node follows from the strategies of two others."""
-
-    node: int
-    others: tuple[int, int]
-    strategies: Integers
-
-    def undo(self, choices: Integers) -> None:
-        first, second = self.others
-        choices[self.node] = self.strategies[choices[first], choices[second]]
+        """Complete `choices`, in which every remaining node has its choice."""
+        choices[self.node] = self.strategies[tuple(choices[list(self.others)])]
 
 
 class ReducibleNetwork:
@@ -156,7 +126,7 @@ class ReducibleNetwork:
 
     def keep(self, node: int, strategies: Integers) -> None:
         """Drop all other strategies of a node."""
-        self.steps.append(KeptStrategies(node, strategies))
+        self.steps.append(UndoStep(node, (node,), strategies))
         self.costs[node] = self.costs[node][strategies]
         self.items[node] = [attrs.evolve(item, usage=item.usage[strategies]) for item in self.items[node]]
         for other, table in self.tables[node].items():
@@ -176,7 +146,7 @@ class ReducibleNetwork:
 
     def follow(self, node: int, other: int, strategies: Integers) -> None:
         """Make a node take strategy `strategies[s]` when `other` has s. Its costs and memory move there."""
-        self.steps.append(FollowsOne(node, other, strategies))
+        self.steps.append(UndoStep(node, (other,), strategies))
         table = self.tables[node].pop(other)
         del self.tables[other][node]
         self.add_cost(other, self.costs[node][strategies] + table[strategies, np.arange(len(strategies))])
@@ -367,7 +337,7 @@ def fold_between(network: ReducibleNetwork, node: int) -> list[int]:
     if to_first.shape[1] * to_second.shape[1] > PAIR_TABLE and second not in network.tables[first]:
         return []
     total = (to_first.T + network.costs[node])[:, None, :] + to_second.T
-    network.steps.append(FollowsTwo(node, (first, second), total.argmin(axis=2)))
+    network.steps.append(UndoStep(node, (first, second), total.argmin(axis=2)))
     network.remove(node)
     network.add_table(first, second, total.min(axis=2))
     return [first, second]

@@ -25,7 +25,7 @@ from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
 from mtfc.frontend.semantics.bodies.initializers import initializer
-from mtfc.frontend.semantics.names.declarations import valid_size
+from mtfc.frontend.semantics.names.dims_and_meshes import valid_size
 from mtfc.frontend.semantics.names.scope import Scope, count
 from mtfc.frontend.semantics.names.unused_values import NOTHING, Unused
 from mtfc.frontend.syntax import ast
@@ -257,7 +257,7 @@ def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
     Loop(body, node, dim).run(found)
 
 
-def _source(body: ElaboratedBody, node: ast.LoopSlice, dim: Dim | None) -> Value | None:
+def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Value | None:
     """Return the tensor that a loop takes slices of; None, and an error, if it lacks the loop's dimension."""
     operand = body.expressions.operand(node.source)
     if operand is None or dim is None:

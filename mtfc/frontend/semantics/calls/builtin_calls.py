@@ -157,12 +157,16 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
 
 BUILTINS: dict[str, Builtin] = {
     **{
-        op: Builtin(usage=f"{op}(x)", arguments=(kinds.tensor,), build=builtin_equations.simple(op))
+        op: Builtin(
+            usage=f"{op}(x)", arguments=(kinds.tensor,), build=builtin_equations.without_attributes(op)
+        )
         for op in UNARY
     },
     **{
         op: Builtin(
-            usage=f"{op}(x, y)", arguments=(kinds.tensor, kinds.tensor), build=builtin_equations.simple(op)
+            usage=f"{op}(x, y)",
+            arguments=(kinds.tensor, kinds.tensor),
+            build=builtin_equations.without_attributes(op),
         )
         for op in ("minimum", "maximum")
     },
@@ -210,7 +214,7 @@ BUILTINS: dict[str, Builtin] = {
             usage=f"{name}([dims])",
             arguments=(kinds.dims,),
             keywords={"dtype": kinds.dtype},
-            build=builtin_equations.filled(value),
+            build=builtin_equations.constant_filled(value),
         )
         for name, value in (("zeros", 0), ("ones", 1))
     },
@@ -233,7 +237,7 @@ BUILTINS: dict[str, Builtin] = {
         usage="slice(x, length -> short, start = 0, stride = 1)",
         arguments=(kinds.tensor, kinds.mapping),
         keywords={"start": kinds.integer, "stride": kinds.integer},
-        build=builtin_equations.cut,
+        build=builtin_equations.slice_of,
     ),
     "pad": Builtin(
         usage="pad(x, length -> longer, before = 0, value = 0.0)",
@@ -285,7 +289,7 @@ BUILTINS: dict[str, Builtin] = {
             usage=f"random.{op}([dims])",
             arguments=(kinds.dims,),
             keywords={"dtype": kinds.dtype, "seed": kinds.tensor},
-            build=builtin_equations.draw(op),
+            build=builtin_equations.random(op),
         )
         for op in ("uniform", "normal")
     },
@@ -295,7 +299,7 @@ BUILTINS: dict[str, Builtin] = {
         keywords={"seed": kinds.tensor},
         build=builtin_equations.bernoulli,
     ),
-    "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=builtin_equations.indices),
+    "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=builtin_equations.range_of),
     "one_hot": Builtin(
         usage="one_hot(ids, d)",
         arguments=(kinds.tensor, kinds.dim),

@@ -24,7 +24,7 @@ Dims = tuple[Dim, ...]
 Mapped = tuple[Dim, Dim]
 
 
-def simple(op: str) -> Callable[..., Result]:
+def without_attributes(op: str) -> Callable[..., Result]:
     """Return a rule for an op without attributes; a call with numbers alone gives a number."""
 
     def build(expressions: Expressions, site: Site, *operands: Operand) -> Result:
@@ -68,7 +68,7 @@ def full(
     return None if value is None else expressions.emit(site, "full", dims=dims, value=value, dtype=dtype)
 
 
-def filled(number: int) -> Callable[..., Result]:
+def constant_filled(number: int) -> Callable[..., Result]:
     def build(expressions: Expressions, site: Site, dims: Dims, dtype: str = "f32") -> Result:
         value = bool(number) if dtype == "bool" else number
         return full(expressions, site, dims, Operand(value, site.span), dtype)
@@ -78,7 +78,7 @@ def filled(number: int) -> Callable[..., Result]:
 
 def zeros_like(expressions: Expressions, site: Site, x: Operand) -> Result:
     """Make zeros with the dtype and the dimensions of x."""
-    return filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
+    return constant_filled(0)(expressions, site, x.dims, common_dtype((x,)) or "f32")
 
 
 def reduction(op: str) -> Callable[..., Result]:
@@ -154,7 +154,7 @@ def rename(expressions: Expressions, site: Site, x: Operand, *mappings: Mapped) 
     return expressions.emit(site, "rename", x, mapping=mappings)
 
 
-def cut(
+def slice_of(
     expressions: Expressions, site: Site, x: Operand, dims: Mapped, start: int = 0, stride: int = 1
 ) -> Result:
     return expressions.emit(site, "slice", x, source=dims[0], target=dims[1], start=start, stride=stride)
@@ -248,7 +248,7 @@ def window(
     return expressions.emit(site, "window", x, source=source, out=out, kernel=kernel, **attributes)
 
 
-def indices(expressions: Expressions, site: Site, dim: Dim) -> Result:
+def range_of(expressions: Expressions, site: Site, dim: Dim) -> Result:
     return expressions.emit(site, "range", dim=dim)
 
 
@@ -292,7 +292,7 @@ def top_k(expressions: Expressions, site: Site, x: Operand, dims: Mapped) -> Res
     )
 
 
-def draw(op: str) -> Callable[..., Result]:
+def random(op: str) -> Callable[..., Result]:
     """Return a rule for random numbers, which depend on the call, the step, the iterations of loops around, and a seed."""
 
     def build(

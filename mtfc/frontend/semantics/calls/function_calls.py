@@ -20,12 +20,12 @@ from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.signatures import (
     Bindings,
     GivenArgument,
-    as_bindings,
+    binding_help,
     bound_labels,
     keyword_help,
     names,
     shown,
-    typed,
+    type_of,
 )
 from mtfc.frontend.semantics.names.scope import ANY, Scope, count
 from mtfc.frontend.syntax import ast
@@ -149,7 +149,9 @@ class _Call:
         number = len(self.node.arguments)
         if number > most:
             message = f"`{self.name}` takes {count(most, 'argument')}, found {number}"
-            self._error("E203", message, self.node.span, as_bindings(self.decl, self.node, self.caller.scope))
+            self._error(
+                "E203", message, self.node.span, binding_help(self.decl, self.node, self.caller.scope)
+            )
         return number <= most
 
     def _give(self, argument: ast.FnArg, node: ast.Node, found: dict[str, Operand]) -> bool:
@@ -231,7 +233,7 @@ class _Call:
     def _refuse(self, given: GivenArgument, reason: str) -> None:
         """Report an argument that does not match its declared type."""
         argument, operand = given.argument, given.operand
-        type = typed(given)
+        type = type_of(given)
         found = str(operand.type) if operand.type else "a number"
         message = f"`{argument.name.text}` of `{self.name}` is {shown(type)}, found {found}: {reason}"
         labels = [
@@ -277,7 +279,7 @@ class _Call:
         if operand is None or argument.type is None:
             return operand.result if operand else None
         type = self.scope.type(argument.type)
-        return fitted(inside, operand, type) if type else None
+        return as_type(inside, operand, type) if type else None
 
 
 class FunctionBody(ElaboratedBody):
@@ -322,7 +324,7 @@ class FunctionBody(ElaboratedBody):
             return None
         operand = self.expressions.as_operand(result, node.span)
         if (operand.dtype or type.dtype) == type.dtype and set(operand.dims) == set(type.dims):
-            return fitted(self.expressions, operand, type, variable)
+            return as_type(self.expressions, operand, type, variable)
         found = str(operand.type) if operand.type else "a number"
         message = f"`{self.decl.name.text}` returns {shown(declared)}, found {found}"
         labels = [Label(declared.span, f"declared here, and {type} in this call")]
@@ -336,7 +338,7 @@ def _result_help(operand: Operand, type: TensorType) -> str | None:
     return "convert it with `cast(x, dtype)`" if set(operand.dims) == set(type.dims) else None
 
 
-def fitted(
+def as_type(
     expressions: Expressions, operand: Operand, type: TensorType, variable: str | None = None
 ) -> Value | None:
     """Return an operand as a tensor of a type: transpose a tensor to the type's order, make a scalar of a number."""

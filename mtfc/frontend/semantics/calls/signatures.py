@@ -48,9 +48,9 @@ class Bindings:
 
     def match(self, given: Sequence[GivenArgument]) -> tuple[GivenArgument, str] | None:
         """Bind names by the types of arguments; return the first argument that does not match, and the reason."""
-        for each in sorted(given, key=lambda each: has_rest(typed(each))):
+        for each in sorted(given, key=lambda each: has_rest(type_of(each))):
             try:
-                self._match(typed(each), each.operand)
+                self._match(type_of(each), each.operand)
             except Mismatch as error:
                 return each, str(error)
         return None
@@ -107,7 +107,7 @@ class Bindings:
             self.rest = left[len(before) : end], span
 
 
-def typed(given: GivenArgument) -> ast.Type:
+def type_of(given: GivenArgument) -> ast.Type:
     type = given.argument.type
     assert type is not None, "only arguments with a type are matched"
     return type
@@ -163,7 +163,7 @@ def bound_labels(bindings: Bindings, type: ast.Type, apart_from: Span) -> list[L
     return labels
 
 
-def as_bindings(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
+def binding_help(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
     """Return help for sizes given as arguments: `nn.dense[d_out = classes](h)` for `nn.dense(h, 10)`."""
     determined = {name.text for each in decl.args if each.type for name in names(each.type)}
     own = {each.name.text for each in decl.args} | {each.generic.text for each in node.bindings}

@@ -18,7 +18,7 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Label, Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.frontend.semantics.names import standard_library
-from mtfc.frontend.semantics.names.declarations import Sizes, declare_dims
+from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_dims
 from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk

@@ -19,7 +19,7 @@ from mtfc.frontend.semantics.training.parameter_groups import ParameterGroups
 from mtfc.frontend.syntax import ast
 
 
-def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: ParameterGroups) -> str | None:
+def loss_to_minimize(model: Model, decl: ast.TrainDecl, scope: Scope, groups: ParameterGroups) -> str | None:
     """Return the name of the output to minimize; None, and an error, if it cannot be minimized."""
     name = decl.minimize
     if name is None:
@@ -37,13 +37,13 @@ def minimized(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Parameter
 
 def _report_missing(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
     if name.text in model.places:
-        not_returned(name, model, outputs, scope)
+        report_not_returned(name, model, outputs, scope)
         return
     message = f"model `{model.program.name}` returns no `{name.text}`"
     scope.unknown("E401", message, name, tuple(outputs))
 
 
-def not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
+def report_not_returned(name: ast.Name, model: Model, outputs: Iterable[str], scope: Scope) -> None:
     """Report that the model has a variable of this name and does not return it."""
     label = Label(model.places[name.text], "it is defined here")
     help = f"return it too: `return {', '.join((*outputs, name.text))}`"

@@ -185,7 +185,7 @@ def _check_pattern(pattern: ast.Type, scope: Scope) -> None:
         scope.error("E216", f"parameters are floating-point, not {dtype.text}", dtype.span)
 
 
-def no_case(optimizer: Optimizer, name: str, type: TensorType, scope: Scope) -> None:
+def report_no_case(optimizer: Optimizer, name: str, type: TensorType, scope: Scope) -> None:
     """Report that no declaration is for the parameter `name`."""
     labels = [Label((decl.pattern or decl.parameter).span, "this one is not") for decl in optimizer.decls]
     message = f"no case of optimizer `{optimizer.name}` is for parameter `{name}`, which is {type}"

@@ -12,7 +12,7 @@ from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
-from mtfc.frontend.semantics.training.loss import minimized
+from mtfc.frontend.semantics.training.loss import loss_to_minimize
 from mtfc.frontend.semantics.training.optimizers import Optimizer, find_optimizer
 from mtfc.frontend.semantics.training.parameter_groups import (
     IN_THE_FILE,
@@ -20,8 +20,8 @@ from mtfc.frontend.semantics.training.parameter_groups import (
     groups_of,
     optimizers_of,
 )
-from mtfc.frontend.semantics.training.reporting import reported
-from mtfc.frontend.semantics.training.updates import elaborate_updates
+from mtfc.frontend.semantics.training.step_reports import step_reports
+from mtfc.frontend.semantics.training.update_functions import elaborate_updates
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import is_override
 
@@ -50,7 +50,7 @@ def train_models(
 
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
     groups = groups_of(model, decl, scope)
-    minimize = minimized(model, decl, scope, groups)
+    minimize = loss_to_minimize(model, decl, scope, groups)
     precision = _precision(decl.precision, scope) if decl.precision else None
     clip = _clip(decl.clip, scope) if decl.clip else None
     accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
@@ -61,7 +61,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
     updates = _updates(decl, optimizer, groups, stored, scope, std)
     entries = _entries(decl, groups, scope, std)
-    report = reported(model, decl, entries, accumulate, scope)
+    report = step_reports(model, decl, entries, accumulate, scope)
     if minimize is None or updates is None:
         return model
     training = Training(

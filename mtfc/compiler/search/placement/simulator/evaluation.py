@@ -16,7 +16,6 @@ from mtfc.compiler.search.placement.simulator.full_simulator import (
     ROUNDING,
     IndexedGraph,
     TaskTimes,
-    connect,
     indexed_graph,
     simulate,
 )
@@ -33,7 +32,7 @@ from mtfc.compiler.search.placement.simulator.simulator_state import (
     open_state,
     room,
 )
-from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.compiler.search.placement.task_graph_builder import (
     Array,
     FlatGraph,
@@ -170,9 +169,7 @@ def simulate_blocks(
     found = SimulatedBlocks(blocks, times)
     if blocks.held.sum(axis=0).max(initial=0) > tasks.memory:
         return found, inf
-    edges = connect(blocks.edges, blocks.offsets)
-    known = [*edges, blocks.device, blocks.seconds, *times, limit, tasks.links.idle + 1]
-    return found, float(simulate(*known))
+    return found, float(simulate(blocks, times, limit, tasks.links.idle + 1))
 
 
 class StrategyEvaluator:

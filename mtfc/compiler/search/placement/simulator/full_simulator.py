@@ -49,36 +49,39 @@ class TaskTimes(NamedTuple):
     order: Array
 
 
+ROUNDING = 1e-9
+"""Sums of seconds in another order differ by less, relatively."""
+
+
 @jit
 def indexed_graph(blocks: TaskBlocks) -> IndexedGraph:
     """Index the edges of some blocks."""
-    total, count = len(blocks.edges), blocks.offsets[-1]
-    sources, targets = np.empty(total, np.uint32), np.empty(total, np.uint32)
-    for block in range(len(blocks.offsets) - 1):
-        for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
-            edge = blocks.edges[e]
-            sources[e] = blocks.offsets[edge[0]] + edge[1]
-            targets[e] = blocks.offsets[edge[2]] + edge[3]
-    before, owner = _links(targets, sources, count), np.empty(total, np.uint32)
-    at = before.first[:-1].copy()
+    sources, targets = _ends_of_edges(blocks)
+    count = blocks.offsets[-1]
+    predecessors, owner = _edge_lists(targets, sources, count), np.empty(len(targets), np.uint32)
+    at = predecessors.first[:-1].copy()
     for block in range(len(blocks.offsets) - 1):
         for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
             owner[at[targets[e]]] = block
             at[targets[e]] += 1
-    return IndexedGraph(
-        blocks.offsets,
-        blocks.device,
-        blocks.seconds,
-        _links(sources, targets, count),
-        before,
-        owner,
-        blocks.sent,
-        blocks.held,
-    )
+    successors = _edge_lists(sources, targets, count)
+    graph = blocks.offsets, blocks.device, blocks.seconds, successors, predecessors, owner
+    return IndexedGraph(*graph, blocks.sent, blocks.held)
 
 
 @jit_internal
-def _links(here: Array, there: Array, count: int) -> EdgeLists:
+def _ends_of_edges(blocks: TaskBlocks) -> Any:
+    """Return the source and the target of each edge."""
+    sources, targets = np.empty(len(blocks.edges), np.uint32), np.empty(len(blocks.edges), np.uint32)
+    for e in range(len(blocks.edges)):
+        edge = blocks.edges[e]
+        sources[e] = blocks.offsets[edge[0]] + edge[1]
+        targets[e] = blocks.offsets[edge[2]] + edge[3]
+    return sources, targets
+
+
+@jit_internal
+def _edge_lists(here: Array, there: Array, count: int) -> EdgeLists:
     """Sort edges by one end."""
     first = np.zeros(count + 1, np.uint32)
     for task in here:
@@ -93,82 +96,37 @@ def _links(here: Array, there: Array, count: int) -> EdgeLists:
     return EdgeLists(first, other)
 
 
-ROUNDING = 1e-9
-"""Sums of seconds in another order differ by less, relatively."""
-
-
 @jit
-def connect(edges: Array, offsets: Array) -> Any:
-    """Return the successor of each edge, and the successors of each task as `EdgeLists` have them."""
-    total, count = len(edges), offsets[-1]
-    before, after = np.empty(total, np.uint32), np.empty(total, np.uint32)
-    first = np.zeros(count + 1, np.int64)
-    for e in range(total):
-        before[e] = offsets[edges[e, 0]] + edges[e, 1]
-        after[e] = offsets[edges[e, 2]] + edges[e, 3]
-        first[before[e] + 1] += 1
-    for task in range(count):
-        first[task + 1] += first[task]
-    at, waiting = first[:-1].copy(), np.empty(total, np.uint32)
-    for e in range(total):
-        waiting[at[before[e]]] = after[e]
-        at[before[e]] += 1
-    return after, first, waiting
-
-
-class FullRun(NamedTuple):
-    """The state of a simulation.
-
-    ready, end [task]: ready time as far as known, and end. order: tasks in the order of their start. missing [task]: number
-    of predecessors that have not ended. after, before, keys: the ready queue. free [device]: end of its last task. load
-    [device]: its work and its idle time so far.
-    """
-
-    ready: Array
-    end: Array
-    order: Array
-    missing: Array
-    after: Array
-    before: Array
-    keys: Array
-    free: Array
-    load: Array
-
-
-@jit
-def simulate(
-    after: Array,
-    first: Array,
-    waiting: Array,
-    device: Array,
-    seconds: Array,
-    ready: Array,
-    end: Array,
-    order: Array,
-    limit: float,
-    devices: int,
-) -> float:
-    """Fill `ready`, `end` and `order`; return the makespan, or infinity if it exceeds the limit."""
-    count = len(device)
-    queue = FullRun(
-        ready,
-        end,
-        order,
-        np.zeros(count, np.uint32),
-        np.empty(count + 1, np.uint32),
-        np.empty(count + 1, np.uint32),
-        np.arange(count),
-        np.zeros(devices),
-        np.zeros(devices),
-    )
-    for task in after:
-        queue.missing[task] += 1
-    return _run(queue, first, waiting, device, seconds, limit * (1 + ROUNDING))
+def simulate(blocks: TaskBlocks, times: TaskTimes, limit: float, devices: int) -> float:
+    """Fill the timeline; return the makespan, or infinity if it exceeds the limit."""
+    sources, targets = _ends_of_edges(blocks)
+    count = blocks.offsets[-1]
+    missing = np.zeros(count, np.uint32)
+    for task in targets:
+        missing[task] += 1
+    queue = np.empty((2, count + 1), np.uint32)
+    successors, load = _edge_lists(sources, targets, count), np.zeros((2, devices))
+    limit *= 1 + ROUNDING
+    return _run(blocks, successors, times, missing, queue[0], queue[1], np.arange(count), load, limit)
 
 
 @jit_no_refcount
-def _run(queue: FullRun, first: Array, waiting: Array, device: Array, seconds: Array, limit: float) -> float:
-    ready, end, order, missing, after, before, keys, free, load = queue
+def _run(
+    blocks: TaskBlocks,
+    successors: EdgeLists,
+    times: TaskTimes,
+    missing: Array,
+    after: Array,
+    before: Array,
+    keys: Array,
+    by_device: Array,
+    limit: float,
+) -> float:
+    """Take tasks from the ready queue. missing [task]: predecessors that have not ended."""
+    ready, end, order = times
+    first, waiting = successors
+    device, seconds = blocks.device, blocks.seconds
+    free, load = by_device  # when a device has done all its tasks; its work and its idle time so far
     makespan, taken = 0.0, np.uint32(0)
     for task in range(len(device)):
         load[device[task]] += seconds[task]

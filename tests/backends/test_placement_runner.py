@@ -1,4 +1,4 @@
-"""Strategies of the `soap` space on NumPy: results are those of the undistributed program, bytes those of the task graph."""
+"""Placement strategies on NumPy: results equal the undistributed program's, bytes equal the task graph's."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mtfc.compiler.passes.pipelines import run
 from mtfc.compiler.search.placement.operators.strategy import random_strategy
 from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, arguments, prepared
 
 
 def reference(name: str) -> dict[str, Any]:
-    """Outputs, and gradients as `d_` and the parameter's name."""
+    """Return outputs, and gradients as `d_` and the parameter's name."""
     program = run(prepared(name), [Differentiate("gradients")])
     return interpret(program.function("gradients"), program, arguments(name))
 
@@ -34,7 +34,7 @@ def agree(found: Executed, wanted: dict[str, Any]) -> None:
 
 
 def _before_the_update(found: EvaluatedStrategy, tasks: StrategyTasks) -> int:
-    """What is sent of values and gradients; their norm is the update's, which is not executed."""
+    """Return the bytes of values and gradients. The norm of gradients belongs to the update, which is not executed."""
     norms = [i for i, name in enumerate(tasks.names) if name.kind == "norm"]
     return found.sent - int(found.base.graph.sent[norms].sum())
 

@@ -12,10 +12,10 @@ from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope
-from mtfc.frontend.semantics.training.loss import not_returned
+from mtfc.frontend.semantics.training.loss import report_not_returned
 from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers
 from mtfc.frontend.semantics.training.parameter_groups import MOST_LABELS
-from mtfc.frontend.semantics.training.updates import elaborate_hyperparameter
+from mtfc.frontend.semantics.training.update_functions import elaborate_hyperparameter
 from mtfc.frontend.syntax import ast
 
 
@@ -27,7 +27,7 @@ class TrainReports:
     learning_rate: Function | None = None
 
 
-def reported(
+def step_reports(
     model: Model,
     decl: ast.TrainDecl,
     optimizers: Sequence[Optimizer | None],
@@ -87,7 +87,7 @@ def _unknown(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], sc
     if not model.complete or name.text in scope.doubtful:
         return
     if name.text in model.places:
-        not_returned(name, model, outputs, scope)
+        report_not_returned(name, model, outputs, scope)
         return
     known = (*outputs, *BUILT_IN)
     near = scope.reports.nearest(name.text, known)

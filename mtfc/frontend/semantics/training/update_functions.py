@@ -20,10 +20,15 @@ from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, Functi
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
-from mtfc.frontend.semantics.calls.function_calls import fitted
+from mtfc.frontend.semantics.calls.function_calls import as_type
 from mtfc.frontend.semantics.calls.signatures import Bindings, GivenArgument
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
-from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_of, given_hypers, no_case
+from mtfc.frontend.semantics.training.optimizers import (
+    Optimizer,
+    declaration_of,
+    given_hypers,
+    report_no_case,
+)
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
 from mtfc.frontend.syntax.bound_names import bound, variables
@@ -46,7 +51,7 @@ def elaborate_updates(
     for type, parameters in names.items():
         case = _case(optimizer, type)
         if case is None:
-            no_case(optimizer, parameters[0], type, scope)
+            report_no_case(optimizer, parameters[0], type, scope)
             return None
         function = None if case.decl in wrong else _function(optimizer, case, type, scope)
         if function is None:  # an error for one type is not repeated for others
@@ -302,7 +307,7 @@ class UpdateBody(ElaboratedBody):
             message = f"`{target.text}` is {type}, and would become {found}"
             self.scope.error("E415", message, target.span, [label])
             return None
-        fit = fitted(self.expressions, attrs.evolve(operand, is_number=dtype is None), type, target.text)
+        fit = as_type(self.expressions, attrs.evolve(operand, is_number=dtype is None), type, target.text)
         if kept.is_number and fit is not None:
             self.builder.numbers.add(fit)
         return fit

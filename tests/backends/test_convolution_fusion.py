@@ -1,4 +1,4 @@
-"""One convolution or pooling in JAX for the equations on windows that it replaces: where it applies, and what it means."""
+"""Convolution fusion: the equations that one convolution or pooling replaces in JAX, and its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNFUSED = re.compile(r"= (?:window|fold)\(")
 
 
 def text_of(program: Program, function: str) -> str:
-    """The generated text of one function's body."""
+    """Return the generated text of one function's body."""
     found = re.search(rf"^def {function}\(.*?^    return", jax_backend.generate(program), re.S | re.M)
     assert found is not None
     return found[0]
@@ -32,7 +32,7 @@ def run(program: Program, function: str, arrays: Arrays) -> Arrays:
 
 
 def check(source: str, convolutions: int, poolings: int = 0) -> None:
-    """Assert that all is fused into so many, in forward and gradients together, and that the results are the interpreter's."""
+    """Assert the number of fused calls in forward and gradients together, and that results equal the interpreter's."""
     (original,) = load(source).programs
     whole = differentiated(original, "gradients")
     arrays = generic_data(whole.function("gradients"), seed=2)
@@ -50,7 +50,7 @@ def check(source: str, convolutions: int, poolings: int = 0) -> None:
 
 @st.composite
 def convolutions(draw: Any) -> str:
-    """Of one to three dimensions, with any number of batch, feature, filter and group dimensions, in any order."""
+    """Draw a convolution of one to three dimensions, with any batch, feature, filter and group dimensions, in any order."""
     names = {
         part: [f"{part}{i}" for i in range(draw(st.sampled_from(counts)))] for part, counts in PARTS.items()
     }
@@ -84,7 +84,7 @@ def convolutions(draw: Any) -> str:
 
 
 PARTS = {"b": (0, 1, 1, 2), "c": (0, 1, 1, 2), "g": (0, 0, 0, 1, 2), "d": (0, 1, 1, 2)}
-"""Dimensions of the batch, features, groups and filters: how many of each."""
+"""The numbers of dimensions of the batch, features, groups and filters."""
 
 
 def _count(size: int, kernel: int, stride: int, before: int, after: int, dilation: int) -> int:
@@ -127,7 +127,7 @@ INPUTS = "x: [b, h, w, c], f: [k, l, c, d]"
 
 
 def test_a_convolution_is_that_of_lax() -> None:
-    """With its gradients: of the sum of the result, as there is no loss."""
+    """Check a program and its gradients. They are those of the sum of the result, as there is no loss."""
     import jax
 
     program = lowered(model(CONVOLUTION, INPUTS), "gradients")
@@ -196,7 +196,7 @@ def test_what_is_none(body: str, inputs: str) -> None:
 
 
 def test_sixteen_bits_are_summed_in_thirty_two() -> None:
-    """The result is that of f32 numbers, rounded once."""
+    """The result equals the result in f32, rounded once."""
     program = lowered(model(CONVOLUTION, INPUTS, dtype="bf16"))
     assert "preferred_element_type=jnp.float32" in text_of(program, "forward")
     arrays = generic_data(program.function("forward"), seed=1)
@@ -230,7 +230,7 @@ def test_a_reduction_over_windows_is_one_call(window: str, layout: str, reductio
 @pytest.mark.parametrize("layout", ["{}", "{ b: rows }", "{ h: cols, oh: cols, w: rows, ow: rows }"])
 @pytest.mark.parametrize("window", [text for text in WINDOWS.values() if "dilation" not in text])
 def test_the_gradient_of_a_maximum_over_windows_is_one_call(window: str, layout: str) -> None:
-    """Also where some elements are equal, and XLA computes what is pooled twice and rounds it differently."""
+    """Gradients agree also if some elements are equal, and if XLA computes the pooled array twice with different rounding."""
     kernels = [name for name in ("k", "l") if f", {name}]" in window]
     pooled = window.replace("x,", "relu(sin(x) * 100 - 20),")
     body = f"y = max({pooled}, over = [{', '.join(kernels)}]); loss = sum(square(y)); return loss"
@@ -244,7 +244,7 @@ def test_the_gradient_of_a_maximum_over_windows_is_one_call(window: str, layout:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32", "u32"])
 @pytest.mark.parametrize("reduction", ["max", "min", "sum"])
 def test_pooling_in_every_dtype(reduction: str, dtype: str) -> None:
-    """Sums of 16-bit numbers are kept in 32 bits: the interpreter's, rounded once."""
+    """16-bit numbers are summed in 32 bits: the result equals the interpreter's, rounded once."""
     body = f"y = {reduction}({STRIDED}, over = k); return y"
     source = model(body, "x: [b, h]", dtype=dtype)
     (original,) = load(source).programs

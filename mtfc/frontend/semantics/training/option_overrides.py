@@ -36,7 +36,7 @@ FIXED = ("frozen", "optimizer for")
 """The first words of entries that an option cannot change."""
 
 
-def overridden(
+def with_overrides(
     file: ast.File, settings: Sequence[str], model: str | None, diagnostics: Diagnostics
 ) -> ast.File:
     """Return the file with the overrides, each `KEY=VALUE`, in the `train` block of `model`, or of the first model.

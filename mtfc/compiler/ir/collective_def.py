@@ -1,4 +1,4 @@
-"""`Collective`: everything the compiler knows about one collective, in one frozen record.
+"""`CollectiveDef`: everything the compiler knows about one collective, in one frozen record.
 
 The reshard planner, the cost model, the reports, `hardware` declarations, the reader of HLO and both backends read columns of the
 record. The records themselves are in `ops/collectives.py`; each is also an op, `opdef`.
@@ -15,6 +15,7 @@ from mtfc.compiler.ir.core import Attr, Equation
 from mtfc.compiler.ir.opdef import (
     BY_NAME,
     Attrs,
+    Infer,
     OpDef,
     Shard,
     Text,
@@ -58,7 +59,7 @@ Edge = tuple[tuple[tuple[str, Attr], ...], TensorType]
 Edges = Callable[[TensorType, ReshardGoal, Mesh], Iterator[Edge]]
 
 Pattern = Literal["ring", "exchange", "permutation"]
-"""How data travels on a link; `cost/topology.py` has the time of each pattern.
+"""The pattern in which data travels on a link; `cost/topology.py` has the time of each pattern.
 
 ring: parts of the array go around a ring of all members. exchange: each member sends another part to each other member.
 permutation: each member sends its whole operand to one other member.
@@ -81,8 +82,8 @@ class Sending:
     ring_bytes: number of processors in a group -> bytes that one sends for each byte of its operand, by a ring algorithm. The
         number can be an integer, an exact fraction or a formula.
     operand: `part` if the operands of a group together are the whole array, `whole` if each operand is as large as the array.
-    pattern: how data travels on a link.
-    rounds: how often data goes around a ring.
+    pattern: the way of data on a link.
+    rounds: the number of times that data goes around a ring.
     round_bytes: (bytes of the whole array, members of the ring, devices of each member) -> bytes that a device sends in a round.
     hlo: the HLO opcode that XLA compiles it to.
     effects: the effects of the cost model that its seconds belong to.
@@ -102,27 +103,29 @@ class Sending:
         return local_bytes * members if self.operand == "part" else local_bytes
 
 
+def same_types(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    """Infer the types of an op that changes placements only."""
+    return tuple(types)
+
+
 def same_arrays(shard: Shard, *arrays: Any) -> Any:
     """Evaluate an op that changes placements only: whole tensors stay as they are."""
     return arrays if len(arrays) > 1 else arrays[0]
 
 
-def _infer_same(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    return tuple(types)
-
-
 @attrs.frozen(kw_only=True)
-class Collective:
+class CollectiveDef:
     """One collective.
 
     name, doc: the op's name, and one sentence for the language reference.
     place: type rule on split types, as in `OpDef`.
     sending: its cost; None if it sends nothing.
-    edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner does
-        not use it.
+    edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner
+        does not use it.
     priority: the planner's choice among chains that cost the same: those whose steps have lower numbers.
     joins, splits: the attribute that names the dimension that loses or gets the communicated axes; None if there is none.
     traits: further traits of the op, beside `placement` and `sends`.
+    infer: type rule on global types; by default the results have the operands' types.
     evaluate: the result on whole tensors.
     numpy, jax: the op's text in each backend; functions that it calls by bare names are in the backend's `prelude.py`.
     """
@@ -136,6 +139,7 @@ class Collective:
     joins: str | None = None
     splits: str | None = None
     traits: frozenset[Trait] = frozenset()
+    infer: Infer = same_types
     evaluate: Callable[..., Any] = same_arrays
     numpy: Text
     jax: Text
@@ -147,7 +151,7 @@ class Collective:
         moves_data = self.sending is not None or "reshard" in self.traits
         return OpDef(
             name=self.name,
-            infer=_infer_same,
+            infer=self.infer,
             place=self.place,
             layout_rule=lambda eqn: BY_NAME,
             distribute=None,
@@ -169,7 +173,7 @@ class Collective:
 class ReshardStep:
     """One collective of a chain, and the types before and after it."""
 
-    collective: Collective
+    collective: CollectiveDef
     attrs: tuple[tuple[str, Attr], ...]
     before: TensorType
     after: TensorType

@@ -1,4 +1,4 @@
-"""Products of matrices: what XLA transposes for them on CPU, beside what it compiles, and how the JAX backend spares it that."""
+"""Dots on CPU: the operands that XLA transposes, compared with its compiled text, and how the JAX backend avoids it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.compiler.analysis.dot_operand_layout import is_turned, reordered, transposed
+from mtfc.compiler.analysis.dot_operand_layout import copied_elements, swaps_operands, transposed_elements
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
@@ -22,7 +22,7 @@ TRANSPOSE = re.compile(r"\[([\d,]+)\]\{(\d+)[\d,]*\} transpose\(")
 
 
 def product(subscripts: str, **sizes: int) -> Program:
-    """A model that is one einsum, on one device."""
+    """Return a model of one einsum, on one device."""
     sizes = SIZES | sizes
     factors, result = subscripts.split("->")
     x, y = (", ".join(each) for each in factors.split(","))
@@ -46,21 +46,21 @@ def has_other_last(shape: str, number: str) -> bool:
     ],
 )  # fmt: skip
 def test_what_is_transposed_is_transposed_by_xla(subscripts: str) -> None:
-    """Either by a copy after which other elements are neighbours, or by a product that sums over the rows of its first factor."""
+    """XLA transposes by a copy, or by a dot that sums over the rows of its first factor."""
     program = product(subscripts)
     (eqn,) = program.function("forward").body
     compiled = jax_runtime.hlo(program)
     found = [*DOT.findall(compiled), *TRANSPOSE.findall(compiled)]
     assert found
-    moved = transposed(eqn, ONE_DEVICE) + reordered(eqn, ONE_DEVICE)
+    moved = transposed_elements(eqn, ONE_DEVICE) + copied_elements(eqn, ONE_DEVICE)
     assert (moved > 0) == any(has_other_last(*each) for each in found)
 
 
 def test_a_narrow_product_has_the_narrow_matrix_first() -> None:
     program = product("bc,bk->kc", b=240)
     (eqn,) = program.function("forward").body
-    assert is_turned(eqn, ONE_DEVICE)
-    assert transposed(eqn, ONE_DEVICE) == 240 * 4 + 32 * 4
+    assert swaps_operands(eqn, ONE_DEVICE)
+    assert transposed_elements(eqn, ONE_DEVICE) == 240 * 4 + 32 * 4
     text = jax_backend.generate(program)
     assert 'turned(jnp.einsum("bc,bk->ck", x, y))' in text
     ((shape, _),) = DOT.findall(jax_runtime.hlo(program))
@@ -73,14 +73,14 @@ def test_a_narrow_product_has_the_narrow_matrix_first() -> None:
 
 
 def test_factors_stay_in_the_order_that_copies_less() -> None:
-    """The heads of an attention, and experts: `jnp.einsum` would swap the factors and copy elements of all three arrays."""
+    """For attention heads and experts, `jnp.einsum` would swap the factors and copy elements of all three arrays."""
     for subscripts, order, places in (
         ("blm,mhk->bhlk", "blhk", (0, 2, 1, 3)),
         ("lhm,hmf->lhf", "hlf", (1, 0, 2)),
     ):
         program = product(subscripts)
         (eqn,) = program.function("forward").body
-        assert reordered(eqn, ONE_DEVICE) == 0
+        assert copied_elements(eqn, ONE_DEVICE) == 0
         text = jax_backend.generate(program)
         assert f'jnp.einsum("{subscripts.split("->")[0]}->{order}", x, y).transpose{places}' in text
         module = jax_runtime.load(text)
@@ -94,7 +94,7 @@ def test_factors_stay_in_the_order_that_copies_less() -> None:
 def test_dimensions_of_one_element_count_for_the_order_only(one: str) -> None:
     program = product("blm,mhk->bhlk", **{one: 1})
     (eqn,) = program.function("forward").body
-    assert reordered(eqn, ONE_DEVICE) == transposed(eqn, ONE_DEVICE) == 0
+    assert copied_elements(eqn, ONE_DEVICE) == transposed_elements(eqn, ONE_DEVICE) == 0
     assert '"blm,mhk->blhk"' in jax_backend.generate(program)
     compiled = jax_runtime.hlo(program)
     assert not any(has_other_last(*each) for each in [*DOT.findall(compiled), *TRANSPOSE.findall(compiled)])

@@ -1,4 +1,4 @@
-"""Loops as Python statements: a `for` over NumPy arrays, and `lax.scan` in JAX."""
+"""The Python statements of loops: a `for` over NumPy arrays, and `lax.scan` in JAX."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import attrs
 
 
 @attrs.frozen
-class Slice:
-    """A name inside the loop, the array that it is a slice of, the axis that gives way, and the axes of its own that it has."""
+class IterationSlice:
+    """A slice of an array in one iteration.
+
+    name: the slice's name inside the loop. whole: the array's name. axis: the array's axis that is indexed. rank: the array's
+    dimensions, without axes that the backend puts in front.
+    """
 
     name: str
     whole: str
@@ -18,12 +22,14 @@ class Slice:
 
 
 @attrs.frozen(kw_only=True)
-class LoopText:
-    """A loop whose values have names.
+class LoopCode:
+    """The parts of a loop's text; all values have names.
 
-    name: the function of one iteration. index: a free name. carried: the carries inside the loop, with their starts, their
-    updates after an iteration, and the results. stacks: names of the stacked results. yields: the values to stack. held: outer
-    arrays that each iteration uses anew. body: the statements of the loop.
+    name: the function of one iteration. index: a free name.
+    carried: the carries inside the loop; `starts`, `updates` and `results` are their initial values, their values after an
+        iteration, and their final values.
+    stacks: the stacked results; `yields` are the values to stack.
+    held: outer arrays that each iteration uses anew. body: the statements of one iteration.
     """
 
     name: str
@@ -34,7 +40,7 @@ class LoopText:
     starts: Sequence[str]
     updates: Sequence[str]
     results: Sequence[str]
-    sliced: Sequence[Slice]
+    sliced: Sequence[IterationSlice]
     stacks: Sequence[str]
     yields: Sequence[str]
     held: Sequence[str]
@@ -42,12 +48,12 @@ class LoopText:
 
 
 def group(names: Sequence[str]) -> str:
-    """No name is None, one is itself, several are a tuple."""
+    """Return the text of several names: `None` for no name, one name as it is, else a tuple."""
     return "None" if not names else names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def _assign(targets: Sequence[str], values: Sequence[str]) -> Iterator[str]:
-    """One assignment of what changes its name, nothing where nothing does."""
+    """Yield one assignment to the names that differ from their values; nothing if all are equal."""
     changed = [(target, value) for target, value in zip(targets, values, strict=True) if target != value]
     if changed:
         yield f"{', '.join(t for t, _ in changed)} = {', '.join(v for _, v in changed)}"
@@ -57,8 +63,8 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
     yield from (f"    {line}" if line else "" for line in lines)
 
 
-def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
-    """A `for` statement; `lead` is the number of axes that every array has in front of its own."""
+def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
+    """Yield a `for` statement. `lead` is the number of axes that every array has in front of its own."""
     yield from _assign(loop.carried, loop.starts)
     yield from (f"{stack} = []" for stack in loop.stacks)
     numbers = f"range({loop.trips})"
@@ -75,11 +81,10 @@ def numpy_loop(loop: LoopText, lead: int) -> Iterator[str]:
     yield from (f"{stack} = np.stack({stack}{order}, axis={lead})" for stack in loop.stacks)
 
 
-def jax_loop(loop: LoopText) -> Iterator[str]:
+def jax_loop(loop: LoopCode) -> Iterator[str]:
     """Yield the function of one iteration, and `lax.scan` over it.
 
-    A held array is bound to the number of the iteration. Otherwise XLA would gather the array before the loop, and keep it
-    whole.
+    A held array is bound to the number of the iteration. Otherwise XLA would gather the array before the loop, and keep it whole.
     """
     numbers = [loop.index] if loop.held else []
     parts = [*(part.name for part in loop.sliced), *numbers]
@@ -103,5 +108,5 @@ def jax_loop(loop: LoopText) -> Iterator[str]:
     yield f"{', '.join(targets)} = lax.scan({arguments})"
 
 
-def _slices_first(part: Slice) -> str:
+def _slices_first(part: IterationSlice) -> str:
     return part.whole if part.axis == 0 else f"jnp.moveaxis({part.whole}, {part.axis}, 0)"

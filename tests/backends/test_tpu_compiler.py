@@ -1,4 +1,4 @@
-"""The TPU compiler: what happens without it, and where it is installed, that it compiles and counts."""
+"""The TPU compiler: the error without libtpu, and the cycles of a compiled dot with it."""
 
 from __future__ import annotations
 
