@@ -6,13 +6,13 @@
     print(compiled.simulate("h100")["step_seconds"])
     print(mtfc.search("model.mtf", target="h100", devices=8)["layout"])
 
-The options are those of the `mtfc` command. A layout or mesh is a name that the file declares, text such as
-`"batch:rows;hidden:cols"` and `"rows:2;cols:4"`, or a mapping: `{"batch": ("rows", "cols"), "params": {"hidden": "rows"}}` and
-`{"rows": 2, "cols": 4}`. `dims` changes sizes of dimensions, and `set` entries of the `train` block:
+The options are those of the `mtfc` command. A layout is a name that the file declares, text such as `"batch:rows;hidden:cols"`, or
+a mapping: `{"batch": ("rows", "cols"), "params": {"hidden": "rows"}}`. A mesh is a name, text such as `"rows:2;cols:4"`, or a
+mapping: `{"rows": 2, "cols": 4}`. `dims` changes sizes of dimensions, and `set` changes entries of the `train` block:
 `{"accumulate": 4, "optimizer.learning_rate": 1e-3}`.
 
-Every function raises `OSError` for a file that cannot be read, `ValueError` for an option that cannot be, and `CompileError` with
-the diagnostics of a file that has errors.
+Every function raises `OSError` for a file that cannot be read, `ValueError` for an illegal option, and `CompileError` with the
+diagnostics of a file that has errors.
 
 Design after Mesh-TensorFlow (Shazeer et al., 2018).
 """
@@ -61,7 +61,7 @@ _MODULES = {
     "NothingFits": "mtfc.compiler.search.found",
     "Unavailable": "mtfc.backends.common.devices",
 }
-"""Classes that are imported on demand: only some programs need them, and the command is to start before they are imported."""
+"""Classes that are imported on demand, because only some programs need them and the command must start fast."""
 
 
 @public
@@ -137,7 +137,7 @@ def compile_text(
     set: Mapping[str, object] | None = None,
     file: str = "<text>",
 ) -> Compiled:
-    """Compile the text of a .mtf file; `file` is what diagnostics call it, and what it imports is looked for beside it."""
+    """Compile the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
     from mtfc.api import choice_of, compile_case
 
     return compile_case(text, file, choice_of(model, layout, mesh, dims, set))
@@ -163,8 +163,8 @@ def verify(
 
     Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them. With `params_partial`,
     parameters that the file lacks are drawn. `dtype`, `"f32"` or `"f64"`, is the dtype of the whole computation, if given. JAX
-    makes its devices when it is first used, so verify large meshes before that. Raises `Unavailable` where JAX is missing or
-    has too few devices.
+    makes its devices when it is first used, so verify large meshes before that. Raises `Unavailable` if JAX is missing or has
+    too few devices.
     """
     from mtfc.api import choice_of, verified
 

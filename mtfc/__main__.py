@@ -1,4 +1,4 @@
-"""`python -m mtfc`."""
+"""Run the command, for `python -m mtfc`."""
 
 import sys
 

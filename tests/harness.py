@@ -1,4 +1,4 @@
-"""From source text to results, on every road that there is: the interpreter, both backends, each layout."""
+"""Compile and run source texts in all ways: on the interpreter, on both backends, under each layout."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Arrays = dict[str, Any]
 FILE = "test.mtf"
 
 STEP = 5
-"""The number of the step that is made: not the first, of which some optimizers forget all state."""
+"""The number of the tested step. It is not the first: some optimizers ignore their state there."""
 
 
 def with_unused_values() -> AbstractContextManager[object]:
-    """Elaborate unused statements, too: they are a good part of random programs, which else would go untested."""
+    """Elaborate unused statements, too: random programs have many of them."""
     return patch("mtfc.frontend.semantics.names.scope.find_unused", lambda decl: NOTHING)
 
 
@@ -47,21 +47,21 @@ def diagnose(source: str) -> list[Diagnostic]:
 
 
 def load(source: str) -> Module:
-    """The elaborated file. Raises `CompileError` where it, or one of its layouts, has an error."""
+    """Return the elaborated file. Raises `CompileError` if the file or one of its layouts has an error."""
     with with_unused_values():
         check(source, FILE, layout_targets=placeable).raise_if_errors()
         return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 
 def chosen_layout(module: Module, name: str | None) -> DeclaredLayout:
-    """The layout of that name, or the first."""
+    """Return the layout of that name, or the first layout."""
     if name is None:
         return module.layouts[0]
     return next(layout for layout in module.layouts if layout.name == name)
 
 
 def lowered(source: str, of: str = "step", layout: str | None = None) -> Program:
-    """The source's only model as an SPMD program."""
+    """Return the source's only model as an SPMD program."""
     module = load(source)
     chosen = chosen_layout(module, layout)
     (program,) = module.programs
@@ -69,14 +69,14 @@ def lowered(source: str, of: str = "step", layout: str | None = None) -> Program
 
 
 def differentiated(program: Program, of: str) -> Program:
-    """The undistributed program with its gradients."""
+    """Return the undistributed program with its gradients."""
     found = run(program, differentiation(of))
     verify(found, "global")
     return found
 
 
 def stages(program: Program, declared: DeclaredLayout, of: str) -> list[tuple[str, Program]]:
-    """The program after each pass, by the pass's name, from `differentiate` on."""
+    """Return the program after each pass, by the pass's name, from `differentiate` on."""
     seen: list[tuple[str, Program]] = []
     lower(program, declared.mesh, declared.layout, of, [lambda each, made, _: seen.append((each.name, made))])
     start = next(i for i, (name, _) in enumerate(seen) if name == "differentiate")
@@ -86,7 +86,7 @@ def stages(program: Program, declared: DeclaredLayout, of: str) -> list[tuple[st
 def communication(
     source: str, of: str = "forward", layout: str | None = None
 ) -> list[tuple[str, tuple[str, ...], int]]:
-    """The collectives of one function: kind, mesh axes, elements of a processor's operands."""
+    """Return the collectives of a function: kind, mesh axes, elements of a processor's operands."""
     program = lowered(source, "gradients" if of == "gradients" else "step", layout)
     assert program.mesh is not None
     return [
@@ -100,12 +100,12 @@ def communication(
 
 
 def exact_data(function: Function, seed: int) -> Arrays:
-    """Arguments that carry no rounding: multiples of 1/4 up to 2, small integers, truth values."""
+    """Draw arguments without rounding: multiples of 1/4 up to 2, small integers, truth values."""
     return _data(function, seed, lambda random, shape: random.integers(-8, 9, shape) / 4)
 
 
 def generic_data(function: Function, seed: int) -> Arrays:
-    """Floating-point arguments in general position: no two are equal, none is near 0."""
+    """Draw floating-point arguments in general position: no two are equal, none is near 0."""
     return _data(
         function, seed, lambda random, shape: random.uniform(0.1, 2.0, shape) * random.choice([-1, 1], shape)
     )
@@ -135,14 +135,14 @@ def _data(function: Function, seed: int, draw: Callable[[Any, tuple[int, ...]], 
 
 
 def reference(source: str, function: str, arrays: Arrays) -> Arrays:
-    """What the undistributed program gives."""
+    """Return the results of the undistributed program."""
     (program,) = load(source).programs
     whole = differentiated(program, "gradients" if function == "gradients" else "step")
     return interpret(whole.function(function), whole, arrays)
 
 
 def simulate(source: str, function: str, arrays: Arrays, layout: str | None = None) -> Arrays:
-    """What the generated NumPy module gives."""
+    """Return the results of the generated NumPy module."""
     program = lowered(source, "gradients" if function == "gradients" else "step", layout)
     return call(numpy_module(program), program.function(function), arrays)
 
@@ -156,7 +156,7 @@ def jax_module(program: Program) -> Any:
 
 
 def call(module: Any, function: Function, arrays: Arrays) -> Arrays:
-    """Run a function of a generated module on global arrays; its outputs, global, under the names of the IR's outputs."""
+    """Run a function of a generated module on global arrays. Return global outputs under the names of the IR's outputs."""
     roles = {argument.value.name: argument.role for argument in function.arguments}
     given = {role: {n: x for n, x in arrays.items() if roles[n] == role} for role in set(roles.values())}
     params = module.shard(given.get("parameter", {}), module.PARAMETERS)
@@ -190,7 +190,7 @@ class HasSource(Protocol):
 
 @attrs.frozen
 class Tolerance:
-    """How far results may be apart: relative to the largest of their elements, and at least to 1."""
+    """The largest accepted difference of results, relative to their largest element and at least to 1."""
 
     relative: float
 
@@ -221,7 +221,7 @@ FINE, SINGLE, ROUGH = Tolerance(1e-9), Tolerance(2e-5), Tolerance(6e-2)
 
 
 def tolerance(program: Program) -> Tolerance:
-    """What a program's results may differ by, for the precision that it computes in."""
+    """Return the largest accepted difference of a program's results, for its precision."""
     if program.training is not None and program.training.precision is not None:
         return ROUGH
     wide = any(argument.value.type.dtype == "f64" for argument in program.function("forward").arguments)
@@ -229,14 +229,14 @@ def tolerance(program: Program) -> Tolerance:
 
 
 def functions(program: Program) -> Iterator[tuple[str, str]]:
-    """What can be compared of a model: option of `differentiate` and function."""
+    """Yield the parts of a model that can be compared: option of `differentiate`, and function."""
     yield "gradients", "gradients"
     if program.training is not None:
         yield "step", "step"
 
 
 def agree(source: str, jax: bool = True) -> None:
-    """Assert that every layout gives, on both backends, what the undistributed program gives."""
+    """Assert that every layout on both backends has the results of the undistributed program."""
     module = load(source)
     (program,) = module.programs
     for of, name in functions(program):

@@ -239,7 +239,7 @@ def test_the_package_lists_its_public_names() -> None:
 
 
 def test_helps_name_arguments(model: Path) -> None:
-    """And not the options of the command."""
+    """Messages name arguments of Python, and not options of the command."""
     np.savez(model.parent / "some.npz", w=np.zeros((6, 3), np.float32))
     with pytest.raises(CompileError) as error:
         mtfc.verify(model, params=model.parent / "some.npz", backend="numpy")
@@ -422,7 +422,7 @@ def test_a_compiled_model_has_a_short_text() -> None:
 
 
 class Table(HTMLParser):
-    """Checks that elements nest, and collects the cells."""
+    """A parser that checks that elements nest, and collects the cells."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -456,7 +456,7 @@ def test_a_compiled_model_is_a_table_in_notebooks() -> None:
 
 
 def test_html_is_escaped() -> None:
-    """No file has names with such characters, but a program that is made otherwise may."""
+    """Names in files lack these characters, but names in programs from elsewhere may have them."""
     compiled = mtfc.compile_text(MODEL, layout="both")
     renamed = attrs.evolve(compiled, program=attrs.evolve(compiled.program, name="<b>&"))
     assert Table(renamed._repr_html_()).cells[0] == "<b>&"
@@ -530,5 +530,5 @@ def test_every_function_takes_entries_of_the_train_block(model: Path) -> None:
 def test_axes_of_a_search_have_names(model: Path) -> None:
     found = mtfc.search(model, target="p100_cluster", devices=4, axes_names=("data", "model"))
     assert {*found["mesh"]} <= {"data", "model"}
-    with pytest.raises(ValueError, match="`axes_names` data,data: `data` is there twice"):
+    with pytest.raises(ValueError, match="`axes_names` data,data: `data` occurs twice"):
         mtfc.search(model, target="p100_cluster", devices=4, axes_names=("data", "data"))

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 
 def lstm(inputs: int, units: int) -> int:
-    """Parameters of a layer with one bias for each of its four gates."""
+    """Return the parameters of a layer with a bias for each of its four gates."""
     return 4 * units * (inputs + units + 1)
 
 
@@ -34,7 +34,7 @@ def dense(inputs: int, outputs: int) -> int:
 
 @attrs.frozen
 class Example:
-    """A file, how many parameters its model has at the sizes in the file, and how it is verified.
+    """A file, the number of parameters at the sizes in the file, and the options of its verification.
 
     small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. is_deep: True if
     XLA takes long to compile the example, so that JAX runs the first layout only.
@@ -176,7 +176,7 @@ def test_parameters_are_as_many_as_published(example: Example) -> None:
 
 
 def layouts(file: str) -> list[str]:
-    """Those that an example's file declares."""
+    """Return the layouts that an example's file declares."""
     return re.findall(r"^layout +(\w+)", (FOLDER / f"{file}.mtf").read_text("utf-8"), re.MULTILINE)
 
 
@@ -187,10 +187,10 @@ CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example
     ("example", "layout"), CASES, ids=[f"{each.file}-{layout}" for each, layout in CASES]
 )
 def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: str, tmp_path: Path) -> None:
-    """In f64: differences are then not taken for rounding, which grows through the deep networks and is coarse in bf16.
+    """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
-    The first layout draws the parameters on each backend, the others are given them: XLA takes long to compile many draws. JAX
-    runs the first layout and the last one, which splits the most. With EVERY_LAYOUT set, as `make examples` does, it runs all.
+    The first layout draws the parameters on each backend. The other layouts read them from a file: XLA takes long to compile many
+    draws. JAX runs the first layout and the last one, which splits the most, or all if EVERY_LAYOUT is set (`make examples`).
     """
     options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims}
     first, *_, last = [*layouts(example.file)] * 2
@@ -205,7 +205,7 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
 
 
 def drawn(example: Example) -> Arrays:
-    """Initial values of the parameters."""
+    """Return initial values of the parameters."""
     file, choice = path(example), Choice(None, None, example.mesh, example.dims)
     small = choose(file.read_text("utf-8"), str(file), choice).program
     alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(small)

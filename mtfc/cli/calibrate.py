@@ -13,23 +13,21 @@ from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
-  mtfc calibrate -o here.mtf                            all devices that JAX has, then
-  mtfc simulate model.mtf --target here.mtf             what a step takes here
-  mtfc calibrate --devices 8 -o virtual.mtf             eight devices, virtual ones where there are fewer
-  mtfc calibrate --backend numpy -o numpy.mtf           one device, as the NumPy backend computes
+  mtfc calibrate -o here.mtf                            measure all devices of JAX
+  mtfc simulate model.mtf --target here.mtf             predict the time of a step on them
+  mtfc calibrate --devices 8 -o virtual.mtf             measure eight devices, virtual ones if there are fewer
+  mtfc calibrate --backend numpy -o numpy.mtf           measure the NumPy backend on one device
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", metavar="OUT.mtf", default=STANDARD, help="write to a file")
     parser.add_argument(
-        "--backend", choices=sorted(BACKENDS), default="jax", help="what computes (default: jax)"
+        "--backend", choices=sorted(BACKENDS), default="jax", help="the measured backend (default: jax)"
     )
+    parser.add_argument("--devices", type=count, metavar="N", help="number of JAX devices (default: all)")
     parser.add_argument(
-        "--devices", type=count, metavar="N", help="how many devices of JAX (default: all that there are)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="few sizes and short runs: seconds in place of two minutes"
+        "--quick", action="store_true", help="few sizes and short runs: seconds instead of two minutes"
     )
 
 

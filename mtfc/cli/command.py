@@ -15,7 +15,7 @@ from mtfc.driver.loading.sources import Sources
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
-A layout says which dimensions are split over which mesh axes; where communication is needed follows from it."""
+A layout maps dimensions to mesh axes; the compiler derives the communication from it."""
 
 EPILOG = """\
 `mtfc COMMAND --help` shows each command's options, with examples.
@@ -24,16 +24,16 @@ Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environme
 
 SUBCOMMANDS = {
     "check": "diagnose a file under every declared layout",
-    "compile": "translate a file, and show any stage of it",
+    "compile": "compile a file, and print any stage of it",
     "run": "execute a model, or train it",
-    "verify": "check every layout on every backend against the undistributed program",
-    "cost": "computation, communication and memory per device",
-    "explain": "which rule of a layout causes which collective",
+    "verify": "compare every layout on every backend with the undistributed program",
+    "cost": "print computation, communication and memory per device",
+    "explain": "print the rules of a layout that cause its collectives",
     "search": "find the best layout for a machine",
-    "simulate": "predict what a step takes on a machine",
+    "simulate": "predict the time of a step on a machine",
     "calibrate": "measure this machine, as a target for simulate",
-    "diff": "what one layout costs more than another, by line",
-    "solve": "choose strategies at the least cost within memory, for an instance of the IOPDDL contest",
+    "diff": "print the difference in cost of two layouts, by line",
+    "solve": "solve an instance of the IOPDDL contest",
     "fmt": "rewrite files in canonical form",
 }
 """Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""

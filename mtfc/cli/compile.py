@@ -17,9 +17,9 @@ from mtfc.driver.options import CompileOptions
 
 _EXAMPLES = """\
 examples:
-  mtfc compile model.mtf                              one processor's program, with its collectives
-  mtfc compile model.mtf --emit jax -o model.py       a JAX module that runs without mtfc
-  mtfc compile model.mtf --print-ir-after all         also what each pass makes, on standard error
+  mtfc compile model.mtf                              print one processor's program, with its collectives
+  mtfc compile model.mtf --emit jax -o model.py       write a JAX module that runs without mtfc
+  mtfc compile model.mtf --print-ir-after all         also print the program after each pass, on standard error
   mtfc compile model.mtf --stop-after insert-reshards
   mtfc compile model.mtf --passes "differentiate,simplify,dce"
 
@@ -46,15 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="OUT", default=STANDARD, help="where to write (default: standard output)"
     )
-    parser.add_argument(
-        "--train", action="store_true", help="insist on a training step: an error where the file has none"
-    )
+    parser.add_argument("--train", action="store_true", help="fail if the file has no training step")
     passes = parser.add_argument_group("passes")
-    passes.add_argument("--print-ir-after", metavar="PASS|all", help="show the program after that pass")
+    passes.add_argument("--print-ir-after", metavar="PASS|all", help="print the program after this pass")
     passes.add_argument(
-        "--passes", metavar="PIPELINE", help="run these: NAME or NAME{option=value}, with commas between"
+        "--passes",
+        metavar="PIPELINE",
+        help="run these passes instead: NAME or NAME{option=value}, with commas between",
     )
-    passes.add_argument("--stop-after", metavar="PASS", help="end with that pass")
+    passes.add_argument("--stop-after", metavar="PASS", help="end with this pass")
     add_selection(parser, "the first")
     add_format(parser)
 

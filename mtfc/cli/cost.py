@@ -11,8 +11,8 @@ from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
-  mtfc cost model.mtf                        by line of source, then all layouts side by side
-  mtfc cost model.mtf --symbolic             as formulas in the file's own names
+  mtfc cost model.mtf                        print costs by source line, then all layouts side by side
+  mtfc cost model.mtf --symbolic             print formulas in the file's own names
   mtfc cost model.mtf --layout hybrid --dim batch=4096
 """
 
@@ -20,7 +20,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument(
-        "--symbolic", action="store_true", help="formulas in place of numbers; with JSON, beside them"
+        "--symbolic", action="store_true", help="print formulas instead of numbers; JSON has both"
     )
     add_selection(parser, "all")
     add_format(parser)

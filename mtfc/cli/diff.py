@@ -11,12 +11,12 @@ from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
-  mtfc diff model.mtf                                               the first two declared layouts
+  mtfc diff model.mtf                                               compare the first two declared layouts
   mtfc diff model.mtf --layout data_parallel --layout hybrid
-  mtfc diff model.mtf --layout data_parallel --layout hybrid --target h100   and what the lines take on a machine
+  mtfc diff model.mtf --layout data_parallel --layout hybrid --target h100   also in seconds
   mtfc diff model.mtf --layout "batch:rows" --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4"
 
-Every figure is of one device; the lines add up to the whole difference.
+All figures are of one device. The lines add up to the whole difference.
 """
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="HW",
-        help="a machine: also what each line takes there, as `mtfc simulate` predicts it",
+        help="a machine: also print the seconds of each line there, as `mtfc simulate` predicts them",
     )
     add_selection(parser, "the first two", several_layouts=True)
     add_format(parser)

@@ -11,7 +11,7 @@ from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
-  mtfc explain model.mtf                                why the first layout sends what it sends
+  mtfc explain model.mtf                                explain the collectives of the first layout
   mtfc explain model.mtf --layout hybrid
   mtfc explain model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --format json
 """

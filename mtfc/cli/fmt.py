@@ -10,7 +10,7 @@ from mtfc.driver.loading.sources import Sources
 EXAMPLES = """\
 examples:
   mtfc fmt model.mtf                 rewrite the file
-  mtfc fmt --check *.mtf             name the files that are not in canonical form; status 1 if there are any
+  mtfc fmt --check *.mtf             print the files that are not in canonical form; status 1 if there are any
   mtfc fmt - < model.mtf             print the canonical form
 """
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", metavar="FILE", nargs="+", help="a .mtf file; - reads standard input and prints"
     )
     parser.add_argument(
-        "--check", action="store_true", help="change nothing, and fail if something would change"
+        "--check", action="store_true", help="change no file, and fail if a file is not in canonical form"
     )
 
 

@@ -77,14 +77,14 @@ def add_format(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("text", "json"),
         default="text",
-        help="for people, or for programs (default: text)",
+        help="text for people, JSON for programs (default: text)",
     )
 
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that choose a model and its sizes."""
-    group = parser.add_argument_group("what is compiled")
-    group.add_argument("--model", metavar="NAME", help="which model (default: the first)")
+    group = parser.add_argument_group("choice of the program")
+    group.add_argument("--model", metavar="NAME", help="the model to compile (default: the first)")
     group.add_argument(
         "--dim",
         metavar="NAME=SIZE",
@@ -126,14 +126,14 @@ def add_selection(
     group.add_argument(
         "--mesh",
         metavar="NAME|SHAPE",
-        help="a declared mesh, or a shape; `one` is one device, with nothing split (default: the layout's)",
+        help="a declared mesh, or a shape; `one` is a single device (default: the mesh of the layout)",
     )
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
     """Add the options that name parameters to start from."""
     parser.add_argument(
-        "--params", metavar="FILE.npz", help="values of all parameters, by full name (default: drawn)"
+        "--params", metavar="FILE.npz", help="initial values of all parameters, by full name (default: drawn)"
     )
     parser.add_argument(
         "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"

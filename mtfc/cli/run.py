@@ -19,26 +19,34 @@ examples:
   mtfc run model.mtf --train --steps 100 --data train.npz --save params.npz --backend jax
   mtfc run model.mtf --params params.npz --data test.npz --layout "batch:rows" --mesh "rows:4"
 
-An NPZ file of data holds one array per input. An array whose first dimension is k times the input's
-is k batches; for fewer rows at the end the model is compiled a second time. Without --data, one batch
-is drawn from --seed.
+An NPZ file of data holds an array for each input. If the first dimension of an array is k times that of the
+input, the array holds k batches. For fewer rows at the end the model is compiled a second time.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    parser.add_argument("--backend", choices=BACKENDS, default="numpy", help="what executes (default: numpy)")
-    parser.add_argument("--train", action="store_true", help="train, by the file's `train` block")
-    parser.add_argument("--steps", metavar="N", type=count, help="how many batches (default: each once)")
-    parser.add_argument("--data", metavar="FILE.npz", help="inputs by name")
     parser.add_argument(
-        "--eval", metavar="FILE.npz", help="while training, also run the model on these inputs"
+        "--backend", choices=BACKENDS, default="numpy", help="the backend that executes (default: numpy)"
+    )
+    parser.add_argument("--train", action="store_true", help="train by the file's `train` block")
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=count,
+        help="number of batches or training steps (default: one pass over the data)",
+    )
+    parser.add_argument("--data", metavar="FILE.npz", help="inputs by name (default: one batch, drawn)")
+    parser.add_argument(
+        "--eval", metavar="FILE.npz", help="during training, also run the model on these inputs"
     )
     add_parameters(parser)
     parser.add_argument(
         "--save", metavar="FILE.npz", help="write the outputs, or the trained parameters and losses"
     )
-    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
+    parser.add_argument(
+        "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
+    )
     add_selection(parser, "the first")
     add_format(parser)
 

@@ -18,38 +18,42 @@ from mtfc.driver.searching.space import SearchAnswer
 
 EXAMPLES = """\
 examples:
-  mtfc search model.mtf --target tpu_v2                     the best mesh and layout for all its processors
+  mtfc search model.mtf --target tpu_v2                     find the best mesh and layout for all its processors
   mtfc search model.mtf --target h100 --devices 64 -o best.mtf
   mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
   mtfc search model.mtf --target p2_8xlarge --objective memory
   mtfc search model.mtf --target tpu_v2 --axes-names data,model
-  mtfc search model.mtf --mesh grid --why-not "batch:rows"  what this rule would cost, and through which lines
+  mtfc search model.mtf --mesh grid --why-not "batch:rows"  also print the cost of this rule, by line
 
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --why-not "h: { batch: 4 }; y: {} on [0]"
 
-OUT.mtf is FILE, with the sizes that --dim gives and the layout `found` as its first, so that `mtfc compile OUT.mtf` takes it; or
-with the placement `found`, which `mtfc verify OUT.mtf` runs.
+OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile OUT.mtf`
+takes it. A placement is the last, and `mtfc verify OUT.mtf` runs it.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    where = parser.add_argument_group("for which processors")
-    where.add_argument("--devices", type=count, metavar="N", help="so many, as a mesh of any shape")
-    where.add_argument("--mesh", metavar="NAME|SHAPE", help="this mesh; `one` is one device")
+    where = parser.add_argument_group("choice of the processors")
+    where.add_argument(
+        "--devices", type=count, metavar="N", help="number of devices, for meshes of any shape"
+    )
+    where.add_argument(
+        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape; `one` is a single device"
+    )
     where.add_argument(
         "--target",
         metavar="HW",
-        help=f"which machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
+        help=f"the machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
     )
-    where.add_argument("--axes", type=count, metavar="N", help="axes of a mesh at most (default: 3)")
+    where.add_argument("--axes", type=count, metavar="N", help="most axes of a mesh (default: 3)")
     where.add_argument(
         "--axes-names",
         type=lambda text: [name.strip() for name in text.split(",")],
         metavar="A,B",
-        help="what the axes are called, the outermost first, and so how many there are at most (default: x,y,z)",
+        help="names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)",
     )
     parser.add_argument(
         "--space",
@@ -60,32 +64,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage",
         action="store_true",
-        help="also how parameters and the optimizer's state are stored: the sections params and optimizer of a layout",
+        help="also search the sections params and optimizer of a layout: the storage of parameters and optimizer state",
     )
     parser.add_argument(
         "--objective",
         choices=("time", "overlap", "memory"),
         default="time",
-        help="the least time within memory, while nothing overlaps or with overlap; or the least memory (default: time)",
+        help="minimize the time within memory, without overlap (time) or with it (overlap), or the memory (default: time)",
     )
     parser.add_argument(
-        "--budget", type=seconds, default=60.0, metavar="SECONDS", help="when to stop (default: 60)"
+        "--budget",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="time limit of the search (default: 60)",
     )
     parser.add_argument(
         "--exhaustive",
         action="store_true",
-        help="until what is found is proven to be the best of all, on few devices; with --space soap",
+        help="prove that the result is the best of all, on few devices; with --space soap",
     )
     parser.add_argument(
         "--why-not",
         metavar="RULES",
-        help="what the best layout with these rules takes, and through which lines",
+        help="also compare the result with the best layout that has these rules, by line",
     )
-    parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with what was found")
+    parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with the result")
     parser.add_argument(
         "--export",
         metavar="OUT.json",
-        help="write what `mtfc solve` is asked about the mesh that was found; with --space tiling",
+        help="write the question to `mtfc solve` about the mesh of the result; with --space tiling",
     )
     add_model(parser)
     add_format(parser)

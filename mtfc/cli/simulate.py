@@ -15,11 +15,11 @@ LIST = "list"
 
 EXAMPLES = """\
 examples:
-  mtfc simulate model.mtf --target h100                 a step on as many H100 as the first layout's mesh has processors
+  mtfc simulate model.mtf --target h100                 predict a step of the first layout, on an H100 for each processor
   mtfc simulate model.mtf --target tpu_v4 --layout hybrid --trace step.json
-  mtfc simulate found.mtf --target p100_cluster --layout found          a placement, as mtfc search --space soap writes it
-  mtfc simulate model.mtf --target mine.mtf             a machine of one's own, for example as mtfc calibrate wrote it
-  mtfc simulate --target list                           the machines that there are
+  mtfc simulate found.mtf --target p100_cluster --layout found          take a placement of mtfc search --space soap
+  mtfc simulate model.mtf --target mine.mtf             take your own machine, for example from mtfc calibrate
+  mtfc simulate --target list                           print all machines
 """
 
 LIST = "list"
@@ -27,19 +27,19 @@ LIST = "list"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="a .mtf file; - is standard input; needless for --target list"
+        "file", metavar="FILE", nargs="?", help="a .mtf file; - is standard input; optional for --target list"
     )
     parser.add_argument(
         "--target",
         metavar="HW",
         required=True,
-        help="hardware of the file, of the library, or of a .mtf file; `list` shows the names",
+        help="hardware of FILE, of the library, or of a .mtf file; `list` prints the names",
     )
     parser.add_argument("--trace", metavar="OUT.json", help="write a timeline for Perfetto or Chrome")
     parser.add_argument(
         "--place",
         metavar="AXES",
-        help="the mesh axes from the innermost link outwards, such as cols,rows (default: the last axis first)",
+        help="the mesh axes from the innermost link outwards, for example cols,rows (default: the last axis first)",
     )
     add_selection(parser, "the first", or_placement=True)
     add_format(parser)

@@ -18,26 +18,23 @@ examples:
   mtfc solve instance.json.gz --time-limit 240 -o solution.json
 """
 
-STARTED = 0.3
-"""Seconds that Python and this command took to start, about."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="an instance, .json or .json.gz as google/iopddl has them; - is standard input",
+        help="an instance in the format of google/iopddl, .json or .json.gz; - is standard input",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         default=60.0,
         metavar="S",
-        help="seconds for everything, reading included (default: 60)",
+        help="time limit in seconds, with reading (default: 60)",
     )
-    parser.add_argument("--format", choices=("json",), default="json", help="JSON is all that there is")
+    parser.add_argument("--format", choices=("json",), default="json", help="the only format")
     parser.add_argument(
-        "-o", "--output", default=STANDARD, metavar="OUT", help="write to a file, not to standard output"
+        "-o", "--output", default=STANDARD, metavar="OUT", help="write to a file instead of standard output"
     )
 
 

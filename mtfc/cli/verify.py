@@ -19,21 +19,25 @@ examples:
   mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
   mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
 
-Status 1 says that something differs by more than rounding.
+Status 1: a difference is larger than rounding.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    parser.add_argument("--backend", choices=BACKENDS, help="only this one (default: both)")
+    parser.add_argument("--backend", choices=BACKENDS, help="run this backend only (default: both)")
     parser.add_argument(
         "--dtype",
         choices=("f32", "f64"),
-        help="compute everything in it, whatever the file says; in f64, differences are not hidden by rounding",
+        help="compute everything in this dtype, regardless of the file; in f64, rounding hides no differences",
     )
-    parser.add_argument("--data", metavar="FILE.npz", help="inputs; the first batch is used (default: drawn)")
+    parser.add_argument(
+        "--data", metavar="FILE.npz", help="inputs; only the first batch is used (default: drawn)"
+    )
     add_parameters(parser)
-    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="for what is drawn (default: 0)")
+    parser.add_argument(
+        "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
+    )
     add_selection(parser, "all", or_placement=True)
     add_format(parser)
 

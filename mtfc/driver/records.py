@@ -63,8 +63,9 @@ class Cause(Place):
 
 
 class Collective(Place):
-    """An array that is sent, `count` times in a step. The place is the line that makes the array; `used` is the line that needs
-    it.
+    """An array that is sent `count` times in a step.
+
+    The place is the line that computes the array; `used` is the line that needs the array.
     """
 
     kind: str
@@ -86,7 +87,7 @@ class Explanation(TypedDict):
 
 
 class LineDifference(TypedDict):
-    """A line's figures under two layouts, in pairs; `seconds` where a machine is known."""
+    """A line's figures under two layouts, in pairs; `seconds` are present with a machine."""
 
     file: str | None
     line: int | None
@@ -98,7 +99,7 @@ class LineDifference(TypedDict):
 
 
 class Difference(TypedDict):
-    """`mtfc.diff`: figures in pairs, under the first layout and under the second; `seconds` where a machine is known."""
+    """`mtfc.diff`: figures in pairs, under the first layout and under the second; `seconds` are present with a machine."""
 
     model: str
     layouts: list[str]
@@ -111,8 +112,7 @@ class Difference(TypedDict):
 
 
 class Case(TypedDict):
-    """A layout on a backend: the largest absolute differences from the undistributed program, by name, or the reason to skip
-    it.
+    """A layout on a backend: the largest absolute differences from the undistributed program, or the reason to skip the layout.
 
     in_f64: the largest difference in f64, if f64 showed that the other differences are rounding. noise: the gradient noise that
     moves undistributed training as far, if noise explains the differences. training: parameters and optimizer state after three

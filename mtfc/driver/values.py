@@ -1,7 +1,7 @@
-"""Options as Python values, and the text that the command takes in their place.
+"""Convert Python values of options to the text that the command takes.
 
-A layout is a mapping from dimensions to axes, a mesh one from axes to sizes, as the declarations of the language are. Both become
-the text of such a declaration, so that there is one parser, and errors can point into the text.
+A layout is a mapping from dimensions to axes, and a mesh is a mapping from axes to sizes, like the declarations of the language.
+Both become the text of a declaration: one parser reads all layouts, and errors can point into the text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mtfc.driver.errors import UsageError
 PathOption = str | PathLike[str]
 
 Axes = str | Sequence[str]
-"""A mesh axis, or several with the most major one first."""
+"""A mesh axis, or several axes with the most major one first."""
 
 LayoutOption = str | Mapping[str, Axes | Mapping[str, Axes]]
 """The name of a layout, rules as text, or as `{"batch": "rows", "params": {"hidden": ("rows", "cols")}}`."""
@@ -78,7 +78,7 @@ def file_option(file: PathOption) -> str:
 
 
 def path_option(option: str, path: PathOption | None) -> str | None:
-    """Return the text of a path, or None where it is left out. Raises `UsageError` for any other value."""
+    """Return the text of a path, or None if it is left out. Raises `UsageError` for any other value."""
     text = fspath(path) if isinstance(path, PathLike) else path
     if not isinstance(text, str | None):
         raise UsageError(f"{option}={path!r} is no path: expected text or a pathlib.Path")
@@ -94,7 +94,7 @@ def target_option(target: PathOption) -> str:
 
 
 def text_option(option: str, text: str | None) -> str | None:
-    """Return a text, or None where it is left out. Raises `UsageError` for any other value."""
+    """Return a text, or None if it is left out. Raises `UsageError` for any other value."""
     if not isinstance(text, str | None):
         raise UsageError(f"{option}={text!r} is no text")
     return text
@@ -119,7 +119,7 @@ def names_option(option: str, names: Sequence[str] | None) -> list[str] | None:
 
 
 def settings_option(settings: Mapping[str, object] | None) -> dict[str, object]:
-    """Return entries of a `train` block by dotted key. Raises `UsageError` for what is no mapping of such entries.
+    """Return entries of a `train` block by dotted key. Raises `UsageError` for any other value.
 
     The parts of an entry may be a mapping: `{"precision": {"compute": "bf16"}}` is `{"precision.compute": "bf16"}`.
     """
@@ -150,7 +150,7 @@ def seconds_option(option: str, value: float) -> None:
 
 
 def one_of(option: str, value: str, known: Iterable[str]) -> None:
-    """Raise `UsageError` for an unknown word of an option, which the command's parser reports itself."""
+    """Raise `UsageError` for an unknown word of an option. The command's parser reports such words itself."""
     words = list(known)
     if value not in words:
         raise UsageError(f"{option}={value!r} is none of: {', '.join(words)}")

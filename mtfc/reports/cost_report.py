@@ -21,7 +21,7 @@ from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 def layout_report(cost: PlacedCost, sources: Mapping[str, str]) -> str:
     """Return the cost of a layout on one device, in total and by source line; `sources` holds each file's text by name."""
-    legend = "  By line: FLOPs per stage, bytes sent, and bytes stored: parameters, and what the backward pass still reads."
+    legend = "  By line: FLOPs per stage, bytes sent, and bytes stored: parameters, and values that the backward pass reads."
     lines = [*heading(cost), *_summary(cost), "", legend, *_by_line(cost, sources)]
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,7 @@ from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_report import replaced, seconds_text, trace
 from mtfc.reports.table import aligned, devices_text
 
-LEGEND = "  By line: time on the longest path, computing and waiting for communication; bytes sent, and kept on device {device}."
+LEGEND = "  By line: time on the longest path, for computation and waiting for communication; bytes sent, and stored on device {device}."
 
 
 @attrs.frozen(eq=False)

@@ -108,9 +108,9 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
 
 
 COMPARED: Mapping[Objective, str] = {
-    "time": "Steps are compared with nothing overlapping",
-    "overlap": "Steps are compared as they overlap",
-    "memory": "Layouts are compared by their memory",
+    "time": "Steps are compared without overlap.",
+    "overlap": "Steps are compared with overlap.",
+    "memory": "Layouts are compared by their memory.",
 }
 
 
@@ -128,8 +128,8 @@ def _layout_report(result: LayoutSearchResult) -> str:
         rows.append(_row(name, result.others[name][0], each, result))
     room = bytes_text(int(hardware.device.memory))
     note = f"""\
-Memory is that of one device, which has {room}. {COMPARED[result.objective]}; the last column has what a step takes where
-communication overlaps with what does not need it."""
+Memory is that of one device, which has {room}. {COMPARED[result.objective]} In the last column, communication overlaps with
+independent computation."""
     return "\n".join(
         [
             *lines,
@@ -218,11 +218,11 @@ def _proof(result: LayoutSearchResult) -> str:
     if found.refuted:
         layout = "a tiling" if found.refuted.values else f"the layout {{ {rules_text(found.refuted)} }}"
         wrong = f"{layout} is below its bound"
-        return f"Nothing is proven: {wrong}, which is a fault in mtfc; please report it. {tried}"
+        return f"Nothing is proven: {wrong}, which is a bug in mtfc; please report it. {tried}"
     if not found.lower_bound:
         if found.is_interrupted:
             return f"Interrupted before anything was proven. {tried}"
-        return f"The time was over before anything was proven, and a larger --budget proves more. {tried}"
+        return f"The time ended before anything was proven; a larger --budget proves more. {tried}"
     ended = "Interrupted. " if found.is_interrupted else ""
     bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"

@@ -52,7 +52,7 @@ class SimulatedLayout:
 
 def step_report(cost: PlacedCost, step: StepTime, hardware: Hardware, sources: Mapping[str, str]) -> str:
     """Return the parts of a step's time, the memory, and each line's share; `sources` holds each file's text by name."""
-    legend = "  By line: time that it computes, communicates, and keeps the processor waiting; the last in per cent of the step."
+    legend = "  By line: computation, communication, waiting for communication, and the share of the step."
     title, *rules = heading(cost)
     lines = [f"{title}, on {hardware.name}", *rules, *_summary(cost, step, hardware)]
     return "\n".join([*lines, "", legend, *_by_line(cost, step, sources)]) + "\n"

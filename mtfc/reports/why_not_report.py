@@ -116,7 +116,7 @@ class LayoutDifference:
 
 MOST_SHOWN = 3
 """Most operators of a line whose configurations are shown."""
-LEGEND = "Time is that of tasks on the longest path, memory that of the device that holds the most."
+LEGEND = "Time is that of tasks on the longest path, memory that of the device with the most in use."
 Change = tuple["Operator", "Configuration", "Configuration"]
 """An operator, and its configurations under both placements."""
 NAMES = ("found", "forced")

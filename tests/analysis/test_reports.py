@@ -1,4 +1,4 @@
-"""What `mtfc cost` says: `reports/*.test` holds a source, a line `---`, and the text by line, side by side and as formulas.
+"""The text of `mtfc cost`: `reports/*.test` holds a source, a line `---`, and the text by line, side by side and as formulas.
 
 `pytest --update-golden` rewrites the texts; the diff is then to be read.
 """
@@ -24,7 +24,7 @@ CASES = sorted((Path(__file__).parent / "reports").glob("*.test"))
 
 
 def placed(source: str) -> list[Program]:
-    """The source's only model under each layout."""
+    """Return the source's only model under each layout."""
     module = load(source)
     (program,) = module.programs
     return [lower(program, layout.mesh, layout.layout) for layout in module.layouts]

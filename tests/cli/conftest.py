@@ -1,4 +1,4 @@
-"""Runs the command in this process, as a user would from a folder of their own."""
+"""Fixtures that run the command in this process, in a folder of its own."""
 
 from __future__ import annotations
 

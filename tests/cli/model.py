@@ -1,4 +1,4 @@
-"""A small model, and what running the command on it gives."""
+"""A small model, and the outcome of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mtfc calibrate`: a file that `simulate` takes."""
+"""`mtfc calibrate`: the written file is a target of `simulate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command starts and ends: help, exit statuses, streams; never a traceback."""
+"""The start and the end of the command: help, exit statuses, streams, and no tracebacks."""
 
 from __future__ import annotations
 
@@ -174,13 +174,13 @@ def test_no_memory_is_no_bug(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_sources_hold_every_option_that_diagnostics_point_into(mtfc: Mtfc) -> None:
-    """The offending part of an option is shown with a caret, as that of a file."""
+    """Carets mark the wrong part of an option, as they mark that of a file."""
     outcome = mtfc("check", "model.mtf", "--layout", "batch:rowz;io:cols", "--mesh", "rows:2;cols:3")
     assert "1 | batch:rowz;io:cols\n  |       ^^^^" in outcome.err
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    """The command as a process of its own, which an interrupt reaches even where these tests run in a shell's background."""
+    """Start the command as a process that an interrupt reaches even if these tests run in a shell's background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -203,7 +203,7 @@ def test_a_reader_that_stops_early_is_no_error(folder: Path) -> None:
 
 
 def test_an_interrupt_ends_quietly(folder: Path) -> None:
-    """While it trains: an interrupt in the middle of an import may end in what the import makes of it."""
+    """The interrupt comes during training: an import may handle an interrupt in its own way."""
     with start("run", "model.mtf", "--train", "--steps", "200000") as process:
         assert process.stdout and process.stderr
         assert process.stderr.readline() == "mtfc: no --data: the inputs are drawn from seed 0\n"
@@ -227,7 +227,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def search_interrupted_in(which: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A search for a placement in a process of its own, which has an interrupt when it is to simulate a known strategy."""
+    """Run a search for a placement in a new process, interrupted before it simulates a known strategy."""
     search = (
         "search",
         "model.mtf",

@@ -1,4 +1,4 @@
-"""`mtfc compile`: every kind, where it is written, and the options that show passes at work."""
+"""`mtfc compile`: all kinds, output files, and the options about passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_default_is_one_processors_program_under_the_first_layout(mtfc: Mtfc
 
 
 def test_collectives_show_their_axes_bytes_and_line(mtfc: Mtfc) -> None:
-    """y is [2, 3] on each processor, summed over the three that share the rows of its batch."""
+    """y is [2, 3] on each processor; its sum runs over the three processors that share the rows of its batch."""
     lines = mtfc("compile", "model.mtf", "--layout", "both").out.splitlines()
     (first, *_) = (line for line in lines if "all_reduce" in line)
     assert "axes={cols}" in first

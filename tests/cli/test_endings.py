@@ -1,4 +1,4 @@
-"""Nothing is lost: outputs are checked before work begins, and a training run that ends early saves its results."""
+"""No result is lost: outputs are checked before work begins, and a training run that ends early saves its results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OUTPUTS = {
 def test_outputs_are_checked_before_work_begins(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """The check comes before the file is even read: no work can have been done."""
+    """The check comes before the file is read, so no work has been done."""
     monkeypatch.setattr("mtfc.driver.loading.sources.read_bytes", lambda path: pytest.fail("work has begun"))
     (folder / "here").mkdir()
     long = "x" * 300
@@ -122,7 +122,7 @@ def test_training_goes_on_in_its_own_file(mtfc: Mtfc, files: Path) -> None:
 
 
 def test_arrays_to_files_that_are_not_regular(mtfc: Mtfc, files: Path) -> None:
-    """A pipe cannot seek, and `/dev/null` says that it is at 0 wherever the writer is."""
+    """A pipe cannot seek, and `/dev/null` always reports position 0."""
     saving = ("run", "model.mtf", "--train", "--data", "data.npz", "--save")
     assert mtfc(*saving, "expected.npz").status == 0
     assert mtfc(*saving, "/dev/null").status == 0

@@ -1,4 +1,4 @@
-"""`mtfc explain`: the rules behind each collective, as text and JSON."""
+"""`mtfc explain`: the rules that cause each collective, as text and JSON."""
 
 from __future__ import annotations
 

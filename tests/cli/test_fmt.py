@@ -1,4 +1,4 @@
-"""`mtfc fmt`: files rewritten whole or not at all."""
+"""`mtfc fmt`: files are rewritten completely or not at all."""
 
 from __future__ import annotations
 

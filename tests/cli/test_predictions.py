@@ -1,4 +1,4 @@
-"""What the Python API predicts and finds is what the command prints."""
+"""Predictions and searches of the Python API agree with the output of the command."""
 
 from __future__ import annotations
 

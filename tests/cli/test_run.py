@@ -24,7 +24,7 @@ def arrays(batches: int = 1) -> dict[str, np.ndarray]:
 
 
 def outputs(x: np.ndarray, labels: np.ndarray, w: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, float]:
-    """What the model computes."""
+    """Compute the model's outputs."""
     y = x @ w + bias
     return y, float(np.square(y - np.eye(3)[labels]).mean())
 
@@ -130,7 +130,7 @@ def test_text_of_training(mtfc: Mtfc, files: Path) -> None:
 
 
 def test_seeds(mtfc: Mtfc) -> None:
-    """All that is drawn depends on the seed alone, not on the layout or backend."""
+    """Drawn numbers depend on the seed alone, not on the layout or backend."""
 
     def loss(*options: str) -> float:
         outcome = mtfc("run", "model.mtf", *options, "--format", "json")

@@ -1,4 +1,4 @@
-"""`mtfc search`: what it prints, what it writes, and what it is asked for."""
+"""`mtfc search`: its output, the written file, and its options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_declared_mesh_is_not_declared_again(mtfc: Mtfc, tmp_path: Path) -> No
 
 
 def test_layouts_go_on_saying_which_mesh_they_are_on(mtfc: Mtfc, tmp_path: Path) -> None:
-    """With a second mesh in the file, those that did not say it have to."""
+    """With a second mesh in the file, the layouts without a mesh must name theirs."""
     Path("one.mtf").write_text(
         "dim batch = 64\nmesh line = [all: 8]\nlayout data = { batch: all }\n"
         "model m(x: [batch]) {\n  y = relu(x)\n  return y\n}\n"
@@ -130,7 +130,7 @@ def test_why_not(mtfc: Mtfc) -> None:
 
 
 def test_why_not_what_was_found(mtfc: Mtfc) -> None:
-    """What it costs is nothing: the storage of parameters is searched with the rules, too, as it was without."""
+    """The found rules cost nothing more: both searches include the storage of parameters."""
     options = (
         "search",
         "model.mtf",
@@ -219,7 +219,7 @@ def test_a_file_that_is_written_to_standard_output_stands_there_alone(mtfc: Mtfc
 
 
 def test_the_bound_of_a_tiling_is_not_rounded_above_it(mtfc: Mtfc, folder: Path) -> None:
-    """The solver counts in picoseconds, and rounds these 10.92896 ns up."""
+    """The solver counts in picoseconds, and rounds 10.92896 ns up."""
     (folder / "few.mtf").write_text("dim a = 1000\nmodel m(x: [a]) {\n  y = relu(x)\n  return y\n}\n")
     machine = ("--target", "p100_cluster", "--devices", "1")
     found = mtfc("search", "few.mtf", *machine, "--space", "tiling", "--format", "json").json
@@ -277,7 +277,7 @@ def test_a_placement_that_was_found_runs(mtfc: Mtfc, tmp_path: Path) -> None:
 
 
 def test_a_search_goes_on_from_the_placements_of_the_file(mtfc: Mtfc, tmp_path: Path) -> None:
-    """Which are better than what is found in no time."""
+    """The declared layouts are better than a result without any search time."""
     out, asked = (
         str(tmp_path / "placed.mtf"),
         ("--space", "soap", "--target", "p100_cluster", "--devices", "4"),
@@ -416,7 +416,7 @@ model m(x: [time, batch, units]) {
 
 @pytest.mark.parametrize("space", ["rules", "tiling"])
 def test_the_mesh_that_is_asked_for_is_the_one_that_is_used(mtfc: Mtfc, folder: Path, space: str) -> None:
-    """Though what is compared with, the batch over all devices, is as good on a mesh of one axis."""
+    """The result is on this mesh even though data parallelism on a mesh of one axis is as good."""
     (folder / "large.mtf").write_text(LARGE)
     asked = ("--mesh", "up:2;down:2", "--target", "h100", "--space", space)
     found = mtfc("search", "large.mtf", *asked, "--format", "json").json
@@ -487,7 +487,7 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
 
 @pytest.mark.parametrize("space", ["rules", "tiling", "soap"])
 def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Path, space: str) -> None:
-    """With its own, what was found might not divide them."""
+    """The mesh of the result might not divide the sizes in the file."""
     text = (folder / "model.mtf").read_text("utf-8").replace("dim io = 6", "dim io = (2 +\n 4) * 1  # units")
     (folder / "model.mtf").write_text(text)
     asked = (
@@ -537,7 +537,7 @@ model m(x: [batch, units]) {
 
 
 def test_more_placements_than_floats_count(mtfc: Mtfc, folder: Path) -> None:
-    """A deep network on many devices has 10^700 of them."""
+    """A deep network on many devices has 10^700 placements."""
     (folder / "deep.mtf").write_text(DEEP)
     asked = ("--space", "soap", "--target", "k80_cluster", "--devices", "64", "--budget", "1")
     run = mtfc("search", "deep.mtf", *asked)
@@ -567,7 +567,7 @@ def test_why_nothing_is_split(mtfc: Mtfc, space: str) -> None:
 
 
 def test_why_nothing_is_split_where_it_could_be(mtfc: Mtfc) -> None:
-    """The small model takes less time whole than with any communication."""
+    """The small model takes less time undistributed than with any communication."""
     asked = ("search", "model.mtf", "--devices", "3", "--target", "h100")
     found = mtfc(*asked, "--format", "json").json
     assert found["layout"] == "" and found["nothing_split"]

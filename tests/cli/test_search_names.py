@@ -1,4 +1,4 @@
-"""`mtfc search --why-not` before the search begins, and `--axes-names`, which names the axes of searched meshes."""
+"""`mtfc search`: the check of `--why-not` before the search, and the names of `--axes-names`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_wrong_is_said_before_the_search(
 
 
 def test_rules_that_the_mesh_that_was_found_cannot_have(mtfc: Mtfc) -> None:
-    """The rules are searched for on the meshes that can have them."""
+    """The second search is on the meshes that can have the rules."""
     options = (*ON_6, "--why-not", "batch: x")
     found = mtfc(*options, "--format", "json").json
     asked = found["why_not"]
@@ -104,7 +104,7 @@ def test_more_axes_than_by_default(mtfc: Mtfc) -> None:
     [
         ("data", ("--axes", "2"), "has 1 name for 2 axes"),
         ("a,b,c", ("--axes", "1"), "has 3 names for 1 axis"),
-        ("a,b,a", (), "`a` is there twice"),
+        ("a,b,a", (), "`a` occurs twice"),
         ("a,1b", (), "`1b` cannot name a mesh axis"),
         ("a,,b", (), "`` cannot name a mesh axis"),
         ("a-b", (), "`a-b` cannot name a mesh axis"),

@@ -1,4 +1,4 @@
-"""`mtfc simulate`: its output as text and JSON, what it takes as a target, and the timeline that it writes."""
+"""`mtfc simulate`: text and JSON, targets, and the timeline."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_list(mtfc: Mtfc, folder: Path) -> None:
 
 
 def test_place(mtfc: Mtfc) -> None:
-    """Where an axis lies decides how fast it communicates."""
+    """The link of an axis decides the speed of its communication."""
     options = ["simulate", "model.mtf", "--target", "k80_cluster", "--layout", "both", "--format", "json"]
     default, other = mtfc(*options).json, mtfc(*options, "--place", "rows,cols").json
     assert default["links"] != other["links"]

@@ -1,4 +1,4 @@
-"""`mtfc simulate` of a placement: the step that `mtfc search --space soap` shows, and where its time, bytes and memory go."""
+"""`mtfc simulate` of a placement: the step of `mtfc search --space soap`, and its time, bytes and memory by device and line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ model two(x: [batch, io]) {
 
 
 def random_placements(name: str, target: str) -> dict[str, str]:
-    """Three of a program, by name."""
+    """Return three placements of a program, by name."""
     space = placement_space(prepared(name), find_hardware(target, {}), DEVICES)
     drawn = [random_strategy(space.choices, random) for random in [Random(3)] for _ in range(3)]
     names = [f"p{i}" for i in range(len(drawn))]
@@ -53,7 +53,7 @@ def random_placements(name: str, target: str) -> dict[str, str]:
 def test_a_step_is_that_of_the_search_and_its_lines_add_up(
     mtfc: Mtfc, folder: Path, name: str, target: str
 ) -> None:
-    """To the last bit: times are multiples of 2^-44 s."""
+    """Sums agree to the last bit: times are multiples of 2^-44 s."""
     placements = random_placements(name, target)
     (folder / "p.mtf").write_text(PROGRAMS[name] + "\n".join(placements.values()))
     asked = ("p.mtf", "--target", target, "--format", "json")
@@ -81,7 +81,7 @@ def check_sums(found: dict[str, Any]) -> None:
 
 
 def check_trace(found: dict[str, Any], trace: dict[str, Any]) -> None:
-    """A track for each device and port, on which one thing ends before the next begins."""
+    """Each device and port has a track, on which a task ends before the next begins."""
     events = trace["traceEvents"]
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert [tracks[i] for i in range(DEVICES)] == [f"device {i}" for i in range(DEVICES)]
@@ -132,7 +132,7 @@ def test_text(mtfc: Mtfc, folder: Path) -> None:
 
 
 def test_memory_of_whole_operators_on_one_device(mtfc: Mtfc, folder: Path) -> None:
-    """Each parameter is there once, with a gradient and momentum's one state."""
+    """Each parameter is stored once, with a gradient and the state of momentum."""
     (folder / "p.mtf").write_text(PROGRAMS["dense"] + "placement p on 2 = {}")
     found = mtfc("simulate", "p.mtf", "--target", "p100_cluster", "--layout", "p", "--format", "json").json
     size = 4 * (12 * 16 + 16 + 16 * 4)
@@ -143,7 +143,7 @@ def test_memory_of_whole_operators_on_one_device(mtfc: Mtfc, folder: Path) -> No
 
 
 def test_more_parts_than_devices(mtfc: Mtfc, folder: Path) -> None:
-    """Where the parts are decides, and not how many devices there are besides."""
+    """The figures depend on the devices of the parts, and not on the number of idle devices."""
     entries = "{ h: { batch: 8 } on [0, 1, 1, 1, 0, 0, 1, 0], logits: { batch: 2 } on [1, 0] }"
     (folder / "p.mtf").write_text(
         PROGRAMS["dense"] + f"placement a on 2 = {entries}\nplacement b on 8 = {entries}"

@@ -1,4 +1,4 @@
-"""`mtfc verify`: agreement of all cases, and that it notices when one is wrong."""
+"""`mtfc verify`: agreement of right cases, and detection of wrong ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ model steep(x: [batch, io]) {
   return y
 }
 """
-"""Sums of a thousand numbers in another order differ by some 1e-6, which becomes more than what passes for rounding."""
+"""Sums of a thousand numbers in another order differ by about 1e-6, which then grows above the tolerance."""
 
 
 def test_rounding_that_grows_is_told_from_a_wrong_result(mtfc: Mtfc, folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_rounding_that_grows_is_told_from_a_wrong_result(mtfc: Mtfc, folder: Pat
 
 
 def test_rounding_may_grow_as_it_does_in_f64(mtfc: Mtfc, folder: Path) -> None:
-    """Sums of products are rounded in f64, too, and what becomes of that shows what becomes of rounding in f32."""
+    """Dots are rounded in f64, too, and the growth of this rounding shows the growth of rounding in f32."""
     steeper = STEEP.replace("60.0", "3000.0").replace("ones()", "normal(stddev = 1.0)")
     (folder / "steep.mtf").write_text(steeper)
     outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json")
@@ -112,7 +112,7 @@ def test_rounding_may_grow_as_it_does_in_f64(mtfc: Mtfc, folder: Path) -> None:
 
 
 def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
-    """What is run again in f64 turns on 64-bit numbers, which would change what other cases compute."""
+    """A second run in f64 turns 64-bit numbers on; they must be off again for the other cases."""
     import jax
 
     (folder / "steep.mtf").write_text(STEEP)
@@ -125,7 +125,7 @@ def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
 def test_a_small_difference_is_wrong_if_f64_has_it_too(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, factor: str, is_wrong: bool
 ) -> None:
-    """No matter whether it is small enough to be looked at again."""
+    """The result does not depend on the second run in f64."""
     generate = numpy_backend.generate
     monkeypatch.setattr(
         numpy_backend, "generate", lambda program: generate(program).replace(" + bias", f" * {factor} + bias")
@@ -305,7 +305,7 @@ def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) ->
 
 
 def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter that noise does not move so far is wrong, next to a parameter that noise does move."""
+    """A parameter whose difference is larger than the effect of noise is wrong, even next to parameters that noise explains."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
     load = execution.load
 
@@ -329,7 +329,7 @@ def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: py
 
 
 def test_in_f64_updates_are_not_rounded_either() -> None:
-    """Else f64 would show next to nothing of how rounding grows from step to step."""
+    """Otherwise f64 would hardly show the growth of rounding from step to step."""
     program = choose(TRAINING, "train.mtf", Choice(None, "both", None, {})).program
     wide = everything_in(program, "f64")
     assert wide.training is not None and wide.training.updates

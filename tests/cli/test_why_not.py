@@ -1,4 +1,4 @@
-"""`mtfc search --why-not`, where no layout with the rules can be compared, and where the best one is on another mesh."""
+"""`mtfc search --why-not`: rules without a comparable layout, and rules whose best layout is on another mesh."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def statements() -> st.SearchStrategy[ast.Statement]:
         | st.builds(ast.Yield, here, names(), expressions())
         | st.builds(ast.DimDecl, here, names(), expressions())
     )
-    slices = st.builds(ast.LoopSlice, here, names(), expressions())
+    slices = st.builds(ast.SliceBinding, here, names(), expressions())
     return st.recursive(
         simple,
         lambda inner: (

@@ -125,7 +125,7 @@ def _(node: ast.Yield) -> str:
 
 
 @source.register
-def _(node: ast.LoopSlice) -> str:
+def _(node: ast.SliceBinding) -> str:
     return f"{source(node.name)} = {source(node.source)}"
 
 

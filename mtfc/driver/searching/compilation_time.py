@@ -30,6 +30,6 @@ def timing_compilation(action: Callable[[], T], option: str | None = None) -> tu
         result = action()
     seconds = sum(spent)
     if seconds > SHORT:
-        apart = f"; this is not in the {option}" if option else ""
-        say(f"loops were compiled in {seconds:.0f} s, and are kept{apart}")
+        apart = f"; this time is not in the {option}" if option else ""
+        say(f"loops were compiled in {seconds:.0f} s, and kept for later runs{apart}")
     return result, seconds

@@ -49,7 +49,7 @@ def _check_names(names: tuple[str, ...], options: SearchOptions, space: Searched
             f"{given}: `{wrong[0]}` cannot name a mesh axis, for example --axes-names data,model"
         )
     if twice:
-        raise UsageError(f"{given}: `{twice[0]}` is there twice")
+        raise UsageError(f"{given}: `{twice[0]}` occurs twice")
     if len(names) > len(AXES):
         raise UsageError(f"{given}: at most {len(AXES)} axes are searched")
     if options.axes not in (None, len(names)):

@@ -70,8 +70,8 @@ SPACES: Mapping[str, SearchedSpace] = {
 
 REASONS = {
     "export": "the other spaces are not the solver's",
-    "exhaustive": "the other spaces are searched so anyway",
-    "storage": "tilings say how everything is stored, and placements hold copies",
+    "exhaustive": "searches of the other spaces always aim at a proof",
+    "storage": "tilings place all stored arrays themselves, and placements hold copies",
 }
 """Reasons why an option belongs to a single space."""
 

@@ -81,7 +81,7 @@ def _operands(node: ast.Node) -> list[ast.Name]:
         found = node.values
     elif isinstance(node, ast.Tuple):
         found = node.items
-    elif isinstance(node, ast.Arrow | ast.LoopSlice):
+    elif isinstance(node, ast.Arrow | ast.SliceBinding):
         found = (node.source,)
     elif isinstance(node, ast.Param):
         found = (node.init,)

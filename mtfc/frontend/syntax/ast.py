@@ -251,7 +251,7 @@ class Yield(Node):
     value: Expr
 
 
-class LoopSlice(Node):
+class SliceBinding(Node):
     """`x_t = x`: in each iteration of a loop, `x_t` is a slice of x."""
 
     name: Name
@@ -263,14 +263,14 @@ class Repeat(Node):
 
     dim: DimName
     checkpoint: bool
-    slices: tuple[LoopSlice, ...]
+    slices: tuple[SliceBinding, ...]
     body: tuple[Statement, ...]
 
 
 class Scan(Node):
     """`scan x_t = x, y_t = y along time { ... }`"""
 
-    slices: tuple[LoopSlice, ...]
+    slices: tuple[SliceBinding, ...]
     dim: DimName
     body: tuple[Statement, ...]
 

@@ -122,7 +122,7 @@ class TreeBuilder:
         span: Span,
         dim: ast.Name,
         checkpoint: Token | None,
-        slices: tuple[ast.LoopSlice, ...] | None,
+        slices: tuple[ast.SliceBinding, ...] | None,
         body: tuple[ast.Statement, ...],
     ) -> ast.Repeat:
         return ast.Repeat(span, dim, checkpoint is not None, slices or (), body)

@@ -257,7 +257,7 @@ def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
     Loop(body, node, dim).run(found)
 
 
-def _source(body: ElaboratedBody, node: ast.LoopSlice, dim: Dim | None) -> Value | None:
+def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Value | None:
     """Return the tensor that a loop takes slices of; None, and an error, if it lacks the loop's dimension."""
     operand = body.expressions.operand(node.source)
     if operand is None or dim is None:

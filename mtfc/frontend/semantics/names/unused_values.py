@@ -154,7 +154,7 @@ def _names(node: ast.Node) -> Iterator[str]:
         skipped = (node.function, node.scope, *node.bindings)
     elif isinstance(node, ast.Arrow):
         skipped = (node.target,)
-    elif isinstance(node, ast.Keyword | ast.Param | ast.State | ast.Yield | ast.DimDecl | ast.LoopSlice):
+    elif isinstance(node, ast.Keyword | ast.Param | ast.State | ast.Yield | ast.DimDecl | ast.SliceBinding):
         skipped = (node.name,)
     elif isinstance(node, ast.Assign):
         skipped = node.targets
