@@ -1,4 +1,4 @@
-"""The steps that `accuracy` predicts: layouts of examples, and which of them were looked at before or compared unseen."""
+"""The training steps that `accuracy` compares: layouts of examples, some with other sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 @attrs.frozen
 class Case:
-    """A layout of an example, on a mesh of other sizes and with other dimensions where that is said."""
+    """A layout of an example, on its own mesh or on `mesh`, with other sizes of some dimensions."""
 
     model: str
     layout: str
@@ -55,7 +55,34 @@ MEASURED = (
     *_cases("rnnlm", {"data": "nodes:2;gpus:4", "hybrid": "nodes:2;gpus:4"}, batch=64, units=512, words=4000, length=10),
 )  # fmt: skip
 
-COMPILED = (
+Compared = tuple[tuple[str, Case], ...]
+"""Steps with the TPU topologies that they are compiled for."""
+
+LLAMA = (("batch", 16), ("length", 2048), ("layers", 4), ("vocab", 32768))
+LANGUAGE = (("batch", 128), ("length", 512), ("d_model", 1024), ("d_ff", 4096), ("heads", 16), ("d_k", 64))
+LONG = (("batch", 64), ("length", 1024), ("d_model", 2048), ("d_ff", 8192), ("heads", 16), ("d_k", 128))
+TRANSLATION = (
+    ("batch", 64),
+    ("positions", 512),
+    ("d_model", 1024),
+    ("d_ff", 4096),
+    ("heads", 16),
+    ("d_k", 64),
+)
+SHORT = (("batch", 16), ("length", 1024), ("layers", 4), ("vocab", 32768))
+NARROW = (("batch", 64), ("length", 512), ("d_model", 1024), ("d_ff", 4096), ("heads", 16), ("d_k", 64))
+SMALL_TRANSLATION = (
+    ("batch", 32),
+    ("positions", 128),
+    ("d_model", 512),
+    ("d_ff", 2048),
+    ("heads", 16),
+    ("d_k", 32),
+)
+SHORTER = (("batch", 8), ("length", 1024), ("layers", 4), ("vocab", 32768))
+SMALL_IMAGES = (("height", 256), ("width", 256))
+
+LARGE: Compared = (
     ("v2:2x2", Case("two_layer", "hybrid", None, (("batch", 8192), ("io", 2048)))),
     ("v3:2x2", Case("two_layer", "tiled_3d", None, (("batch", 8192), ("io", 2048)))),
     ("v5e:2x4", Case("two_layer", "data_parallel", None, (("batch", 8192), ("io", 2048)))),
@@ -67,13 +94,6 @@ COMPILED = (
     ("v3:8x16", Case("transformer_lm", "model_parallel")),
     ("v3:2x2", Case("vgg16", "data")),
     ("v3:2x2", Case("alexnet", "data")),
-)
-"""Where the TPU compiler compiles them for."""
-
-LLAMA = (("batch", 16), ("length", 2048), ("layers", 4), ("vocab", 32768))
-LANGUAGE = (("batch", 128), ("length", 512), ("d_model", 1024), ("d_ff", 4096), ("heads", 16), ("d_k", 64))
-
-LOOKED_AT = (
     ("v2:16x16", Case("transformer_seq2seq", "hybrid")),
     ("v5e:2x4", Case("transformer_lm", "data_parallel", "all:8", LANGUAGE)),
     ("v5p:2x2x2", Case("llama", "tensor_parallel", "data:4;model:2", LLAMA)),
@@ -82,20 +102,6 @@ LOOKED_AT = (
     ("v2:2x2", Case("lenet", "data", "gpus:8", (("batch", 8192),))),
     ("v2:2x2", Case("soybean_cnn", "data")),
     ("v3:2x2", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 256),))),
-)
-"""Those whose kernels were looked at when the model of TPUs had been made with those above, to see what it lacked."""
-
-LONG = (("batch", 64), ("length", 1024), ("d_model", 2048), ("d_ff", 8192), ("heads", 16), ("d_k", 128))
-TRANSLATION = (
-    ("batch", 64),
-    ("positions", 512),
-    ("d_model", 1024),
-    ("d_ff", 4096),
-    ("heads", 16),
-    ("d_k", 64),
-)
-
-THEN_LOOKED_AT = (
     ("v2:2x2", Case("nmt", "data", "nodes:2;gpus:4", (("batch", 256),))),
     ("v3:2x2", Case("rnntc", "hybrid", "nodes:2;gpus:4", (("batch", 512),))),
     ("v3:2x2", Case("unet", "data", "rows:2;cols:4")),
@@ -104,21 +110,6 @@ THEN_LOOKED_AT = (
     ("v5e:2x4", Case("transformer_seq2seq", "data_parallel", "all:8", TRANSLATION)),
     ("v5e:2x4", Case("moe_lm", "hybrid", "rows:4;cols:2")),
     ("v5e:2x4", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 128),))),
-)
-"""Those that were compared before anybody looked at their kernels, and then looked at, too."""
-
-SHORT = (("batch", 16), ("length", 1024), ("layers", 4), ("vocab", 32768))
-NARROW = (("batch", 64), ("length", 512), ("d_model", 1024), ("d_ff", 4096), ("heads", 16), ("d_k", 64))
-SMALL_TRANSLATION = (
-    ("batch", 32),
-    ("positions", 128),
-    ("d_model", 512),
-    ("d_ff", 2048),
-    ("heads", 16),
-    ("d_k", 32),
-)
-
-AT_LAST_LOOKED_AT = (
     ("v6e:2x4", Case("llama", "tensor_parallel", "data:4;model:2", SHORT)),
     ("v4:2x2x2", Case("transformer_lm", "data_parallel", "all:8", NARROW)),
     ("v2:2x2", Case("rnntc", "data", "nodes:2;gpus:4", (("batch", 256),))),
@@ -128,11 +119,9 @@ AT_LAST_LOOKED_AT = (
     ("v4:2x2x2", Case("vgg16", "data")),
     ("v2:2x2", Case("transformer_seq2seq", "model_parallel", "all:8", SMALL_TRANSLATION)),
 )
-"""Those that were compared before, too; then rnnlm's kernels were looked at."""
+"""Networks of many sizes. XLA sends exactly the elements that `mtfc cost` predicts."""
 
-SHORTER = (("batch", 8), ("length", 1024), ("layers", 4), ("vocab", 32768))
-
-HELD_OUT = (
+OTHERS: Compared = (
     ("v5p:2x2x2", Case("rnnlm", "flexflow", "nodes:2;gpus:4", (("batch", 256),))),
     ("v3:2x2", Case("rnnlm", "model", "gpus:8", (("batch", 128),))),
     ("v6e:2x4", Case("nmt", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
@@ -141,23 +130,12 @@ HELD_OUT = (
     ("v5p:2x2x2", Case("alexnet", "hybrid", "groups:4;gpus:2")),
     ("v3:2x2", Case("transformer_lm", "hybrid", "rows:2;cols:4", NARROW)),
     ("v5e:2x4", Case("vgg16", "mixed")),
-)
-"""Those whose kernels nobody looked at before they were compared: they tell how far the model carries."""
-
-SMALLER = (
-    ("v5e:2x4", Case("lenet", "mixed", "gpus:4", (("batch", 4096),))),
     ("v4:2x2x2", Case("lenet", "hybrid", "rows:2;cols:4", (("batch", 2048),))),
     ("v5e:2x4", Case("soybean_cnn", "data", "gpus:8", (("height", 24), ("width", 24), ("channels", 512)))),
     ("v3:2x2", Case("soybean_cnn", "tiled", "groups:2;gpus:4")),
-    ("v5e:2x4", Case("alexnet", "data", "gpus:8", (("batch", 256),))),
     ("v4:2x2x2", Case("digits", "image_split", None, (("batch", 4096), ("hidden", 4096)))),
     ("v5p:2x2x2", Case("soybean_mlp", "hybrid", "groups:2;gpus:4", (("batch", 4096),))),
     ("v6e:2x4", Case("rnntc", "data", "nodes:2;gpus:4", (("batch", 256),))),
-)
-"""The same of convolutions and small networks, chosen before the model knew more of convolutions, compared afterwards. Then
-kernels of digits and of soybean_mlp were looked at, and soybean_cnn's of those above."""
-
-LATER = (
     ("v4:2x2x2", Case("two_layer", "model_parallel", None, (("batch", 4096), ("io", 1024)))),
     ("v6e:2x4", Case("digits", "hidden_split", None, (("batch", 8192), ("hidden", 4096)))),
     ("v5p:2x2x2", Case("digits", "batch_split", None, (("batch", 8192), ("hidden", 8192)))),
@@ -168,27 +146,44 @@ LATER = (
     ("v5p:2x2x2", Case("transformer_seq2seq", "model_parallel", "all:8", SMALL_TRANSLATION)),
     ("v3:2x2", Case("lenet", "hybrid", "rows:2;cols:4", (("batch", 4096),))),
     ("v4:2x2x2", Case("llama", "fsdp", "data:4;model:2", SHORTER)),
-)
-"""Chosen when the model knew what products wait for, before any of these was compiled, and compared once. Then
-products in loops that fit into the processor's own memory were said not to wait, for what single ones take."""
-
-SMALL_ON_V6E = (
     ("v6e:2x4", Case("two_layer", "tiled_3d", None, (("batch", 8192), ("io", 2048)))),
     ("v6e:2x4", Case("soybean_mlp", "hybrid", "groups:2;gpus:4", (("batch", 4096),))),
     ("v6e:2x4", Case("digits", "tiled", None, (("batch", 4096), ("hidden", 2048)))),
     ("v6e:2x4", Case("rnnlm", "data", "nodes:2;gpus:4", (("batch", 256),))),
+    ("v4:2x2x2", Case("rnntc", "data", "nodes:2;gpus:4", (("batch", 256),))),
+    ("v5p:2x2x2", Case("rnntc", "hybrid", "nodes:2;gpus:4", (("batch", 512),))),
+    ("v4:2x2x2", Case("nmt", "data", "nodes:2;gpus:4", (("batch", 128),))),
+    ("v5p:2x2x2", Case("nmt", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
+    ("v5e:2x4", Case("rnnlm", "data", "nodes:2;gpus:4", (("batch", 256),))),
+    ("v6e:2x4", Case("rnnlm", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
 )
-"""Chosen after those, and compared with two models: what they showed of a bandwidth by size on v6e is why there is none."""
+"""Networks with loops, and smaller networks. In some XLA sends all-reduces instead of reduce-scatters."""
 
-AS_DECLARED = tuple(
+FEW_IMAGES: Compared = (
+    ("v3:2x2", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 16),))),
+    ("v4:2x2x2", Case("vgg16", "data", None, (("batch", 16),))),
+    ("v5e:2x4", Case("unet", "data", "rows:2;cols:4", (("batch", 16), *SMALL_IMAGES))),
+    ("v5p:2x2x2", Case("unet", "hybrid", "rows:4;cols:2", (("batch", 8), *SMALL_IMAGES))),
+    ("v2:2x2", Case("alexnet", "data", None, (("batch", 32),))),
+    ("v6e:2x4", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 32),))),
+    ("v4:2x2x2", Case("unet", "tiles", "rows:2;cols:4", (("batch", 4), *SMALL_IMAGES))),
+    ("v3:2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 32),))),
+    ("v5e:2x4", Case("vgg16", "data", None, (("batch", 32),))),
+    ("v4:2x2x2", Case("alexnet", "data", None, (("batch", 32),))),
+    ("v6e:2x4", Case("unet", "data", "rows:2;cols:4", (("batch", 8), *SMALL_IMAGES))),
+    ("v5p:2x2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 16),))),
+)
+"""Convolutional networks with one to four images a core."""
+
+AS_DECLARED: Compared = tuple(
     (topology, Case(model, layout))
     for topology in ("v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x4")
     for model, layouts in (("two_layer", TWO_LAYER), ("digits", DIGITS))
     for layout in layouts
 )
-"""The two smallest examples. What is known of programs that lie in the processor's own memory is from these and `LATER`."""
+"""The two smallest examples under all layouts, which lie in the scratchpad from v4 on."""
 
-THAT_FIT = (
+IN_SCRATCHPAD: Compared = (
     ("v4:2x2x2", Case("two_layer", "hybrid", None, (("batch", 512), ("io", 256)))),
     ("v5p:2x2x2", Case("two_layer", "data_parallel", None, (("batch", 1024), ("io", 512)))),
     ("v6e:2x4", Case("two_layer", "replicated", None, (("batch", 256), ("io", 512)))),
@@ -200,10 +195,6 @@ THAT_FIT = (
     ("v6e:2x4", Case("lenet", "data", None, (("batch", 512),))),
     ("v5e:2x4", Case("lenet", "hybrid", None, (("batch", 256),))),
     ("v4:2x2x2", Case("lenet", "mixed", None, (("batch", 1024),))),
-)
-"""Chosen then, before any of them was compiled, and compared; after that reductions were put together, and roundings counted."""
-
-THAT_FIT_TOO = (
     ("v4:2x2x2", Case("two_layer", "data_parallel", None, (("batch", 2048), ("io", 128)))),
     ("v5e:2x4", Case("two_layer", "hybrid", None, (("batch", 4096), ("io", 512)))),
     ("v6e:2x4", Case("two_layer", "model_parallel", None, (("batch", 1024), ("io", 1024)))),
@@ -213,36 +204,4 @@ THAT_FIT_TOO = (
     ("v4:2x2x2", Case("digits", "replicated", None, (("batch", 480), ("hidden", 256)))),
     ("v5p:2x2x2", Case("digits", "batch_split", None, (("batch", 1920), ("hidden", 2048)))),
 )
-"""Chosen at last, before any of them was compiled, and compared once."""
-
-RECURRENT = (
-    ("v4:2x2x2", Case("rnntc", "data", "nodes:2;gpus:4", (("batch", 256),))),
-    ("v5p:2x2x2", Case("rnntc", "hybrid", "nodes:2;gpus:4", (("batch", 512),))),
-    ("v4:2x2x2", Case("nmt", "data", "nodes:2;gpus:4", (("batch", 128),))),
-    ("v5p:2x2x2", Case("nmt", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
-    ("v5e:2x4", Case("rnnlm", "data", "nodes:2;gpus:4", (("batch", 256),))),
-    ("v6e:2x4", Case("rnnlm", "hybrid", "nodes:2;gpus:4", (("batch", 128),))),
-)
-"""Chosen when rnnlm of `HELD_OUT` and `LATER` had been looked at, before any of these was compiled, and compared once."""
-
-SMALL_IMAGES = (("height", 256), ("width", 256))
-
-FEW_IMAGES = (
-    ("v3:2x2", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 16),))),
-    ("v4:2x2x2", Case("vgg16", "data", None, (("batch", 16),))),
-    ("v5e:2x4", Case("unet", "data", "rows:2;cols:4", (("batch", 16), *SMALL_IMAGES))),
-    ("v5p:2x2x2", Case("unet", "hybrid", "rows:4;cols:2", (("batch", 8), *SMALL_IMAGES))),
-    ("v2:2x2", Case("alexnet", "data", None, (("batch", 32),))),
-    ("v6e:2x4", Case("resnet101", "data", "nodes:2;gpus:4", (("batch", 32),))),
-    ("v4:2x2x2", Case("unet", "tiles", "rows:2;cols:4", (("batch", 4), *SMALL_IMAGES))),
-    ("v3:2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 32),))),
-)
-"""Two or four images a core, chosen when U-Net had been looked at, before any of these was compiled. Then six of them were."""
-
-STRIPES = (
-    ("v5e:2x4", Case("vgg16", "data", None, (("batch", 32),))),
-    ("v4:2x2x2", Case("alexnet", "data", None, (("batch", 32),))),
-    ("v6e:2x4", Case("unet", "data", "rows:2;cols:4", (("batch", 8), *SMALL_IMAGES))),
-    ("v5p:2x2x2", Case("inception_v3", "data", "nodes:2;gpus:4", (("batch", 16),))),
-)
-"""One to four images a core, chosen when stripes were known, before any of these was compiled, and compared once."""
+"""Small networks of other sizes that lie in the scratchpad."""

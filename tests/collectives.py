@@ -53,12 +53,12 @@ REASONS = {
         "the loss is a mean over the batch"
     ),
 }
-"""By where it is, stage, and the line that it comes from: why a collective is needed."""
+"""The reason for each collective, by its place, stage and source line."""
 
 
 @attrs.frozen
 class Collective:
-    """One collective: `where` is `layer` or `once`; elements and bytes are those of one processor's operands."""
+    """A collective. `where` is `layer` or `once`; elements and bytes count one processor's operands."""
 
     where: str
     stage: str
@@ -71,13 +71,13 @@ class Collective:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it sums gradients of parameters over the batch."""
+        """Return True if the collective sums gradients of parameters over the batch."""
         return self.stage == "backward" and "rows" in self.axes
 
 
 @cache
 def program() -> Program:
-    """One processor's program of the training step, at the size of the paper, on 16 x 32 processors."""
+    """Return one processor's training step at the size of the paper, on 16 x 32 processors."""
     selection = choose(EXAMPLE.read_text("utf-8"), str(EXAMPLE), Choice(None, "hybrid", None, {}))
     return selection.cases[0].lower(selection.program)
 
@@ -106,7 +106,7 @@ def _described(eqn: Equation, where: str) -> Collective:
 
 
 def amount(bytes: int) -> str:
-    """As `mtfc cost` prints it."""
+    """Return an amount of bytes as `mtfc cost` prints it."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if bytes >= size:
             return f"{bytes / size:.4g} {unit}"

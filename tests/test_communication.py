@@ -1,4 +1,4 @@
-"""What is communicated, exactly: the collectives of the paper's section 6, and nothing more.
+"""The exact collectives of functions: those of the paper's section 6, and no others.
 
 Each case states all collectives of a function: kind, mesh axes, and elements of one processor's operand.
 """
@@ -86,7 +86,7 @@ def test_rename_between_dims_split_alike_sends_nothing() -> None:
 
 
 def test_rename_between_dims_on_different_axes() -> None:
-    """Each processor keeps a part of its stripe, which costs nothing; the parts are exchanged, and gathered over `rows` alone.
+    """Each processor slices its shard, which sends nothing; the slices are exchanged, and gathered over `rows` alone.
 
     That sends 2 x 16 elements; to gather whole stripes first would send 64.
     """
@@ -113,7 +113,7 @@ def test_one_dim_to_another_on_one_axis_is_one_all_to_all(body: str) -> None:
 
 
 def test_reshape_that_splits_a_dim_on_the_axis_of_its_major_part_sends_nothing() -> None:
-    """[b] to [c, e]: stripes of b are stripes of c."""
+    """A reshape of [b] to [c, e]: shards of b are shards of c."""
     assert sent("{ b: cols, c: cols }", "y = reshape(x -> [a, c, e]); return y") == []
     assert sent("{ b: cols }", "y = reshape(x -> [a, c, e]); return y") == [("all_gather", ("cols",), 32)]
     assert sent("{ c: cols }", "y = reshape(x -> [a, c, e]); return y") == []
@@ -147,7 +147,7 @@ def test_several_pending_sums_are_added_before_one_all_reduce(body: str) -> None
 
 
 def test_pending_sums_pass_through_linear_ops_that_make_them_smaller() -> None:
-    """8 x 4 elements are pending; their sum over `c` is what is sent."""
+    """8 x 4 elements are pending, and their sum over `c` is sent."""
     inputs, body = "x: [a, b], w: [b, c]", "y = sum(einsum(x, w -> [a, c]), over = [c]); return y"
     assert sent("{ b: cols }", body, inputs) == [("all_reduce", ("cols",), 8)]
 
@@ -201,7 +201,7 @@ def test_data_parallel_step_reduces_the_gradients_that_are_used() -> None:
 
 
 def test_model_parallel_step_reduces_activations_only() -> None:
-    """y is reduced in the forward pass; the gradient of x, which would be in the backward one, is not wanted."""
+    """The forward pass reduces y. The backward pass reduces nothing, as nothing uses the gradient of x."""
     assert step("{ hidden: cols }") == [("all_reduce", ("cols",), 16 * 8)]
 
 
@@ -220,7 +220,7 @@ def test_sharded_parameters_are_gathered_and_their_gradients_scattered() -> None
 
 
 def test_outer_product_summed_away_with_both_dims_on_one_axis() -> None:
-    """No tensor has `a` and `d` together; one operand is resharded, or each is summed first: the sums are what is sent."""
+    """No tensor has both `a` and `d`. Each operand is summed before one is resharded, so only the sums are sent."""
     found = sent("{ a: cols, d: cols }", "y = einsum(x, z -> []); return y", "x: [a], z: [d]")
     assert found == [("all_reduce", ("cols",), 2)]
 
@@ -232,7 +232,7 @@ def test_contraction_of_dims_on_one_axis_moves_one_operand() -> None:
 
 
 def test_micro_batches_in_bf16_are_reduced_once() -> None:
-    """Two sums in bf16 have as many bytes as their sum in f32: then one is better than two."""
+    """Two sums in bf16 have as many bytes as one sum in f32. Then one all-reduce is better than two."""
     source = f"""{DIMS}layout main = {{ a: cols }}
     model m(x: [a, b]) {{
       param w: [b, c] = ones()
@@ -253,7 +253,7 @@ def test_micro_batches_in_bf16_are_reduced_once() -> None:
 
 
 def along(layout: str, body: str, inputs: str = "x: [a, b]", of: str = "forward") -> object:
-    """The same of programs that may use one more dim, `k` of size 2."""
+    """Return the collectives of a program that may use one more dim, `k` of size 2."""
     source = f"{DIMS}dim k = 2\nlayout main = {layout}\nmodel m({inputs}) {{\n{body}\n}}\n"
     return communication(source, of)
 
@@ -269,7 +269,7 @@ def test_cumsum_gathers_one_total_of_each_shard() -> None:
 
 
 def test_top_k_gathers_the_best_of_each_shard() -> None:
-    """Their values; of the indices only those that win are added up."""
+    """The values are reduced; of the indices only the winning ones are added up."""
     body = "values, indices = top_k(x, b -> k); return values, indices"
     assert along("{ b: cols }", body) == [("all_gather", ("cols",), 16), ("all_reduce", ("cols",), 16)]
     assert along("{ b: cols, a: rows }", body) == [("all_gather", ("cols",), 8), ("all_reduce", ("cols",), 8)]
@@ -311,7 +311,7 @@ def test_gather_from_a_split_table_adds_up_what_was_found() -> None:
 
 
 def test_a_split_table_is_given_its_gradient_without_communication() -> None:
-    """Each shard adds up what its own rows get; where the indices are split, the table's gradient is reduced."""
+    """Each shard adds the gradients of its own rows. If the indices are split, the table's gradient is reduced."""
     body = "y = gather(table, ids, b); return y"
     assert along("{ b: cols }", body, TABLE, "gradients") == [("all_reduce", ("cols",), 32)]
     assert along("{ a: rows }", body, TABLE, "gradients") == [("all_reduce", ("rows",), 64)]
@@ -324,7 +324,7 @@ def test_random_numbers_and_positions_are_made_where_they_are_used() -> None:
 
 
 def test_gradients_of_windows_are_added_up_before_they_are_reduced() -> None:
-    """Channels are gathered for a convolution, and the gradient scattered where it has the size of x, not of its windows."""
+    """Channels are gathered for a convolution, and the gradient is scattered at the size of x, not of its windows."""
     body = "y = einsum(window(rename(x, b -> f), a -> [a, k], padding = (1, 0)), w -> [a, d]); return y"
     found = along("{ b: cols, d: cols }", body, "x: [a, b], w: [k, f, d]", "gradients")
     assert found == [("all_gather", ("cols",), 32), ("reduce_scatter", ("cols",), 128)]

@@ -1,8 +1,8 @@
-"""Generating models of `examples/`: what they write one position at a time is what the trained model says, position by position.
+"""Generating models of `examples/`: tokens generated one position at a time equal the trained model's choices.
 
-Each runs with the parameters that training has saved, under a layout that splits its caches. The model that was trained looks at
-whole sequences; what it finds at a position depends on the positions before it alone, so that one run on what was generated says
-what it finds after each prefix.
+Each model runs with the parameters that training has saved, under a layout that splits its caches. The trained model reads whole
+sequences, and its output at a position depends only on earlier positions. So one run on the generated sequence gives its output
+after each prefix.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Workplace:
 
     @classmethod
     def trained(cls, case: Case, folder: Path, **inputs: Any) -> Workplace:
-        """With the parameters of a few steps of training on these inputs."""
+        """Return the case with parameters after a few training steps on these inputs."""
         text = (FOLDER / f"{case.file}.mtf").read_text("utf-8")
         text = text.replace("  precision = { params: f32, compute: bf16 }\n", "")
         (folder / "model.mtf").write_text(text, "utf-8")
@@ -98,7 +98,7 @@ class Workplace:
         return str(self.folder / name)
 
     def run(self, model: str | None, backend: str = "numpy", **inputs: Any) -> dict[str, Any]:
-        """What a model gives for one batch, or several one after another."""
+        """Return a model's outputs for one batch, or for several in sequence."""
         np.savez(self.path("inputs.npz"), **inputs)
         files = {"params": self.path("trained.npz"), "data": self.path("inputs.npz")}
         self.execute(model, backend=backend, save=self.path("outputs.npz"), **files)
@@ -134,7 +134,7 @@ GREEDY = {"temperature": np.float32(0), "seed": np.int32(0)}
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 def test_greedy_generation_is_the_argmax_of_the_full_forward_pass(trained: Workplace, backend: str) -> None:
-    """Token by token after the prompt, which stays as it is."""
+    """Each token after the prompt is the trained model's choice; the prompt stays unchanged."""
     case = trained.case
     prompt, given = texts(case), np.arange(case.sizes["batch"], dtype=np.int32) % case.sizes["length"]
     found = trained.run("generate", backend, prompt=prompt, given=given, **GREEDY)[case.text]
@@ -145,7 +145,7 @@ def test_greedy_generation_is_the_argmax_of_the_full_forward_pass(trained: Workp
 
 
 def test_the_full_forward_pass_on_growing_prefixes_says_the_same(lm: Workplace) -> None:
-    """What comes after a prefix changes nothing about the next token."""
+    """Tokens after a prefix do not change the token that follows the prefix."""
     length, batch = LM.sizes["length"], LM.sizes["batch"]
     prompt, given = texts(LM), np.ones(batch, np.int32)
     found = lm.run("generate", prompt=prompt, given=given, **GREEDY)["tokens"]
@@ -159,7 +159,7 @@ def test_the_full_forward_pass_on_growing_prefixes_says_the_same(lm: Workplace) 
 
 
 def test_sampling_stays_within_the_most_probable_choices(lm: Workplace) -> None:
-    """At a temperature so high that all choices are alike: one of the four best always, and not always the best."""
+    """At a very high temperature each choice is one of the four best, and not always the best."""
     drawn = sampled(lm, seed=1)
     logits = lm.run(None, tokens=drawn)["logits"]
     rank = (logits > np.take_along_axis(logits, drawn[..., None], -1)).sum(-1)
@@ -182,11 +182,11 @@ def sampled(lm: Workplace, seed: int) -> Any:
 # Beam search
 
 LogProbs = Callable[[Any], Any]
-"""From texts [n, length] to the log-probabilities [n, length, vocab] that the whole model gives."""
+"""Maps texts [n, length] to the whole model's log-probabilities [n, length, vocab]."""
 
 
 def log_probs_of(workplace: Workplace, rows: Any, **others: Any) -> Any:
-    """What the whole model says of any number of texts; `others` are its other inputs, each for one text, to go with all."""
+    """Return the whole model as a function of any number of texts. `others` are its other inputs for one text, repeated for all."""
     case = workplace.case
     padded = np.concatenate([rows, np.zeros((-len(rows) % case.sizes["batch"], rows.shape[1]))])
     repeated = {name: np.broadcast_to(row, (len(padded), len(row))) for name, row in others.items()}
@@ -200,7 +200,7 @@ def is_over(text: Sequence[int], start: int) -> bool:
 
 
 def score(text: Sequence[int], log_probs: Any, start: int) -> float:
-    """The log-probability of a continuation; after a token that ends it, 0 follows for free."""
+    """Return the log-probability of a continuation. After the end token, 0 has probability 1."""
     total = 0.0
     for i in range(start, len(text)):
         total += 0.0 if is_over(text[:i], start) else log_probs[i, text[i]]
@@ -208,7 +208,7 @@ def score(text: Sequence[int], log_probs: Any, start: int) -> float:
 
 
 def continuations(prompt: Sequence[int], start: int, length: int, vocab: int) -> list[tuple[int, ...]]:
-    """Every way to go on: 0 alone after the end."""
+    """Return every continuation, with only 0 after the end token."""
     texts = [tuple(prompt[:start])]
     for _ in range(start, length):
         texts = [
@@ -220,13 +220,13 @@ def continuations(prompt: Sequence[int], start: int, length: int, vocab: int) ->
 def ranking(
     every: Sequence[tuple[int, ...]], log_probs: LogProbs, start: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """All of these texts with their scores, best first."""
+    """Return these texts with their scores, the best first."""
     pairs = zip(every, log_probs(np.array(every)), strict=True)
     return sorted(((score(text, rows, start), text) for text, rows in pairs), reverse=True)
 
 
 def test_a_beam_that_is_wide_enough_finds_the_best_of_all_texts(lm: Workplace) -> None:
-    """Two tokens are open: 8 hypotheses after the first one are all that there are."""
+    """Two tokens are free, so that 8 hypotheses after the first token are all continuations."""
     length, vocab, start = LM.sizes["length"], LM.sizes["vocab"], LM.sizes["length"] - 2
     prompt, given = texts(LM), np.full(LM.sizes["batch"], start, np.int32)
     wide = attrs.evolve(lm, case=attrs.evolve(LM, sizes={**LM.sizes, "beam": 8, "branches": 8}))
@@ -241,7 +241,7 @@ def test_a_beam_that_is_wide_enough_finds_the_best_of_all_texts(lm: Workplace) -
 def searched(
     prompt: Sequence[int], start: int, log_probs: LogProbs, beam: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Beam search as it is usually told, with the whole model for every position."""
+    """Textbook beam search, which runs the whole model for every position."""
     length, vocab = LM.sizes["length"], LM.sizes["vocab"]
     kept = [(0.0, tuple(prompt[:start]))]
     for i in range(start, length):
@@ -272,7 +272,7 @@ def test_beam_search_is_that_of_the_textbook(lm: Workplace, backend: str) -> Non
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 def test_the_best_translation_of_all(tmp_path: Path, backend: str) -> None:
-    """Of three words, which 36 hypotheses after the second cover; a source of one word is masked from there on."""
+    """36 hypotheses after the second word cover all texts of three words. A source of one word is masked after it."""
     vocab, length, batch = (TRANSLATION.sizes[name] for name in ("vocab", "positions", "batch"))
     random = np.random.default_rng(5)
     sources, targets = (random.integers(1, vocab, (2 * batch, length)).astype(np.int32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""`accumulate = K`: a step over K micro-batches is a step over one batch K times as large, where the loss is a mean."""
+"""`accumulate = K`: a step over K micro-batches equals a step over one batch K times as large, if the loss is a mean."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def tokens(step: int, accumulate: int) -> Any:
 
 
 def loss(params: Arrays, batch: Any) -> Any:
-    """Compute the model, written anew."""
+    """Return the loss of the model, computed with JAX alone."""
     h = params[EMBED][batch]
     for layer in range(3):
         up, bias, down, scale = (params[name][layer] for name in (UP, BIAS, DOWN, SCALE))
@@ -124,7 +124,7 @@ def by_optax(optimizer: optax.GradientTransformation, start: Arrays, accumulate:
 def grouped(
     of: Callable[[str], str], optimizers: dict[str, optax.GradientTransformation], clip: float | None
 ) -> optax.GradientTransformation:
-    """Return a transformation for each group; the gradients of frozen parameters are no part of the norm."""
+    """Return an optax transformation for each group; the norm leaves out the gradients of frozen parameters."""
     names = (EMBED, UP, BIAS, DOWN, SCALE, OUT)
     labels = {name: of(name) for name in names}
     first = {name: optax.set_to_zero() if name == "frozen" else optax.identity() for name in optimizers}

@@ -1,6 +1,6 @@
-"""Programs that were once compiled wrongly: `regressions/*.mtf`, each with a comment that says what went wrong.
+"""Programs that were once compiled wrongly: `regressions/*.mtf`, each with a comment on the mistake.
 
-Every one goes through all checks of the random programs.
+Each goes through all checks of the random programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECKS: tuple[Any, ...] = (
 
 @attrs.frozen
 class Case:
-    """What the checks need of a program."""
+    """A regression program in the form that the checks need."""
 
     source: str
 

@@ -90,7 +90,7 @@ def test_a_step_drops_and_every_layout_drops_alike(name: str, settings: str) -> 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_forward_is_the_same_equations_as_without_dropout(name: str) -> None:
-    """Nothing is left of the training mode: no random draw, and no further operation."""
+    """Evaluation has no operation of the training mode, such as a random draw."""
     with_flag, without = lowered(model(BODIES[name])), lowered(without_dropout(BODIES[name]))
     assert ops(with_flag) == ops(without)
     assert DRAWS & set(ops(with_flag, "step"))
@@ -139,7 +139,7 @@ LOGIC: dict[str, tuple[Callable[[bool, Any], Any], bool, bool]] = {
         False,
     ),
 }
-"""Text -> its meaning; True if the value is known outside of training; True if the value is known in training."""
+"""Text -> (its meaning, True if its value is known outside training, True if its value is known in training)."""
 
 
 @pytest.mark.parametrize("text", LOGIC)

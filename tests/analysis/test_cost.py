@@ -1,4 +1,4 @@
-"""What each equation of a placed program is charged, checked by hand on IR text."""
+"""Charges of each equation of a placed program, checked by hand on IR text."""
 
 from __future__ import annotations
 

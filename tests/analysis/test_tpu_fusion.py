@@ -77,7 +77,7 @@ def test_tiles_of_few_rows_take_the_time_of_eight(
     assert moved / (rows * N**2) == pytest.approx(bytes, rel=0.01)
 
 
-def test_a_product_that_is_added_to_something_is_not_stored() -> None:
+def test_a_dot_that_is_added_to_something_is_not_stored() -> None:
     text = f"""\
 dim n = {N}
 dim m = {N}
@@ -126,7 +126,7 @@ def test_loops_take_more_than_their_iterations() -> None:
     assert whole.total.compute == pytest.approx(inside + sum(each.seconds for _, each in works(step)))
 
 
-def test_dots_are_register_traffic_where_they_are_stored_in_16_bits() -> None:
+def test_results_of_dots_in_16_bits_are_register_traffic() -> None:
     text = f"""\
 dim n = {N}
 dim m = {N}
@@ -191,7 +191,7 @@ train net {{
 """
 
 
-def test_a_loop_keeps_what_it_multiplies_with_where_an_iteration_fits() -> None:
+def test_a_loop_keeps_weights_in_the_scratchpad_if_an_iteration_fits() -> None:
     """Each loop keeps the weights; the backward loop also keeps their gradient, which it reads and writes."""
     step, weights = function(RECURRENT, "step"), 4 * N * N
     near = attrs.evolve(TPU, scratchpad=Scratchpad(1e9, results=1e12))
@@ -204,7 +204,7 @@ def test_a_loop_keeps_what_it_multiplies_with_where_an_iteration_fits() -> None:
     assert seconds_of(region_of(loops[0]), small) == seconds_of(region_of(loops[0]), TPU)
 
 
-def test_a_loop_keeps_a_part_where_not_all_of_it_fits_or_results_go_to_memory() -> None:
+def test_a_loop_keeps_a_part_if_not_all_fits_or_dots_write_to_memory() -> None:
     """The sums of dots alone, or the weights alone."""
     step, weights = function(RECURRENT, "step"), 4 * N * N
     backwards = [eqn for eqn in step.body if eqn.regions][-1]

@@ -1,4 +1,4 @@
-"""Kernels of programs that lie in the memory of a TPU's own, as its compiler was seen to make them."""
+"""Kernels of programs that lie in the scratchpad of a TPU, as its compiler makes them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OWN = Scratchpad(1e9, latency=LATENCY)
 FREE = Device(
     {"f32": Rate.constant(1e30)}, 1e9, Rate.constant(1e30), overhead=KERNEL, mxu_size=128, scratchpad=OWN
 )
-"""Where only kernels count."""
+"""A device on which only the starts of kernels take time."""
 SLOW = attrs.evolve(
     FREE, bandwidth=Rate.constant(1.0), overhead=0.0, scratchpad=attrs.evolve(OWN, latency=0.0)
 )
-"""Where only what is moved counts, a second a byte."""
+"""A device on which only bytes take time, one second each."""
 
 PRODUCT = "y = einsum(x, w -> [batch, hidden])"
 FACTORS = ("x: [batch, io]", "w: [io, hidden]")
@@ -53,40 +53,40 @@ def model(statements: list[str], given: str, *inputs: str) -> Function:
 
 
 def kernels(found: Function) -> tuple[int, int]:
-    """How many there are beside those of products, and how many of these."""
+    """Return the number of kernels without dots, and of those with dots."""
     seconds = sum(each.seconds for each in work(found, ONE_DEVICE, FREE))
-    products, rest = divmod(seconds + KERNEL / 2, LATENCY)
-    return int(rest / KERNEL), int(products)
+    dots, rest = divmod(seconds + KERNEL / 2, LATENCY)
+    return int(rest / KERNEL), int(dots)
 
 
 def seconds_of(found: Function, op: str, **rates: float) -> list[float]:
-    """With these rates in the scratchpad."""
+    """Return the seconds of all equations with an op, at these rates of the scratchpad."""
     device = attrs.evolve(SLOW, scratchpad=Scratchpad(1e9, **rates))
     done = zip(found.body, work(found, ONE_DEVICE, device), strict=True)
     return [each.seconds for eqn, each in done if eqn.op == op]
 
 
-def test_what_follows_a_product_is_part_of_its_kernel() -> None:
-    """What is component-wise, and what that is reduced to. Alone, they are kernels."""
+def test_equations_after_a_dot_belong_to_its_kernel() -> None:
+    """Elementwise equations and their reductions follow a dot. Alone, they are kernels."""
     follows = ["z = relu(y + 1)", "s = sum(z)"]
     assert kernels(model([PRODUCT, *follows], "z, s", *FACTORS)) == (0, 1)
     assert kernels(model(follows, "z, s", "y: [batch, hidden]")) == (2, 0)
 
 
-def test_what_follows_a_product_that_something_else_uses_is_a_kernel() -> None:
-    """But for reductions."""
+def test_an_equation_after_a_dot_with_other_readers_is_a_kernel() -> None:
+    """Reductions still belong to the kernel of the dot."""
     assert kernels(model([PRODUCT, "z = relu(y)"], "y, z", *FACTORS)) == (1, 1)
     assert kernels(model([PRODUCT, "z = sum(y)"], "y, z", *FACTORS)) == (0, 1)
 
 
-def test_what_needs_a_reduction_of_a_product_is_no_part_of_its_kernel() -> None:
-    """As in a softmax: the largest element is found by the kernel of the product, the sum by the next one."""
+def test_readers_of_a_reduction_after_a_dot_are_another_kernel() -> None:
+    """In a softmax, the kernel of the dot computes the maximum, and the next kernel the sum."""
     statements = [PRODUCT, "z = sum(exp(y - max(y, over = hidden)), over = hidden)"]
     assert kernels(model(statements, "z", *FACTORS)) == (1, 1)
 
 
-def test_products_compute_their_operands_themselves() -> None:
-    """Each of them."""
+def test_dots_compute_their_elementwise_operands() -> None:
+    """Each dot computes the operands that it needs."""
     statements = [
         "y = relu(x) * 2",
         "a = einsum(y, w -> [batch, hidden])",
@@ -99,19 +99,19 @@ def test_products_compute_their_operands_themselves() -> None:
     assert seconds_of(found, "einsum", factors=4.0, results=2.0) == [ARRAY / 4 + ARRAY / 2] * 2
 
 
-def test_what_is_component_wise_moves_at_rates_of_its_own() -> None:
+def test_elementwise_kernels_have_their_own_rates() -> None:
     found = model(["a = sum(x, over = io)", "b = relu(x)"], "a, b", "x: [batch, io]")
     assert seconds_of(found, "relu") == [2 * ARRAY]
     assert seconds_of(found, "relu", reads=4.0, writes=2.0) == [ARRAY / 4 + ARRAY / 2]
 
 
-def test_any_number_of_equations_may_follow_a_product() -> None:
+def test_any_number_of_equations_may_follow_a_dot() -> None:
     follows = ["y = tanh(y)"] * 1500
     assert kernels(model([PRODUCT, *follows], "y", *FACTORS)) == (0, 1)
 
 
-def test_what_larger_arrays_are_computed_of_is_a_kernel() -> None:
-    """If it was computed, and is no number."""
+def test_small_operands_of_larger_arrays_are_kernels() -> None:
+    """Arguments and scalars start no kernel."""
     x = "x: [batch, io]"
     assert kernels(model(["y = x * exp(sum(x, over = io))"], "y", x)) == (3, 0)
     assert kernels(model(["y = x * exp(z)"], "y", x, "z: [batch]")) == (1, 0)
@@ -119,14 +119,14 @@ def test_what_larger_arrays_are_computed_of_is_a_kernel() -> None:
 
 
 def test_reductions_of_arrays_with_the_same_dimensions_are_one_kernel() -> None:
-    """If none needs another."""
+    """Reductions of which one needs the other are two kernels."""
     x = "x: [batch, io]"
     assert kernels(model(["a = sum(x * x, over = io)", "b = max(x, over = batch)"], "a, b", x)) == (1, 0)
     assert kernels(model(["a = max(x)", "b = sum(x - a, over = io)"], "a, b", x)) == (2, 0)
 
 
-def test_a_product_that_is_rounded_waits_for_memory() -> None:
-    """Where nothing is read faster than there. What something else uses, too, is not rounded."""
+def test_a_dot_with_a_rounded_result_waits_for_memory() -> None:
+    """Dots wait only if elementwise kernels read no faster than from memory, and if only dots read the result."""
     first = "z = einsum(x, v -> [batch, hidden])"
     uses = ["h = relu(y)", "a = einsum(h, v -> [batch, io])", "b = einsum(h, x -> [hidden, io])"]
     slower, faster = (
@@ -136,11 +136,11 @@ def test_a_product_that_is_rounded_waits_for_memory() -> None:
     for given, device, waits in (("a, b", slower, 3), ("a, b", faster, 1), ("a, b, h", slower, 1)):
         found = model([first, PRODUCT, *uses], f"{given}, z", *FACTORS, "v: [hidden, io]")
         fusion = fusion_of_program(found, ONE_DEVICE, device)
-        products = [eqn for eqn in found.body if eqn.op == "einsum"]
-        assert fusion.latency(products[1]) == pytest.approx(waits * LATENCY)
+        dots = [eqn for eqn in found.body if eqn.op == "einsum"]
+        assert fusion.latency(dots[1]) == pytest.approx(waits * LATENCY)
 
 
-def test_an_update_is_part_of_the_kernel_of_the_gradient_unless_that_is_sent() -> None:
+def test_an_update_belongs_to_the_kernel_of_its_gradient_unless_the_gradient_is_sent() -> None:
     module = load(TRAINED)
     (program,), (split,) = module.programs, module.layouts
     for mesh, layout, expected in ((ONE_DEVICE, UNDISTRIBUTED, 0.0), (split.mesh, split.layout, KERNEL)):
@@ -149,14 +149,14 @@ def test_an_update_is_part_of_the_kernel_of_the_gradient_unless_that_is_sent() -
         assert sum(fusion.latency(eqn) for eqn in step.body if eqn.op == "sub") == expected
 
 
-def test_the_first_product_waits_for_memory() -> None:
+def test_the_first_dot_waits_for_memory() -> None:
     found = model([PRODUCT, "z = einsum(y, v -> [batch, io])"], "z", *FACTORS, "v: [hidden, io]")
     slower = attrs.evolve(FREE, overhead=3 * LATENCY)
     waits = [fusion_of_program(found, ONE_DEVICE, slower).latency(eqn) for eqn in found.body]
     assert waits == [3 * LATENCY, LATENCY]
 
 
-def test_programs_that_are_larger_or_have_loops_lie_in_memory() -> None:
+def test_larger_programs_and_programs_with_loops_lie_in_memory() -> None:
     found = model(["y = relu(x)"], "y", "x: [batch, io]")
     assert isinstance(fusion_of_program(found, ONE_DEVICE, FREE), ScratchpadFusion)
     small = attrs.evolve(FREE, scratchpad=Scratchpad(ARRAY))

@@ -15,7 +15,7 @@ from mtfc.compiler.passes.pipelines import run
 from mtfc.compiler.search.placement.operators.strategy import random_strategy
 from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, arguments, prepared
 

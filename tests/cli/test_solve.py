@@ -13,7 +13,7 @@ import pytest
 from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.searching import compilation_time
 from tests.cli.conftest import Mtfc
-from tests.cli.test_contest_format import EXAMPLE
+from tests.search.test_contest_format import EXAMPLE
 
 
 def test_the_solution_is_printed(mtfc: Mtfc, folder: Path) -> None:

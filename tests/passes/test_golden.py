@@ -1,4 +1,4 @@
-"""What each pass leaves: `*.test` holds a source that says after which pass to stop, a line `---`, and the IR.
+"""Golden IR after each pass: a `*.test` file holds a source that names the pass to stop after, a line `---`, and the IR.
 
 `pytest --update-golden` rewrites the IR; the diff is then to be read.
 """

@@ -36,7 +36,7 @@ from mtfc.compiler.search.placement.placement_search import (
 from mtfc.compiler.search.placement.simulator import evaluation
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.compiler.search.placement.strategy_bounds import lower_bound
-from mtfc.compiler.search.placement.task_graph import ParameterBundle, ValueUse
+from mtfc.compiler.search.placement.strategy_tasks import ParameterBundle, ValueUse
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.search.placement_programs import PROGRAMS, prepared
 from tests.search.test_placement_simulator import assert_kept

@@ -56,7 +56,7 @@ def middle(degrees: Sequence[tuple[str, int]]) -> dict[str, int]:
 def part_cost(
     flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts
 ) -> tuple[float, float, int]:
-    """Return the seconds of the two passes of a step's middle part, and the bytes that it keeps, by the roofline of its function."""
+    """Return the seconds of both passes of the middle part, and the bytes that it keeps, by the roofline of its function."""
     local = flow.local(step, parts, middle(parts.degrees))
     function = local.function()
     fusion, seconds = fusion_of(function, ONE, device), {"forward": 0.0, "backward": 0.0}

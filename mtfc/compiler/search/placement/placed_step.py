@@ -20,7 +20,7 @@ from mtfc.compiler.search.placement.operators.operator_graph import Operator
 from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts
 from mtfc.compiler.search.placement.part_costs import peak_seconds
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, SimulatedGraph
-from mtfc.compiler.search.placement.task_graph import (
+from mtfc.compiler.search.placement.strategy_tasks import (
     BlockKind,
     BlockName,
     ParameterBundle,

@@ -30,7 +30,7 @@ from mtfc.compiler.search.placement.operators.strategy import (
 )
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 from mtfc.compiler.search.placement.strategy_bounds import lower_bound
-from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 
 
 @attrs.frozen(eq=False)

@@ -23,7 +23,7 @@ from mtfc.compiler.search.jit import jit
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.compiler.search.placement.part_costs import ONE
-from mtfc.compiler.search.placement.task_graph import BlockName, ParameterBundle, StrategyTasks, ValueUse
+from mtfc.compiler.search.placement.strategy_tasks import BlockName, ParameterBundle, StrategyTasks, ValueUse
 from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
 

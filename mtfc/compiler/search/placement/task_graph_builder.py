@@ -1,4 +1,4 @@
-"""Build the tasks and edges of blocks (see `task_graph.py`), in compiled loops over flat arrays.
+"""Build the tasks and edges of blocks (see `strategy_tasks.py`), in compiled loops over flat arrays.
 
 A sum among devices is an all-reduce. It is one task on the port of each member, towards the next member in ascending order.
 Each task takes as long as the ring, or as the tree if that is faster:
@@ -42,7 +42,7 @@ class TaskBlocks(NamedTuple):
 
 
 TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED, STORED = range(12)
-"""The kinds of blocks, in the order of `task_graph.BlockKind`."""
+"""The kinds of blocks, in the order of `strategy_tasks.BlockKind`."""
 
 
 class FlatGraph(NamedTuple):

@@ -32,7 +32,7 @@ from mtfc.compiler.search.placement.simulator.simulator_state import (
     open_state,
     room,
 )
-from mtfc.compiler.search.placement.task_graph import StrategyTasks
+from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.compiler.search.placement.task_graph_builder import (
     Array,
     FlatGraph,
