@@ -1,6 +1,4 @@
-"""The search for tilings: how fast and how close to the bound, and what the tilings gain, in simulated time (SoyBean, section
-6.4).
-"""
+"""The search for tilings: its time, the gap to its bound, and the gains of tilings in simulated time (SoyBean, section 6.4)."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ BUDGET = 60.0
 LINE = Mesh("line", (("gpus", 8),))
 GRID = Mesh("grid", (("pairs", 2), ("gpus", 4)))
 ROOM = 1e15
-"""Bytes that are always enough."""
+"""Bytes that suffice for every program."""
 
 BATCHES = (64, 128, 256, 512, 1024, 2048)
 
@@ -60,7 +58,7 @@ def found(program: Program, mesh: Mesh, hardware: Hardware, memory: float | None
 
 
 def overlapped(program: Program, mesh: Mesh, hardware: Hardware) -> Found:
-    """The best where communication overlaps, memory aside."""
+    """Return the best tiling with overlap, memory aside."""
     hardware = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=ROOM))
     pricer, until = LayoutPricer.of(program, hardware), monotonic() + BUDGET
     dims = set(program.dims)
@@ -72,7 +70,7 @@ def step(program: Program, mesh: Mesh, layout: Layout) -> Function:
 
 
 def data_parallel(mesh: Mesh) -> Layout:
-    """The examples split the batch of dense layers by a dimension of its own."""
+    """Return data parallelism; the examples have a batch dimension of its own for dense layers."""
     return Layout("data", Rules((("batch", mesh.names), ("samples", mesh.names))))
 
 
@@ -83,7 +81,7 @@ def figures() -> Iterator[Figure]:
 
 
 def llama() -> Iterator[Figure]:
-    """32 layers, 8.03 billion parameters, 64 sequences of 8192 tokens, on 8 nodes of 8 GPUs."""
+    """Yield the figures of 32 layers, 8.03 billion parameters, 64 sequences of 8192 tokens, on 8 nodes of 8 GPUs."""
     program, mesh, hardware = (
         example("llama"),
         Mesh("grid", (("nodes", 8), ("gpus", 8))),
@@ -108,7 +106,7 @@ KINDS = {"data": "data parallelism", "tiling": "tiling", "overlap": "tiling, --o
 
 
 def speed_ups(name: str, limit: float | None) -> Iterator[Figure]:
-    """SoyBean's Figure 10: throughput on 8 GPUs over the largest on one, memory aside; and the two steps at batch 256."""
+    """Yield SoyBean's Figure 10: throughput on 8 GPUs over the largest on one, memory aside; and the steps at batch 256."""
     hardware, one = find_hardware("p2_8xlarge", {}), Mesh("one", ())
     throughput: dict[str, dict[int, float]] = {kind: {} for kind in ("one", *KINDS)}
     apart: dict[int, float] = {}

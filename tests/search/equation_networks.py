@@ -1,4 +1,4 @@
-"""What tests of tilings share: from source to network, and what a layout costs when it is compiled."""
+"""Shared by tests of equation layouts: the network of a program, and the cost of compiled layouts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def machine(name: str) -> Hardware:
 
 
 def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -> ChoiceNetwork:
-    """Priced in seconds, or without hardware in bytes that all devices send."""
+    """Return the network priced in seconds, or without hardware in bytes that all devices send."""
     function, dims = prepared(program), set(program.dims)
     if hardware is not None:
         return timed_network(function, Topology.of(mesh, hardware), hardware.device, dims)
@@ -43,13 +43,13 @@ def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -
 
 
 def compiled(program: Program, mesh: Mesh, layout: Layout) -> Function:
-    """What a search has priced: one processor's step, or its forward pass where the file does not train."""
+    """Return the function that a search prices: the step, or the forward pass if the file does not train."""
     lowered = lower(program, mesh, layout)
     return lowered.function("step" if lowered.has_function("step") else "forward")
 
 
 def bytes_of(body: tuple[Equation, ...], mesh: Mesh) -> float:
-    """What all devices send in a lowered function."""
+    """Return the bytes that all devices send in a lowered function."""
     total = 0.0
     for eqn in body:
         if eqn.regions:

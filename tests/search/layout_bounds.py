@@ -1,4 +1,4 @@
-"""What tests of the search over global layouts share: machines where one thing is slow each, and what must hold of a bound."""
+"""Shared by tests of the search over global layouts: machines on which one thing is slow, and checks of bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW_LINKS = Hardware(
     Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e12), 1e-7),
     (Link("net", "switch", (), Rate.constant(1e6), 1e-6),),
 )
-"""Where what a layout sends is all that matters."""
+"""A machine on which only communication matters."""
 
 FASTER = {
     "all_to_all": Rate.constant(4e6),
@@ -39,7 +39,7 @@ NODES = attrs.evolve(
         Link("net", "switch", (), Rate.constant(1e6), 1e-5, shared=2, collectives=FASTER),
     ),
 )
-"""Where the groups of a collective lie on links of two speeds, and some collectives are faster than others."""
+"""A machine whose groups lie on links of two speeds, with collectives of their own speeds."""
 
 SLOW_CORES = Hardware(
     "slow_cores",
@@ -53,7 +53,7 @@ SLOW_CORES = Hardware(
     ),
     (Link("net", "memory", (1024,), Rate.constant(1e12), 0.0),),
 )
-"""Where what a layout computes is."""
+"""A machine on which only computation matters."""
 
 SLOW_TPU = attrs.evolve(
     SLOW_CORES,
@@ -66,7 +66,7 @@ SLOW_TPU = attrs.evolve(
         scratchpad=Scratchpad(1e5, latency=1e-3, reads=1e7, factors=1e8, results=1e7),
     ),
 )
-"""Where what a TPU fills up, holds and draws again is."""
+"""A TPU on which only padding, kernels and the scratchpad matter."""
 
 TORUS = find_hardware("tpu_v2", {})
 
@@ -76,7 +76,7 @@ def example(name: str) -> Program:
 
 
 def layouts(space: LayoutSpace, mesh: Mesh, most: int | None = None) -> Rows:
-    """Every legal row, or a random choice of that many on the way."""
+    """Return every legal row, or a random choice of at most `most` rows after each column."""
     rows, random = np.zeros((1, len(space.columns)), np.uint8), np.random.default_rng(0)
     for column in range(len(space.columns)):
         rows, _ = space.extended(rows, column, frozenset(range(column)), mesh)
@@ -93,7 +93,7 @@ def check_bounds(
 
 
 def check_rows(program: Program, mesh: Mesh, hardware: Hardware, space: LayoutSpace, rows: Rows) -> None:
-    """Where all columns are decided, and where only some are."""
+    """Compare bounds and prices with all columns decided, and with some."""
     pricer, columns = LayoutPricer.of(program, hardware), range(len(space.columns))
     step = StepFacts.of(pricer.undistributed(), hardware.device)
     bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))

@@ -38,7 +38,7 @@ Projection = tuple[object, ...]
 
 @attrs.frozen(eq=False)
 class Cuts:
-    """The tiling, and the bytes that all devices send after each cut, the last of which is the whole."""
+    """A tiling, and the bytes that all devices send after each cut; the last number is the total."""
 
     mesh: Mesh
     layout: Layout
@@ -46,7 +46,7 @@ class Cuts:
 
 
 def factors(number: int) -> list[int]:
-    """The prime factors, the largest first."""
+    """Return the prime factors, the largest first."""
     found, rest = [], number
     for each in range(2, number + 1):
         while rest % each == 0:
@@ -98,7 +98,7 @@ def _has_room(
 
 
 def k_cuts(function: Function, sizes: Sequence[int], splittable: Collection[str]) -> Cuts:
-    """The tiling for `prod(sizes)` devices, cut into so many groups each time. Raises `TooWide`."""
+    """Return the tiling for `prod(sizes)` devices, cut into `sizes[i]` groups each time. Raises `TooWide`."""
     chosen: dict[object, Projection] = {}
     sent: list[float] = []
     for number in range(1, len(sizes) + 1):
@@ -113,7 +113,7 @@ def k_cuts(function: Function, sizes: Sequence[int], splittable: Collection[str]
 
 
 def projection(node: ChoiceNode, option: int, axes: Axes) -> Projection:
-    """What an option says about some of the axes."""
+    """Return the part of an option that concerns some axes."""
     found = node.options[option]
     if isinstance(found, Strategy):
         passing = tuple(each for each in found.passing if each[0] in axes)
@@ -128,7 +128,7 @@ def _only(layout: Collection[tuple[str, Axes]] | Iterator[tuple[str, Axes]], axe
 
 
 def _allowed(node: ChoiceNode, axes: Axes, chosen: dict[object, Projection]) -> list[int]:
-    """The options that leave earlier cuts as they are."""
+    """Return the options that keep earlier cuts."""
     wanted = chosen.get(node.owner)
     options = range(len(node.options))
     return [i for i in options if wanted is None or projection(node, i, axes) == wanted]
@@ -154,7 +154,7 @@ def _cost(network: ChoiceNetwork, choices: Sequence[int]) -> float:
 # Dynamic programming
 
 LARGEST = 1 << 22
-"""Entries of a table. The paper: exponential in how many tensors share a level."""
+"""The most entries of a table; the size is exponential in the number of tensors of a level."""
 
 
 class TooWide(Exception):
@@ -163,14 +163,14 @@ class TooWide(Exception):
 
 @attrs.frozen(eq=False)
 class Table:
-    """What some nodes cost together. [choices of each of `nodes`]"""
+    """The costs of some nodes together: [choice of each of `nodes`]."""
 
     nodes: tuple[int, ...]
     costs: Numbers
 
 
 def best_choices(sizes: Sequence[int], tables: Iterable[Table]) -> list[int]:
-    """A choice for each node, of `sizes[i]`, at the least sum of all tables. Raises `TooWide`."""
+    """Return a choice for each node, of `sizes[i]`, with the least sum of all tables. Raises `TooWide`."""
     around: dict[int, list[Table]] = {node: [] for node in range(len(sizes))}
     for table in tables:
         for node in table.nodes:
@@ -189,7 +189,7 @@ def best_choices(sizes: Sequence[int], tables: Iterable[Table]) -> list[int]:
 
 
 def levels(around: dict[int, list[Table]]) -> list[list[int]]:
-    """The nodes by their distance from the first of those that they are connected with."""
+    """Return the nodes by their distance from the first node of their component."""
     found: list[list[int]] = []
     depth: dict[int, int] = {}
     for root in around:
@@ -219,7 +219,7 @@ def _width(node: int, tables: Iterable[Table], sizes: Sequence[int]) -> int:
 def _eliminate(
     node: int, around: dict[int, list[Table]], sizes: Sequence[int]
 ) -> tuple[int, tuple[int, ...], Indices]:
-    """Put the least that a node costs, for each choice of its neighbours, in place of its tables; which choice that is."""
+    """Replace a node's tables by its least cost for each choice of its neighbours; return the best choices."""
     tables = around.pop(node)
     others = _others(node, tables)
     names = (*others, node)
@@ -239,7 +239,7 @@ def _eliminate(
 
 
 def _spread(table: Table, names: tuple[int, ...]) -> Numbers:
-    """A table's costs with an axis for each of `names`."""
+    """Return a table's costs with an axis for each of `names`."""
     order = sorted(range(len(table.nodes)), key=lambda i: names.index(table.nodes[i]))
     present = [each in table.nodes for each in names]
     sizes = iter(table.costs.transpose(order).shape)
@@ -255,11 +255,11 @@ COUNTED: Mapping[str, Callable[[int], int]] = {
     "all_to_all": lambda n: 1,
     "permute": lambda n: 1,
 }
-"""Of one device's operand, among n devices."""
+"""Multiples of one device's operand, among n devices."""
 
 
 def counted_bytes(body: Iterable[Equation], mesh: Mesh) -> int:
-    """What all devices together exchange in a lowered function."""
+    """Return the bytes that all devices exchange in a lowered function, as in the example of section 2.2."""
     total = 0
     for eqn in body:
         if eqn.regions:

@@ -1,4 +1,4 @@
-"""A layout for each equation: written into a file and read back, every equation runs in the layout that was chosen for it."""
+"""Layouts of equations, written into a file and read back: every equation runs in its chosen layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.search.equation_networks import network_of
 
 
 def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
-    """The program when every equation has its layout."""
+    """Return the program after every equation has its layout."""
     passes = default_pipeline()
     stop = next(i for i, each in enumerate(passes) if each.name == "place-reductions")
     return run(attrs.evolve(program, mesh=mesh, layout=layout), passes[:stop])
@@ -37,7 +37,7 @@ def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
 @settings(max_examples=20)
 @given(programs(), st.integers(0, 2**16))
 def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) -> None:
-    """Any strategy for each equation: the layout says so in a file, and the results stay as they are."""
+    """Choose any strategy for each equation: the file says so, and the results stay the same."""
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)
     choices = [random.randrange(len(node.options)) for node in network.nodes]
@@ -63,7 +63,7 @@ def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) ->
 
 
 def test_equations_on_one_tpu_take_what_the_roofline_says() -> None:
-    """What is added up is held in f32 there, once."""
+    """Each equation takes the seconds of the placed program's roofline."""
     mesh, device = Mesh("single", ()), find_hardware("tpu_v2", {}).device
     step = prepared(load((ROOT / "examples" / "two_layer.mtf").read_text("utf-8")).programs[0])
     times = EquationTimes(step, mesh, device)

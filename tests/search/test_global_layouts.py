@@ -1,4 +1,4 @@
-"""The search over global layouts: its bound holds, and what it calls optimal is."""
+"""The search over global layouts: its bound holds, and its optima are optimal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES)(
 
 @pytest.mark.parametrize(("matrix", "overhead"), [(None, 1e-3), (16, 0.0)])
 def test_what_is_sent_is_stored_and_read_again(matrix: int | None, overhead: float) -> None:
-    """On one TPU the product is only added to `x`, in its own kernel; bounds do not count component-wise kernels there."""
+    """On a TPU the dot and the addition of `x` are one kernel; bounds do not count elementwise kernels there."""
     text = """\
 dim batch = 256
 dim io = 128
@@ -88,7 +88,7 @@ model m(x: [batch, io], h: [batch, hidden], w: [hidden, io]) {
 
 
 def test_a_sum_that_ends_over_one_axis_counts_over_another_too() -> None:
-    """`h` is completed over `rows`, which split `hidden`, and over `cols` later, with the smaller `y`."""
+    """`h` is completed over `rows`, which split `hidden`; over `cols` later, with the smaller `y`."""
     text = """\
 dim batch = 64
 dim io = 8
@@ -113,11 +113,11 @@ model m(x: [io], w: [batch, io], v: [batch, hidden]) {
 COPYING = attrs.evolve(
     SLOW_CORES, device=Device({"f32": Rate.constant(1e12)}, 1e12, Rate.constant(1e6), 1e-3)
 )
-"""Where only kernels and what they move take time."""
+"""A machine on which only kernels take time."""
 
 
 def test_what_a_loop_copies_for_products_is_in_the_bound() -> None:
-    """What one copies of a layer's parameter; under a layout that stores it otherwise it is gathered, and not copied."""
+    """A dot copies a slice of a layer's parameter. A layout that stores the parameter otherwise gathers it, and copies nothing."""
     text = """\
 dim depth = 3
 dim batch = 4
@@ -148,7 +148,7 @@ model m(x: [batch, io]) {
 
 @pytest.mark.parametrize("hardware", [SLOW_LINKS, find_hardware("k80_cluster", {})])
 def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> None:
-    """Images that are split alike in all layers, or in some; and a sum that a reshape makes whole, and its use splits."""
+    """Images are split alike in all layers, or in some; a reshape makes a sum whole, and its use splits the sum."""
     program, mesh = example("lenet"), Mesh("grid", (("rows", 2), ("cols", 2)))
     space = space_of(program.function("forward"))
     chosen: list[dict[str, int]] = [
@@ -163,7 +163,7 @@ def test_no_layout_of_lenet_costs_less_than_its_bound(hardware: Hardware) -> Non
 
 
 def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None:
-    """By images, as everyone does it: halos and what moves between layers cost more than they save."""
+    """The optimum splits the batch: halos and moves between layers cost more than they save."""
     program, hardware = example("lenet"), find_hardware("k80_cluster", {})
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     step, shapes = pricer.undistributed(), list(meshes(4, 1))
@@ -177,7 +177,7 @@ def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
 
 
 def test_a_bound_of_no_layouts() -> None:
-    """Where no layout of a mesh is new, or fits."""
+    """There are no rows if no layout of a mesh is new, or fits."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"), storage=True)
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
@@ -195,7 +195,7 @@ def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
 
 
 def test_without_time_nothing_is_split() -> None:
-    """Where nothing is known: a layout all the same, and no complaint about memory."""
+    """Without a known layout the search returns one all the same, and does not complain about memory."""
     program = example("digits")
     pricer = LayoutPricer.of(program, TORUS)
     step, forward = pricer.undistributed(), program.function("forward")
@@ -206,7 +206,7 @@ def test_without_time_nothing_is_split() -> None:
 
 @pytest.mark.parametrize("compiled", range(1, 12))
 def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
-    """Wherever it is interrupted, no layout is below its bound."""
+    """No layout is below the bound of a search, wherever that is interrupted."""
     program, shapes = example("two_layer"), list(meshes(8, 2))
     pricer, known = LayoutPricer.of(program, SLOW_LINKS), [(shapes[0], Layout("none"))]
     step, forward, prices = pricer.undistributed(), program.function("forward"), list[float]()
@@ -226,7 +226,7 @@ def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
 
 
 def test_what_is_fixed_stays_so_where_no_layout_is_known() -> None:
-    """However good layouts without it are."""
+    """Fixed rules stay, even if layouts without them are better."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, fixed = LayoutPricer.of(program, TORUS), Rules((("batch", ("rows",)),))
     step, forward = pricer.undistributed(), program.function("forward")
@@ -255,7 +255,7 @@ def test_an_interrupt_before_anything_is_known() -> None:
 
 
 def test_layouts_that_compile_to_one_program_are_compiled_once() -> None:
-    """What a reshape makes for a product follows that; its price is the one that it would have if nothing were known."""
+    """A reshape before a dot follows the dot, so both layouts give one program. Its price is that of a fresh pricer."""
     program, mesh = example("lenet"), Mesh("grid", (("x", 2), ("y", 2)))
     hardware = find_hardware("k80_cluster", {})
     pricer = LayoutPricer.of(program, hardware)
@@ -281,7 +281,7 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
     ("name", "hardware"), [("two_layer", SLOW_LINKS), ("two_layer", TORUS), ("digits", TORUS)]
 )
 def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objective: Objective) -> None:
-    """All shapes of 8 devices, all legal layouts, each compiled and priced."""
+    """Compile and price all legal layouts on all shapes of 8 devices."""
     program = example(name)
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     shapes = list(meshes(8, 2))
@@ -300,7 +300,7 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
 
 @pytest.mark.parametrize("name", ["transformer_lm", "moe_lm", "alexnet"])
 def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
-    """Where experts are sent to, and windows slide, too."""
+    """The models include a mixture of experts and convolutions."""
     program, shapes = example(name), list(meshes(8, 2))
     pricer, forward = LayoutPricer.of(program, TORUS), program.function("forward")
     found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + 60, "memory")
@@ -308,7 +308,7 @@ def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
 
 
 def test_a_dive_ends_in_a_layout_that_fits() -> None:
-    """Of a mixture of experts, of which a device holds a small part; what is not split is nearly twice as large as its memory."""
+    """Unsplit, this mixture of experts needs nearly twice the memory of a device."""
     program, mesh = example("moe_lm"), Mesh("grid", (("x", 8), ("y", 8), ("z", 8)))
     pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
@@ -331,7 +331,7 @@ def test_where_nothing_can_be_split_a_layout_has_no_neighbours() -> None:
 
 
 def test_whole_layouts_wait_for_their_full_bounds() -> None:
-    """What is sure under a few of them is found out only when these are the next: until then others may rule them out."""
+    """Facts of a few layouts are found only when these are next: until then others may rule them out."""
     text = """\
 dim batch = 8
 dim io = 8
@@ -360,7 +360,7 @@ model m(x: [batch, io], y: [batch, hidden]) {
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
-    """4.9 B parameters on 512 cores: section 9 of the Mesh-TensorFlow paper chose it by hand, and nothing takes less."""
+    """4.9 B parameters on 512 cores: no layout beats the one that section 9 of the Mesh-TensorFlow paper chose by hand."""
     module = load((ROOT / "examples" / "transformer_lm.mtf").read_text("utf-8"))
     papers = next(layout for layout in module.layouts if layout.name == "hybrid")
     program, shapes = module.programs[0], list(meshes(512, 3))
@@ -395,7 +395,7 @@ def test_shapes_of_a_mesh() -> None:
 
 @pytest.mark.parametrize(("name", "hardware"), [("two_layer", SLOW_LINKS), ("digits", SLOW_LINKS)])
 def test_xla_sends_what_was_priced(name: str, hardware: Hardware) -> None:
-    """Memory that all parameters do not fit in makes the search split them."""
+    """A memory too small for all parameters makes the search split them."""
     program = example(name)
     whole = LayoutPricer.of(program, hardware)(Mesh("one", ()), Layout("none")).memory
     small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=whole / 4))

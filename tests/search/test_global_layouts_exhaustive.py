@@ -1,4 +1,4 @@
-"""What the search over global layouts calls optimal, beside every layout on every mesh, each compiled and priced."""
+"""Optima of the search over global layouts, beside every layout on every mesh, each compiled and priced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of which more was once said to be held than some layout holds, and what a search says where a bound is wrong."""
+"""Regressions of the memory bound, and the result of a search whose bound is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ model m(x: f64[batch, hidden]) {
   return kept
 }
 """
-"""The slice of `w` is there no more once it is gathered, and what is yielded takes the gathered copy's place."""
+"""The slice of `w` is dropped once it is gathered, and the yielded value overwrites the gathered copy."""
 
 CARRIED = """\
 dim batch = 6
@@ -54,7 +54,7 @@ model m(z: f64[hidden]) {
   return h
 }
 """
-"""So is what a loop carries."""
+"""A carry is dropped once it is gathered, too."""
 
 PRODUCT = """\
 dim batch = 4
@@ -69,7 +69,7 @@ model m(z: f32[batch, io]) {
   return h2
 }
 """
-"""What is multiplied by the product of several takes its buffer once it has dimensions in the same order."""
+"""A multiple of a dot of several operands overwrites the dot once both have the same order of dimensions."""
 
 FULL = """\
 dim batch = 6
@@ -90,7 +90,7 @@ model m(x: f64[batch, io], y: f64[io, batch]) {
   return h6
 }
 """
-"""What is filled with ones is not kept from one use to the next: it is made again."""
+"""An array of ones is not kept from one use to the next, but computed again."""
 
 
 MERGED = """\
@@ -110,7 +110,7 @@ model m(z: f32[batch, io]) {
   return h, g, s
 }
 """
-"""Three numbers are one factor of `x`, so `y` is never there."""
+"""Three scalars become one factor of `x`, so `y` is never stored."""
 
 
 SUMMED = """\
@@ -137,7 +137,7 @@ model m(x: f64[]) {
 }
 train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
-"""The product sums `z` first, which is what the last equation needs of it: `z` is there no more while the loop runs."""
+"""The dot sums `z` first, and the last equation needs only that sum. So `z` is dropped while the loop runs."""
 
 
 @pytest.mark.parametrize("source", (WHERE, CARRIED, PRODUCT, FULL, MERGED, SUMMED))
@@ -154,7 +154,7 @@ def test_what_merges_takes_no_time_of_its_own(source: str, hardware: Hardware) -
 
 @pytest.mark.parametrize("objective", ("time", "memory"))
 def test_a_layout_below_its_bound_refutes_the_proof(objective: Objective) -> None:
-    """As if the compiler had found a way to need less than a search takes for certain."""
+    """Prices are faked so that they are below their bounds."""
     program = load(PERCEPTRON).programs[0]
     hardware, mesh = find_hardware("tpu_v2", {}), Mesh("grid", (("rows", 2),))
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")

@@ -1,4 +1,4 @@
-"""Programs whose bound was once above what some layout of them costs, each with why."""
+"""Programs whose bound once exceeded the cost of some layout, each with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.search.layout_bounds import SLOW_LINKS, TORUS, check_bounds
 
 
 def _check(text: str, hardware: Hardware, storage: bool, most: int | None = None) -> None:
-    """`most`: how many layouts, all where it is None."""
+    """Check the bounds of `most` layouts, or of all if that is None."""
     module = load(text)
     check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage, most)
 
@@ -34,7 +34,7 @@ model m(x: [hidden]) {
 
 
 def test_a_sum_that_is_needed_as_a_later_use_is_split_is_scattered() -> None:
-    """`maximum` runs as the rename of its result does: each shard needs its part of the sum alone."""
+    """`maximum` runs in the layout of the rename after it, so each shard needs only its part of the sum."""
     text = """\
 dim batch = 4
 dim io = 4
@@ -49,7 +49,7 @@ model m(x: i32[batch, io]) {
 
 
 def test_a_gradient_may_be_split_otherwise_than_what_its_buffer_held_before() -> None:
-    """What the gradient's loop carries is whole; the gradient takes over its buffer, and is split as the parameter is stored."""
+    """The carry of the gradient's loop is whole. The gradient overwrites it, and is split as the parameter is stored."""
     text = """\
 dim io = 8
 dim times = 3
@@ -75,7 +75,7 @@ train m {
 
 
 def test_what_is_made_of_a_product_of_several_may_take_its_buffer() -> None:
-    """Taken two at a time, the product has its dimensions in the order of the difference."""
+    """The binary dots leave the dimensions in the order of the difference."""
     text = """\
 dim batch = 3
 dim io = 6
@@ -92,7 +92,7 @@ model m(y: [batch, io]) {
 
 
 def test_sums_that_take_no_time_have_a_bound() -> None:
-    """Where a route costs nothing at one stop and does not come to another."""
+    """A route costs nothing at one stop, and does not reach another."""
     text = """\
 dim batch = 5
 dim io = 4
@@ -137,7 +137,7 @@ model m(x: f64[length, batch, hidden], y: f64[], z: f64[length, batch], u: i32[h
 
 
 def test_what_pads_may_read_a_part_of_what_is_whole() -> None:
-    """`pad` follows the rename of its result, so each shard reads its part of `h`, which the minimum reads whole."""
+    """`pad` follows the rename of its result, so each shard reads its part of `h`; the minimum reads all of `h`."""
     text = """\
 dim batch = 2
 dim io = 1
@@ -155,7 +155,7 @@ model m(x: [batch, io]) {
 
 
 def test_what_is_gathered_for_windows_may_be_all_that_is_held() -> None:
-    """Eight columns in 5 windows are never taken apart, so they are whole once they are gathered."""
+    """Eight columns in 5 windows are never partitioned, so they are gathered and whole."""
     text = """\
 dim io = 8
 dim kernel = 3
@@ -194,7 +194,7 @@ model m(x: f32[batch, io]) {
 
 
 def test_a_parameter_that_an_update_follows_is_not_gathered() -> None:
-    """Backward, `p` is read by a product that only its update uses: that is computed where `p` is stored."""
+    """In the backward pass a dot reads `p`, and only the update uses the dot: it is computed where `p` is stored."""
     text = """\
 dim batch = 2
 dim io = 4
@@ -220,7 +220,7 @@ train m {
 
 
 def test_a_gradient_that_no_storage_scatters_is_not_gathered() -> None:
-    """`v` has one element: the sum over `split` is completed once, and nothing of it is gathered, whatever the storage is."""
+    """`v` has one element. The sum over `split` is completed once, and nothing is gathered under any storage."""
     text = """\
 dim io = 2
 dim hidden = 4
@@ -248,7 +248,7 @@ train m {
 
 
 def test_no_halos_along_a_dimension_that_loops_run_along() -> None:
-    """It stays whole, however its windows are split."""
+    """The array stays whole, however its windows are split."""
     text = """\
 dim batch = 2
 dim time = 4
@@ -268,7 +268,7 @@ model m(x: f64[time, batch]) {
 
 
 def test_products_that_are_equal_once_they_are_taken_in_an_order_are_held_once() -> None:
-    """Of both, `y z` is taken first; then they are the same."""
+    """Both dots contract `y z` first, and then they are equal."""
     text = """\
 dim batch = 64
 dim io = 4
@@ -289,7 +289,7 @@ model m(x: [batch, io], y: [io, mid], z: [mid, hidden]) {
 
 
 def test_a_sum_that_a_loop_stacks_is_scattered_where_what_makes_it_needs_it_whole() -> None:
-    """The reshape has `batch` whole, the stack does not: each shard needs its part of the sum alone."""
+    """The reshape has `batch` whole, and the stack splits it: each shard needs only its part of the sum."""
     text = """\
 dim batch = 3
 dim hidden = 6
@@ -310,8 +310,9 @@ model m(y: f64[d0, hidden, batch]) {
 
 
 def test_a_sum_that_is_completed_over_one_axis_may_go_on_over_another() -> None:
-    """Where `d0` and `io` are both split over `rows`, the sum of `x` is scattered over these before it is added up along `d1`;
-    over `cols` it is completed with the loss.
+    """If `rows` splits `d0` and `io`, the sum of `x` is scattered over `rows` before it is summed along `d1`.
+
+    Over `cols` it is completed with the loss.
     """
     text = """\
 dim batch = 6
@@ -331,7 +332,7 @@ model m(x: f64[batch, io]) {
 
 
 def test_sums_over_micro_batches_are_held_as_parameters_are_stored() -> None:
-    """Parameters arrive as they are stored, too: neither sums nor parameters need memory for whole arrays during the step."""
+    """Parameters arrive as they are stored, so neither sums nor parameters are whole during the step."""
     text = """
     dim batch = 8; dim d = 8; dim hidden = 16; dim layers = 3
     mesh grid = [one: 2, other: 2]

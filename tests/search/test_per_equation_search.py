@@ -1,4 +1,4 @@
-"""The network of tilings costs what its layouts cost when they are compiled, and its best choice is the best."""
+"""The network of choices costs what its layouts cost when compiled, and its best choice is the best."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ NETWORKS = (
     ("alexnet", {}, (("gpus", 8),), "p2_8xlarge"),
 )
 LLAMA = ("llama", {"batch": 8}, (("gpus", 8),), "h100")
-"""Of some weights in its loops each device has a part, and products get what was gathered; others they have copied."""
+"""In its loops each device has a shard of some weights, which are gathered for dots; other weights are copied."""
 
 
 @pytest.mark.parametrize(("name", "dims", "axes", "target"), (*NETWORKS, LLAMA), ids=str)
@@ -93,8 +93,10 @@ def test_what_is_chosen_costs_that_when_it_is_compiled(
 def test_what_is_proven_holds_for_what_is_compiled(
     name: str, target: str, devices: int, bound: float
 ) -> None:
-    """LeNet's small all-reduces travel together when it is compiled, and under data parallelism it takes less than the solver
-    takes for the least; the best tiling of AlexNet on H100s takes longer than it says. Neither is called the best.
+    """A compiled program that differs from the network is not called optimal.
+
+    LeNet's small all-reduces travel together, so data parallelism takes less than the solver's bound. The best tiling of AlexNet
+    on H100s takes longer than the solver says.
     """
     program, hardware, line = example(name), machine(target), Mesh("line", (("gpus", devices),))
     data = Layout("data", Rules((("batch", line.names), ("samples", line.names))))
@@ -131,7 +133,7 @@ train m {
 
 @pytest.mark.parametrize("text", [NEGATED, FACTORED])
 def test_nothing_is_below_the_bound_where_programs_lie_in_the_processors_own_memory(text: str) -> None:
-    """Some take less there when they are split than the solver thinks: what is sliced is there already, say."""
+    """Some split programs take less there than the solver says: a slice may already be in the scratchpad."""
     (program,), line = load(text).programs, Mesh("line", (("rows", 2),))
     pricing = LayoutPricer.of(program, SLOW_TPU).pricing("time")
     found = search(prepared(program), {"batch", "io"}, [line], SLOW_TPU, pricing, monotonic() + 60)
@@ -143,7 +145,7 @@ def test_nothing_is_below_the_bound_where_programs_lie_in_the_processors_own_mem
 
 @pytest.mark.parametrize("target", ["tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"])
 def test_what_products_compute_of_their_operands_is_split_like_these(target: str) -> None:
-    """The smaller factor is what the kernel reads most of."""
+    """The kernel reads most bytes of the smaller operand."""
     text = """\
 dim batch = 128
 dim io = 1024
@@ -164,8 +166,9 @@ model m(x: [batch, io], w: [io, hidden]) {
 
 @pytest.mark.parametrize("memory", [390e3, 427e3, 430e3, 600e3])
 def test_what_is_found_fits_when_it_is_compiled(memory: float) -> None:
-    """What a reshard makes takes memory that the solver does not count: for a little less than 427,008 bytes it finds what needs
-    them all.
+    """The copy of a reshard takes memory that the solver does not count.
+
+    For a little less than 427,008 bytes the solver finds a tiling that needs them all.
     """
     program, mesh = example("two_layer"), Mesh("line", (("gpus", 4),))
     device = attrs.evolve(SLOW_DEVICES.device, memory=memory)
@@ -181,7 +184,7 @@ def test_what_is_found_fits_when_it_is_compiled(memory: float) -> None:
 
 
 def test_where_communication_overlaps_data_parallelism_can_be_the_best() -> None:
-    """AlexNet at batch 1024: what it sends hides behind the backward pass, and the tiling that sends less computes for longer."""
+    """AlexNet at batch 1024: its communication hides behind the backward pass, and the tiling that sends less computes longer."""
     program, hardware = example("alexnet", batch=1024), machine("p2_8xlarge")
     line = Mesh("line", (("gpus", 8),))
     pricer = LayoutPricer.of(program, hardware)
@@ -206,7 +209,7 @@ def test_where_communication_overlaps_data_parallelism_can_be_the_best() -> None
 @settings(max_examples=20)
 @given(programs(), st.integers(0, 2**16))
 def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, seed: int) -> None:
-    """The compiler does at least as well as the network knows: it completes sums where that sends least."""
+    """The compiler does at least as well as the network: it completes sums where that sends least."""
     (program,) = load(generated.source).programs
     network = network_of(program, generated.mesh)
     random = np.random.default_rng(seed)
@@ -222,7 +225,7 @@ def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, s
 
 
 def test_memory_limits_what_is_chosen() -> None:
-    """With the memory that the fastest tiling needs it is found; with less, one that is slower and fits."""
+    """The fastest tiling is found if its memory is there; with less memory, a slower tiling that fits."""
     program, hardware = example("soybean_mlp_8k", layers=2), machine("p2_8xlarge")
     network = network_of(program, Mesh("line", (("gpus", 4),)), hardware)
     fastest = best_layouts(network, None, monotonic() + 30)
@@ -236,7 +239,7 @@ def test_memory_limits_what_is_chosen() -> None:
 
 
 def test_one_of_the_choices_of_an_equation_is_the_best() -> None:
-    """Each layout of one equation, forced: the cheapest is that of the best tiling, and none costs less than it."""
+    """Force each layout of one equation: the cheapest is that of the best tiling, and none costs less."""
     mesh, hardware = Mesh("line", (("gpus", 4),)), machine("p2_8xlarge")
     program = example("two_layer")
     free = best_layouts(network_of(program, mesh, hardware), None, monotonic() + 30)
@@ -257,7 +260,7 @@ SLOW_DEVICES = Hardware(
     Device({"f32": Rate.constant(1e8)}, 1e12, Rate.constant(1e12), 1e-7),
     (Link("net", "switch", (), Rate.constant(1e9), 1e-6),),
 )
-"""Where work is worth to be divided, however small."""
+"""A machine on which even small work is worth dividing."""
 
 
 @pytest.mark.parametrize(
@@ -279,7 +282,7 @@ def test_a_tiling_on_xla_sends_what_was_priced_and_gives_the_same(name: str, dim
 
 @pytest.mark.parametrize("axes", [5, 6])
 def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
-    """To find all choices of five axes takes a minute."""
+    """Finding all choices on five axes takes a minute."""
     mesh = Mesh("many", tuple((f"axis{i}", 2) for i in range(axes)))
     program, hardware = example("soybean_mlp_8k", layers=2), machine("k80_cluster")
     pricing = LayoutPricer.of(program, hardware).pricing("time")
@@ -293,7 +296,7 @@ def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
 def test_no_tiling_takes_less_than_its_products(
     name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
 ) -> None:
-    """Which is known before any choice is; a device that computes slowly takes little longer."""
+    """The bound of the dots is known before any choice; a step on a slow device takes little longer."""
     program, mesh = example(name, **dims), Mesh("mesh", axes)
     slow = attrs.evolve(SLOW_DEVICES.device, overhead=0.0, bandwidth=Rate.constant(1e18))
     for hardware in (machine(target), attrs.evolve(SLOW_DEVICES, device=slow)):
@@ -304,7 +307,7 @@ def test_no_tiling_takes_less_than_its_products(
 
 
 def test_a_loop_may_begin_with_a_maximum() -> None:
-    """What it carries may be pending for a sum then, and what it begins with for none."""
+    """The carry may hold a pending sum, and its first value may not."""
     (program,) = load("""
 dim batch = 4
 dim io = 8
@@ -337,7 +340,7 @@ def test_an_interrupted_search_says_so() -> None:
 
 
 def test_without_time_nothing_is_split() -> None:
-    """Where nothing is known: a layout all the same, and no complaint about memory."""
+    """Without a known layout the search returns one all the same, and does not complain about memory."""
     program, hardware = example("two_layer"), machine("k80_cluster")
     pricing = LayoutPricer.of(program, hardware).pricing("time")
     found = search(prepared(program), set(program.dims), [SQUARE], hardware, pricing, monotonic())

@@ -41,7 +41,7 @@ def test_the_worked_example(what: str, mesh: Mesh, rules: dict[str, Axes], expec
 
 
 def cuts_of(program: Program, sizes: list[int]) -> tuple[Cuts, float]:
-    """The cuts, and the fewest bytes that any tiling sends."""
+    """Return the cuts, and the fewest bytes that any tiling sends."""
     function, dims = prepared(program), set(program.dims)
     cuts = k_cuts(function, sizes, dims)
     problem = to_problem(sent_network(function, cuts.mesh, dims), 1.0, None, "exact")

@@ -1,4 +1,7 @@
-"""Micro-batches: a loop over slices of the inputs that runs forward and backward pass, so that only one slice's activations live."""
+"""Micro-batches: a loop over slices of the inputs that runs forward and backward pass.
+
+Only the activations of one slice are alive at a time.
+"""
 
 from __future__ import annotations
 
