@@ -29,32 +29,14 @@ examples:
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --why-not "h: { batch: 4 }; y: {} on [0]"
 
-OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile OUT.mtf`
-takes it. A placement is the last, and `mtfc verify OUT.mtf` runs it.
+OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout is the first of OUT.mtf, so
+`mtfc compile OUT.mtf` takes it. A placement is the last, and `mtfc verify OUT.mtf` runs it.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    where = parser.add_argument_group("choice of the processors")
-    where.add_argument(
-        "--devices", type=count, metavar="N", help="number of devices, for meshes of any shape"
-    )
-    where.add_argument(
-        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape; `one` is a single device"
-    )
-    where.add_argument(
-        "--target",
-        metavar="HW",
-        help=f"the machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
-    )
-    where.add_argument("--axes", type=count, metavar="N", help="most axes of a mesh (default: 3)")
-    where.add_argument(
-        "--axes-names",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        metavar="A,B",
-        help="names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)",
-    )
+    _add_processors(parser)
     parser.add_argument(
         "--space",
         choices=tuple(SPACES),
@@ -97,6 +79,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     add_format(parser)
+
+
+def _add_processors(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the machine and the meshes."""
+    where = parser.add_argument_group("choice of the processors")
+    where.add_argument(
+        "--devices", type=count, metavar="N", help="number of devices, for meshes of any shape"
+    )
+    where.add_argument(
+        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape; `one` is a single device"
+    )
+    where.add_argument(
+        "--target",
+        metavar="HW",
+        help=f"the machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
+    )
+    where.add_argument("--axes", type=count, metavar="N", help="most axes of a mesh (default: 3)")
+    where.add_argument(
+        "--axes-names",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="A,B",
+        help="names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)",
+    )
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

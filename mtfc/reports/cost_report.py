@@ -94,7 +94,7 @@ Lines = dict[Line, LineCost]
 
 
 def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
-    """Return a table of all lines with a cost. Below a line that calls functions of other files come the lines of these functions.
+    """Return a table of all lines with a cost. The lines of called functions of other files stand below the calling line.
 
     FLOPs are by stage. Stored bytes belong to the line that defines the array.
     """

@@ -74,7 +74,7 @@ def test_every_array_sent_under_layouts_per_equation_has_a_rule_of_an_equation(
     }
     for each in sent_arrays(function, mesh, layout, names):
         for cause in each.causes:
-            on_the_way = cause.what.startswith(("has", "stores")) and not cause.rule.is_written
+            on_the_way = cause.what.startswith("has") and not cause.rule.is_written
             name = cause.rule.section.removeprefix("value ")
             assert name in layout.value_rules or on_the_way, each
             elsewhere = cause.what.startswith(("wants", "stores"))  # the line of the use, or of the argument

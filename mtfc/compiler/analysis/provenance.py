@@ -199,7 +199,7 @@ class _Tracer:
         """Yield the rule that splits a dimension of a value where it is made or stored."""
         origins = [*self._copied(value)]
         placed = next((v for v in origins if self._own_rule(v, dim.name, axes)), None)
-        stored = placed or next((v for v in origins if self._role(v) in STORED), None)
+        stored = placed or next((v for v in origins if self._is_stored_split(v, dim, axes)), None)
         own = self._own_rule(placed, dim.name, axes) if placed else None
         if stored is not None and self._role(stored) in STORED:
             argument = self.arguments[stored]
@@ -210,6 +210,12 @@ class _Tracer:
         made = next((self.makers[v] for v in nearest if self._is_made(v)), None)
         rule = own or (self._rule(made, dim.name, axes) if made else self._find(dim.name, axes, ("",)))
         yield CollectiveCause(rule, made.span if made else None, f"has {dim.name} in parts")
+
+    def _is_stored_split(self, value: Value, dim: Dim, axes: Axes) -> bool:
+        """Return whether the value is stored over the axes, and not split only on the way between two placements."""
+        if self._role(value) not in STORED or dim.name not in value.type.names:
+            return False
+        return set(axes) <= set(value.type.axes_of(dim.name))
 
     def _wants(self, result: Value, dim: Dim, axes: Axes) -> Iterator[CollectiveCause]:
         """Yield the rule that splits a dimension where the value is used."""

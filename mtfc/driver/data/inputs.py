@@ -204,7 +204,8 @@ class GivenParameters:
 def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> dict[str, Array]:
     """Return the parameters of a file, or none without a file; print the names of parameters that the file lacks.
 
-    partial: the file may lack parameters, which are drawn from the seed. Raises `UsageError`, and the errors of `read_parameters`.
+    partial: the file may lack parameters, which are drawn from the seed. Raises `UsageError`, and the errors of
+    `read_parameters`.
     """
     if path is None:
         if partial:

@@ -137,7 +137,7 @@ Find = Callable[[Sequence[Mesh], float, Sequence[tuple[Mesh, Layout]], Layout], 
 def best_with_rules(
     asked: AskedRules, best: LayoutSearchResult, seconds: float, find: Find, find_least: Find | None
 ) -> LayoutDifference | UnfitRules:
-    """Search for the best layout with the rules. The search takes `seconds`, and as long again if nothing fits on the mesh of `best`.
+    """Search for the best layout with the rules, in `seconds`, and as long again if nothing fits on the mesh of `best`.
 
     find_least: a search for the least memory, for a second attempt on all meshes; None makes no second attempt.
     """

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Integers, Ragged
 
 if TYPE_CHECKING:
@@ -128,6 +126,8 @@ def _limit(record: dict[str, Any]) -> int | None:
 
 
 def _rows(record: dict[str, Any], key: str, of: str) -> Ragged:
+    import numpy as np
+
     lists, path = _lists_of(record, key, of), f"{of}.{key}"
     offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     return Ragged(_numbers(lists, path), offsets)
@@ -153,6 +153,8 @@ def _lists_of(record: dict[str, Any], key: str, of: str) -> list[list[Any]]:
 
 def _numbers(lists: list[list[Any]], path: str) -> Integers:
     """Return the entries of all lists, one list after the other."""
+    import numpy as np
+
     flat = list(chain.from_iterable(lists))
     if all(kind is int for kind in set(map(type, flat))):
         try:
@@ -178,6 +180,8 @@ def _expect_count(found: Sized, count: int, path: str, other: str) -> None:
 
 
 def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> None:
+    import numpy as np
+
     _expect_count(rows, len(lengths), path, "the list before it")
     wrong = np.flatnonzero(rows.lengths != lengths)
     if len(wrong):
@@ -188,12 +192,16 @@ def _expect_lengths(rows: Ragged, lengths: Integers, path: str, why: str) -> Non
 
 
 def _expect_strategies(costs: Ragged) -> None:
+    import numpy as np
+
     empty = np.flatnonzero(costs.lengths == 0)
     if len(empty):
         raise MalformedInstance(f"expected at least one strategy in nodes.costs[{empty[0]}], found none")
 
 
 def _expect_ends(ends: Integers, nodes: int) -> None:
+    import numpy as np
+
     for wrong, what in (
         ((ends >= nodes).any(1), f"nodes below {nodes}"),
         (ends[:, 0] == ends[:, 1], "two different nodes"),
