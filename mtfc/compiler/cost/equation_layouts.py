@@ -1,7 +1,7 @@
 """Kernel times of equations that each have a layout of their own, before it is known where values are resharded.
 
-Which values are stored is taken from the program before it is placed. Left out are the stores that a reshard adds between two fused
-kernels, and the time of loops besides their iterations. So a compiled program may cost a little more: `roofline.py`.
+Which values are stored is taken from the program before it is placed. Left out are the stores that a reshard adds between two
+fused kernels, and the time of loops besides their iterations. So a compiled program may cost a little more: `roofline.py`.
 """
 
 from __future__ import annotations

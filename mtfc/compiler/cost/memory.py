@@ -9,11 +9,13 @@ The model. There are four parts, and `total` is their sum:
 - activations_peak: the most bytes that all other values hold at one time, by `liveness`. These are the inputs, which stay, and all values
   between inputs, outputs, gradients and updates, with the temporary values of the update.
 
-So `total` is an upper bound for a program that runs in this order. It is reached if the activations peak when the last gradient is made.
-XLA can need less: it fuses elementwise equations, reorders, and puts early gradients where late activations were. It can need more: it pads
-arrays to tiles (`memory_on` counts them for TPUs), keeps weights in a second dtype or order, and sends through buffers of its own.
+So `total` is an upper bound for a program that runs in this order. It is reached if the activations peak when the last gradient
+is made. XLA can need less: it fuses elementwise equations, reorders, and puts early gradients where late activations were. It can
+need more: it pads arrays to tiles (`memory_on` counts them for TPUs), keeps weights in a second dtype or order, and sends through
+buffers of its own.
 
-The formula of the peak is the sum at the equation where the peak is for the file's own sizes. For other sizes the peak may be elsewhere.
+The formula of the peak is the sum at the equation where the peak is for the file's own sizes. For other sizes the peak may be
+elsewhere.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from mtfc.compiler.ir.types import Mesh
 class MemoryUse:
     """Bytes on one processor.
 
-    peak: the line at which the activations peak. stored: (line, bytes) of parameters and state, and of values of the forward pass that the
-    backward pass reads. occupied: (line, bytes) of each value that the four parts count; these add up to `total`.
+    peak: the line at which the activations peak. stored: (line, bytes) of parameters and state, and of values of the forward pass
+    that the backward pass reads. occupied: (line, bytes) of each value that the four parts count; these add up to `total`.
     """
 
     parameters: Amount
@@ -223,8 +225,8 @@ def memory_bound(
       an array that was made of a value before. The results of the first kind, and values that only that kind reads, count where
       the dimensions are whole. A value that the second kind reads counts for its other uses.
     - The last reader of a value may overwrite it, wherever both have the same dimensions. A slice of a parameter must not be
-      overwritten, but its gathered copy may. So a value counts up to the equation before (`_may_take_over`). Values that may share
-      a buffer with a gradient do not count.
+      overwritten, but its gathered copy may. So a value counts up to the equation before (`_may_take_over`). Values that may
+      share a buffer with a gradient do not count.
     - A value that replaces an argument, of the step or of a loop, may be written into the argument.
     - A view, such as windows or a broadcast, may be stored if it is sent, and then the array that it shows is dropped. So the array
       counts as if split like all of its views (`_LastUse`).

@@ -1,8 +1,8 @@
 """The cost model: each effect on a step states its exact cost and, in the same file, a lower bound for all layouts.
 
-`exact` prices a placed function on a mesh of a machine. `bound` returns facts about the undistributed program, as terms and arrays
-of named dimensions (`lower_bounds.py`). Searches evaluate the facts under many layouts at once, and never ask what kind of device
-they search for. No bound may exceed the exact cost of a layout: `tests/properties/test_cost_bounds.py`.
+`exact` prices a placed function on a mesh of a machine. `bound` returns facts about the undistributed program, as terms and
+arrays of named dimensions (`lower_bounds.py`). Searches evaluate the facts under many layouts at once, and never ask what kind of
+device they search for. No bound may exceed the exact cost of a layout: `tests/properties/test_cost_bounds.py`.
 
 | effect | unit | file |
 | --- | --- | --- |

@@ -55,8 +55,8 @@ class DataMovement:
 class Gate:
     """An equation on the way of data, which reads the data split as the equation or its uses are. bytes: the fewest before it.
 
-    carriers: for each dimension of the operand that may stay split, its size, the names under which it may be split, and the pairs
-    that must be split alike. dims: all dimensions that may split a value before the gate.
+    carriers: for each dimension of the operand that may stay split, its size, the names under which it may be split, and the
+    pairs that must be split alike. dims: all dimensions that may split a value before the gate.
     """
 
     bytes: int
@@ -69,8 +69,8 @@ class DataPath:
     """A path of data to an equation that reduces, or to a loop: the values on it, and the fewest bytes on it.
 
     names: for each dimension of the first value, its name at the end and the pairs that must be split alike. The name is None if
-    the dimension is whole at the end or on the way. dims: all dimensions that may split a value on the path. gates: the last one is
-    the end.
+    the dimension is whole at the end or on the way. dims: all dimensions that may split a value on the path. gates: the last one
+    is the end.
     """
 
     names: Names
@@ -138,7 +138,9 @@ def _names(eqn: Equation, names: Names) -> Names:
 
 
 def _bytes_after(eqn: Equation, path: _Path) -> int:
-    """Return the fewest bytes of a path that goes on through an equation. If that is replaced, only the share that it reads passes."""
+    """Return the fewest bytes of a path that goes on through an equation. If that is replaced, only the share that it reads
+    passes.
+    """
     bridge = bridge_of(eqn)
     least = min(path.bytes, eqn.results[0].type.local_bytes(SINGLE))
     return int(least * bridge.share) if bridge else least

@@ -1,8 +1,8 @@
 """Completing pending sums: the exact seconds in a placed function, and the facts that bound them under every layout.
 
 A dot whose summed dimension is split leaves a pending sum. The sum must be completed before an equation that is not linear, or
-that is split over the same axes itself. So it is completed somewhere along a `SumRoute` through linear equations, at the size that
-it has there.
+that is split over the same axes itself. So it is completed somewhere along a `SumRoute` through linear equations, at the size
+that it has there.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class SumStop:
 
     made: dimensions of `own` that surely split the value, as its equation does not need them whole. crossed: dimensions of the
     linear equation that leads here from the stop before. moved: names that this equation, or the end of the route, has for
-    dimensions of the value before. readers: equations of the same function that read the completed value. counts: False if another
-    stop is never worse.
+    dimensions of the value before. readers: equations of the same function that read the completed value. counts: False if
+    another stop is never worse.
     """
 
     value: Value
@@ -130,8 +130,8 @@ class _SumGraph:
     """The linear uses through which sums pass.
 
     whole: dimensions that a value is made whole along. needed: values that some use needs complete, with `moved` of the use.
-    needing: the equations among these uses. sources: equations that leave sums, the summed dimensions, and whether linear uses may
-    pass the sums on.
+    needing: the equations among these uses. sources: equations that leave sums, the summed dimensions, and whether linear uses
+    may pass the sums on.
     """
 
     names: DimensionNames

@@ -1,1 +1,1 @@
-"""Searches: which layouts to choose."""
+"""Searches for the best layout of a model, in three spaces, and the solver that they use."""

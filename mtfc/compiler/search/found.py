@@ -15,8 +15,8 @@ from mtfc.compiler.ir.types import Layout, Mesh
 class Price:
     """The price of a step for one processor: seconds of computing, seconds of communicating, bytes of memory.
 
-    `seconds` is the time without overlap. overlapping: seconds of the step if communication overlaps with independent computation;
-    infinite unless it was asked for. tiled: bytes with the padding of the machine's memory.
+    `seconds` is the time without overlap. overlapping: seconds of the step if communication overlaps with independent
+    computation; infinite unless it was asked for. tiled: bytes with the padding of the machine's memory.
     """
 
     compute: float

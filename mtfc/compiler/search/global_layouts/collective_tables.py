@@ -147,8 +147,8 @@ class CollectiveTables:
         """Return a lower bound on completing an array over axes: the best sequence of steps of `table`.
 
         own: axes that are known to split the array. before: all axes that may split it by the first step. halved: axes that split
-        the use. A step over such an axis is half an all-reduce, and later steps are smaller. Such steps come from `alone` if given.
-        A step that scatters over another axis must gather again. Tables may have a further dimension, of sizes.
+        the use. A step over such an axis is half an all-reduce, and later steps are smaller. Such steps come from `alone` if
+        given. A step that scatters over another axis must gather again. Tables may have a further dimension, of sizes.
         """
         sets = range(len(self.degrees))
         present = [int(mask) for mask in np.unique(over)] or [0]

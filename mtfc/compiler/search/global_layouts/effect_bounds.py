@@ -1,7 +1,7 @@
 """Lower bounds of effects for many layouts at once.
 
-A layout is a row of bit masks: the axes that split each dimension (`layout_space.py`). A shard depends on the union of the masks of
-its dimensions. So each term is a small table over masks, in which all rows are looked up together. Of a dimension that is not
+A layout is a row of bit masks: the axes that split each dimension (`layout_space.py`). A shard depends on the union of the masks
+of its dimensions. So each term is a small table over masks, in which all rows are looked up together. Of a dimension that is not
 decided yet, the axes are known that may split it, and those that surely do (`MaskRange`).
 """
 

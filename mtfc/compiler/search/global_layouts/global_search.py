@@ -1,8 +1,9 @@
 """The best global layout: branch and bound over meshes, and dimension by dimension over layouts.
 
 Partial layouts wait in a queue by their bounds, as blocks of rows that are worked on together. The block with the smallest bound
-is taken. Its rows get one more dimension; or, if they have all, the best row is compiled and priced. Once no bound is below the best
-price, the best layout is proven optimal. Bounds are tested, not proven: if a price is below its own bound, nothing is proven.
+is taken. Its rows get one more dimension; or, if they have all, the best row is compiled and priced. Once no bound is below the
+best price, the best layout is proven optimal. Bounds are tested, not proven: if a price is below its own bound, nothing is
+proven.
 """
 
 from __future__ import annotations
@@ -391,8 +392,8 @@ def search(
     """Return the layout under which `step`, the undistributed function of the model `forward`, takes least time or memory.
 
     meshes: one, or all shapes of one number of devices, those of fewer axes first. known: layouts that are tried first, so that
-    nothing worse is found. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are stored,
-    too. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
+    nothing worse is found. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are
+    stored, too. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
     """
     space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device)
     room = hardware.device.memory if objective != "memory" else float("inf")

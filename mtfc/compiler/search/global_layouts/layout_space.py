@@ -4,9 +4,9 @@ A layout is legal if no axis splits two dimensions of one tensor and all sizes d
 is written as a row of bit masks: the set of axes for each dimension. Several axes split a dimension in the order of the mesh, the
 outer ones first. Dimensions that loops run along stay whole.
 
-Parameters and the optimizer's state may be stored under further rules, with a column for each dimension of a parameter. Parameters
-are stored over at least the axes that split them in the computation, and state over at least the axes of parameters. Each axis that
-storage adds is added to one dimension.
+Parameters and the optimizer's state may be stored under further rules, with a column for each dimension of a parameter.
+Parameters are stored over at least the axes that split them in the computation, and state over at least the axes of parameters.
+Each axis that storage adds is added to one dimension.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The lower bound of completing all pending sums of a step, for many layouts at once.
 
-Over each axis a sum ends at one stop of its route: before the first equation that the axis splits. Over several axes it may end at
-several stops: at one over some axes, while it is still pending over the others, and further on over these. Such a sum costs at
+Over each axis a sum ends at one stop of its route: before the first equation that the axis splits. Over several axes it may end
+at several stops: at one over some axes, while it is still pending over the others, and further on over these. Such a sum costs at
 least the least over all orders in which it may end over its axes, each step at the stop where that is cheapest.
 
 Sums share the collectives that complete them. Where several sums end at one stop, each answers for a part, the same part whatever
-axes it ends over there. No sum ends twice at one stop, and none costs more alone than all that end there together. The parts at each
-stop add up to one, so all sums together cost no more than any choice of stops: a flow is no larger than a cut. Parts are in
+axes it ends over there. No sum ends twice at one stop, and none costs more alone than all that end there together. The parts at
+each stop add up to one, so all sums together cost no more than any choice of stops: a flow is no larger than a cut. Parts are in
 proportion to the cost of each sum by itself, so that cheap sums leave room for those that cost much everywhere.
 
 A completed sum is sent, so it is stored for that, and read again: kernels that would not store it take longer then.
@@ -66,8 +66,9 @@ class _SumTables:
 class _AlikeSums:
     """Sums that are pending over the same axes where they arise, and the places of all: the stops of one after those of another.
 
-    layouts: the layout of each sum. first: the first place of each sum. sums, stops: of each place. comes: True at a place that the
-    pending sum may reach. costs: by the axes that a sum is pending over, and those of them that it ends over, the cost at each place.
+    layouts: the layout of each sum. first: the first place of each sum. sums, stops: of each place. comes: True at a place that
+    the pending sum may reach. costs: by the axes that a sum is pending over, and those of them that it ends over, the cost at
+    each place.
     """
 
     axes: int

@@ -2,8 +2,8 @@
 
 A node is one of three: an equation with its strategies; a *port*, a value that enters a function or a loop or leaves a loop
 stacked, with its placements; or a *version*. A version is a value that several equations use, which may be brought to another
-placement once for all of them. An edge costs what it takes to bring a value from the placement of one node to that of another; in a
-loop it counts once for each iteration. So a repeated layer is one part of the network, however often it runs.
+placement once for all of them. An edge costs what it takes to bring a value from the placement of one node to that of another; in
+a loop it counts once for each iteration. So a repeated layer is one part of the network, however often it runs.
 """
 
 from __future__ import annotations

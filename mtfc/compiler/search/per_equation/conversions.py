@@ -1,8 +1,8 @@
 """The costs to bring a tensor from any placement to any other: all pairs at once.
 
 The compiler takes the chain of collectives that sends the fewest bytes, and of equal chains the shortest (`reshard_plans.py`).
-Here the same chains are found for all placements of a tensor together, by the Bellman-Ford algorithm, target by target. The chains
-may be priced by another measure than bytes, such as seconds.
+Here the same chains are found for all placements of a tensor together, by the Bellman-Ford algorithm, target by target. The
+chains may be priced by another measure than bytes, such as seconds.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Conversions:
 class _StepGraph:
     """Single collectives between placements, as parallel arrays. [steps]
 
-    length: the measure by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a dimension;
-    the last number where it adds none. completed: the axes over which a step completes a reduction, as bits.
+    length: the measure by which the compiler compares chains. added: the number in `runs` of the axes that a step adds to a
+    dimension; the last number where it adds none. completed: the axes over which a step completes a reduction, as bits.
     """
 
     mesh: Mesh

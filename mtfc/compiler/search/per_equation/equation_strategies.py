@@ -1,8 +1,8 @@
 """The strategies of an equation: a use for each mesh axis.
 
-An axis splits one dimension of the iteration space; or it lets a sum pass that is pending over it, if the equation is linear; or it
-is unused, and all processors along it compute the same. Splitting a summed dimension leaves a pending sum. This is SoyBean's third
-aligned form (arXiv:1805.04170, section 4.2.1).
+An axis splits one dimension of the iteration space; or it lets a sum pass that is pending over it, if the equation is linear; or
+it is unused, and all processors along it compute the same. Splitting a summed dimension leaves a pending sum. This is SoyBean's
+third aligned form (arXiv:1805.04170, section 4.2.1).
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class NetworkBuilder:
     """Builds the network of one function.
 
-    splittable: dimensions that a layout can name. work, copying: costs of equations. gradients: the weight of communicating gradients
-    to the update. until: the time of `time.monotonic` after which `NotFound` is raised.
+    splittable: dimensions that a layout can name. work, copying: costs of equations. gradients: the weight of communicating
+    gradients to the update. until: the time of `time.monotonic` after which `NotFound` is raised.
     """
 
     mesh: Mesh
@@ -402,8 +402,8 @@ ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {
 def may_be_pending(function: Function, given: Collection[Value] = ()) -> set[Value]:
     """Return the values that may hold a pending sum, also those in loops; of the arguments only those `given` may.
 
-    A contraction leaves a pending sum, a linear equation passes it on, and a loop may carry it around. The search gives placements
-    with a pending sum to these values alone.
+    A contraction leaves a pending sum, a linear equation passes it on, and a loop may carry it around. The search gives
+    placements with a pending sum to these values alone.
     """
     found = set(given)
     for eqn in function.body:

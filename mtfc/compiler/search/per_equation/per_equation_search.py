@@ -1,7 +1,7 @@
 """The search for a layout of each equation: SoyBean's tilings, on every mesh that is allowed or on one.
 
-The program goes to the solver as a network of choices (`choice_network.py`). The layout that comes out has no rules but those that
-name one equation, argument or loop's value each.
+The program goes to the solver as a network of choices (`choice_network.py`). The layout that comes out has no rules but those
+that name one equation, argument or loop's value each.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ RELAXED = 0.6
 class EquationLayouts:
     """A layout for each equation, its cost and the lower bound of all, in the unit of the network: seconds, or bytes sent.
 
-    memory: bytes that one processor holds at most, according to the network. is_interrupted: True if `KeyboardInterrupt` ended the
-    search.
+    memory: bytes that one processor holds at most, according to the network. is_interrupted: True if `KeyboardInterrupt` ended
+    the search.
     """
 
     layout: Layout
@@ -84,8 +84,8 @@ def timed_network(
 ) -> ChoiceNetwork:
     """Return the choices of an undistributed function on a mesh, priced in seconds of one processor without overlap.
 
-    splittable: dimensions that a layout can name, those of the program before it is differentiated. Raises `NotFound` after `until`,
-    a time of `time.monotonic`.
+    splittable: dimensions that a layout can name, those of the program before it is differentiated. Raises `NotFound` after
+    `until`, a time of `time.monotonic`.
     """
     conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication), until)
     times = EquationTimes(function, topology.mesh, device)
@@ -187,7 +187,8 @@ WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
     "time": (Weights(),),
     "overlap": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
 }
-"""The weights that the solver is asked with. Where communication overlaps, no weights are right, and all solutions are compared."""
+"""The weights that the solver is asked with. Where communication overlaps, no weights are right, and all solutions are compared.
+"""
 
 SMALL = 0.005
 """The relative difference up to which a compiled cost counts as equal to the solver's."""
@@ -348,8 +349,9 @@ def _best(
 ) -> Found:
     """Return the best solution that fits, or a known layout that takes less time when both are compiled.
 
-    Without overlap, the solver's cost picks the best solution of an answer. The result has the solver's cost if the compiled program
-    agrees, and the bound of the last answer. unsplit: a layout that counts as known if the time was up before any solution.
+    Without overlap, the solver's cost picks the best solution of an answer. The result has the solver's cost if the compiled
+    program agrees, and the bound of the last answer. unsplit: a layout that counts as known if the time was up before any
+    solution.
     """
     bound, is_interrupted = answers[-1].bound, any(each.is_interrupted for each in answers)
     evaluated, least, found = 0, inf, None
