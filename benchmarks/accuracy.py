@@ -1,10 +1,11 @@
 """Predicted times beside measured ones.
 
-- Training steps on eight virtual CPU devices, which `mtfc calibrate` measures first. Figures are the error of each prediction, and the
-  number of pairs predicted in the wrong order, of those whose measured times are more than 20 per cent apart. Of several rounds, each
-  with a calibration of its own, the least predicted and measured times count.
-- Training steps that the TPU compiler compiles without a TPU (this needs libtpu). Its cycles of computation are compared with predicted
-  computation, without gradients of max-pools, for which it states no cycles. Its collectives and its memory are compared with `mtfc cost`.
+- Training steps on eight virtual CPU devices, which `mtfc calibrate` measures first. Figures are the error of each prediction,
+  and the number of pairs predicted in the wrong order, of those whose measured times are more than 20 per cent apart. Of several
+  rounds, each with a calibration of its own, the least predicted and measured times count.
+- Training steps that the TPU compiler compiles without a TPU (this needs libtpu). Its cycles of computation are compared with
+  predicted computation, without gradients of max-pools, for which it states no cycles. Its collectives and its memory are
+  compared with `mtfc cost`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Measure placement searches beside FlexFlow (arXiv:1807.05358): its six networks on clusters of P100s and K80s.
 
-Speed-ups are of simulated seconds, over data parallelism and over the expert's strategy. The paper has 1.3 to 3.3, ResNet-101 about
-1 (section 8.2, Figure 7); NMT on 64 K80s has 1.7 to 2.4 with 2 to 5.5 times less transfer. A search has the time of Table 4's
-*delta* column divided by 20, as its full column counts K80s and P100s alike. A second search has ENOUGH time. Chains are so long that the
-clock rarely ends them; the descent uses the rest. Delta over full simulation is measured for single kept changes and for whole
-searches from random strategies, as in the paper.
+Speed-ups are of simulated seconds, over data parallelism and over the expert's strategy. The paper has 1.3 to 3.3, ResNet-101
+about 1 (section 8.2, Figure 7); NMT on 64 K80s has 1.7 to 2.4 with 2 to 5.5 times less transfer. A search has the time of Table
+4's *delta* column divided by 20, as its full column counts K80s and P100s alike. A second search has ENOUGH time. Chains are so
+long that the clock rarely ends them; the descent uses the rest. Delta over full simulation is measured for single kept changes
+and for whole searches from random strategies, as in the paper.
 
 `SOAP` in the environment selects rows, as in `SOAP="nmt 64 k80"`.
 """
@@ -53,7 +53,9 @@ Result = TypeVar("Result")
 
 @attrs.frozen
 class Row:
-    """A row of Table 4: GPUs, seconds of a search by delta simulation, its speed-up over full simulation; and our proposals per chain."""
+    """A row of Table 4: GPUs, seconds of a search by delta simulation, its speed-up over full simulation; and our proposals per
+    chain.
+    """
 
     gpus: int
     seconds: float
@@ -180,7 +182,8 @@ class OneByOne(McmcSearch):
 
 
 def searches_by_delta_over_full(space: PlacementSpace, starts: int) -> float:
-    """Return the time of searches by delta over full simulation, as in Table 4: chains from random strategies until nothing improves.
+    """Return the time of searches by delta over full simulation, as in Table 4: chains from random strategies until nothing
+    improves.
 
     Each kind has the least of some runs in turn.
     """

@@ -1,7 +1,7 @@
 """Measure the solver on instances of the IOPDDL contest, beside the best contest entries.
 
-`IOPDDL` in the environment names a folder with the instances `asplos-2025-iopddl-A.json.gz` and so on, from google/iopddl. The command
-solves each in a process of its own, within the contest's time limit.
+`IOPDDL` in the environment names a folder with the instances `asplos-2025-iopddl-A.json.gz` and so on, from google/iopddl. The
+command solves each in a process of its own, within the contest's time limit.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
     print(mtfc.search("model.mtf", target="h100", devices=8)["layout"])
 
 The options are those of the `mtfc` command. A layout is a name that the file declares, text such as
-`"batch:rows;hidden:cols"`, or a mapping: `{"batch": ("rows", "cols"), "params": {"hidden": "rows"}}`. A mesh is a name, text such as
-`"rows:2;cols:4"`, or a mapping: `{"rows": 2, "cols": 4}`. `dims` changes sizes of dimensions, and `set` changes entries of the `train` block:
-`{"accumulate": 4, "optimizer.learning_rate": 1e-3}`.
+`"batch:rows;hidden:cols"`, or a mapping: `{"batch": ("rows", "cols"), "params": {"hidden": "rows"}}`. A mesh is a name, text
+such as `"rows:2;cols:4"`, or a mapping: `{"rows": 2, "cols": 4}`. `dims` changes sizes of dimensions, and `set` changes entries
+of the `train` block: `{"accumulate": 4, "optimizer.learning_rate": 1e-3}`.
 
 Every function raises `OSError` for a file that cannot be read, `ValueError` for an illegal option, and `CompileError` with the
 diagnostics of a file that has errors.

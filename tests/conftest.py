@@ -1,5 +1,5 @@
-"""What all tests share: the option that rewrites golden texts, Hypothesis without a clock on shared machines and with the same
-cases every time, and eight virtual devices for JAX, which are asked for before anything imports it.
+"""Settings of all tests: the option that rewrites golden texts; Hypothesis without a clock, and with the same cases every time;
+and eight virtual devices for JAX, set before anything imports JAX.
 
 A failing case is shown as it was drawn; `pytest --hypothesis-profile shrink` makes it small, which can take minutes.
 """

@@ -91,7 +91,7 @@ class Session:
         path.write_text(now, "utf-8")
 
     def run(self, command: str) -> str:
-        """What a command prints, on both streams."""
+        """Return the output of a command on both streams."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -134,7 +134,7 @@ def replaced(text: str, lines: str) -> str:
 
 
 def agrees(actual: str, shown: str, roughly: bool) -> bool:
-    """Whether two outputs are the same but for times and rounding."""
+    """Return whether two outputs agree but for times and rounding."""
     actual, shown = TIME.sub("", actual), TIME.sub("", shown)
     if [line.split() for line in DECIMAL.sub("#", actual).splitlines()] != [
         line.split() for line in DECIMAL.sub("#", shown).splitlines()

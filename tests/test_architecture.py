@@ -79,7 +79,7 @@ def is_module(name: str) -> bool:
 
 
 def imports_of(path: Path) -> set[str]:
-    """What a module of ours imports of ours; of a package only what is imported from it."""
+    """Return the modules of mtfc that a module imports; of a package, the modules in it that are named."""
     found = {name for name in imported(ast.parse(path.read_text("utf-8"))) if within(name, "mtfc")}
     return {name for name in found if not any(other.startswith(name + ".") for other in found)}
 

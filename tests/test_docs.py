@@ -1,4 +1,4 @@
-"""What `docs/` says is true: commands print what is shown, examples give what follows them, tables list everything."""
+"""Test `docs/`: commands print the text that is shown, examples give the diagnostics below them, tables list everything."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_fragments_in_the_reference_have_no_errors() -> None:
 
 
 def _written() -> dict[str, str]:
-    """How a program calls each op: a function, or an operator between x and y."""
+    """Return the way to call each op in a program: a function, or an operator between x and y."""
     operators = {op: f"x {sign} y" for sign, op in OPERATORS.items()}
     signs = {op: "-x" if sign == "-" else f"{sign} x" for sign, op in SIGNS.items()}
     calls = {name.removeprefix("random."): builtin.usage for name, builtin in BUILTINS.items()}

@@ -186,7 +186,9 @@ LogProbs = Callable[[Any], Any]
 
 
 def log_probs_of(workplace: Workplace, rows: Any, **others: Any) -> Any:
-    """Return the whole model as a function of any number of texts. `others` are its other inputs for one text, repeated for all."""
+    """Return the whole model as a function of any number of texts. `others` are its other inputs for one text, repeated for
+    all.
+    """
     case = workplace.case
     padded = np.concatenate([rows, np.zeros((-len(rows) % case.sizes["batch"], rows.shape[1]))])
     repeated = {name: np.broadcast_to(row, (len(padded), len(row))) for name, row in others.items()}

@@ -1,4 +1,4 @@
-"""What `README.md` shows was printed by the program."""
+"""Test that the program prints what `README.md` shows."""
 
 from __future__ import annotations
 

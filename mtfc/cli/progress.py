@@ -12,7 +12,9 @@ OFTEN = 0.1
 
 
 def reporter(number: str, until: float) -> Progress:
-    """Return a function that writes figures in the format `number`, for example `.4g`, and the seconds left `until` a time of `monotonic`."""
+    """Return a function that writes figures in the format `number`, for example `.4g`, and the seconds left `until` a time of
+    `monotonic`.
+    """
     if not sys.stderr.isatty():
         return silent
     written = 0.0

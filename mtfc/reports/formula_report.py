@@ -1,9 +1,9 @@
 """Costs as formulas, for `mtfc cost --symbolic`.
 
 The first part is Table 1 of the Mesh-TensorFlow paper, with the constant factors that the paper drops. For each layout it has the
-leading terms of computation, communication, their ratio, and memory per processor. The second part has the complete formulas. The paper's
-two layers are in the middle of a network, so the paper counts the gradient of their input. A training step needs that gradient
-only if a layer comes before.
+leading terms of computation, communication, their ratio, and memory per processor. The second part has the complete formulas.
+The paper's two layers are in the middle of a network, so the paper counts the gradient of their input. A training step needs
+that gradient only if a layer comes before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Predicted time of a step under a placement, by its task graph and timeline: report, JSON record and trace of `mtfc simulate`."""
+"""Predicted time of a step under a placement, by its task graph and timeline: report, JSON record and trace of `mtfc
+simulate`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_report import replaced, seconds_text, trace
 from mtfc.reports.table import aligned, devices_text
 
-LEGEND = "  By line: time on the longest path, for computation and waiting for communication; bytes sent, and stored on device {device}."
+LEGEND = (
+    "  By line: time on the longest path, for computation and waiting for communication;"
+    " bytes sent, and stored on device {device}."
+)
 
 
 @attrs.frozen(eq=False)

@@ -43,7 +43,9 @@ def line_rows(
     sources: Mapping[str, str],
     cells: Callable[[Figure], Iterable[str]],
 ) -> Iterator[list[str]]:
-    """Yield a row for each line of the user's file. Below a line that calls functions of other files come rows for their lines."""
+    """Yield a row for each line of the user's file. Below a line that calls functions of other files come rows for their
+    lines.
+    """
     texts = {file: text.splitlines() for file, text in sources.items()}
     for line, inside in nested(figures, own).items():
         yield [place_text(line, own), source_text(line, texts), *cells(reduce(add, inside.values()))]

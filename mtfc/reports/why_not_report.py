@@ -1,4 +1,6 @@
-"""Answers to `mtfc search --why-not` as text and as JSON: the difference between the best result and the best one with given rules."""
+"""Answers to `mtfc search --why-not` as text and as JSON: the difference between the best result and the best one with given
+rules.
+"""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ train net {{ minimize loss; optimizer = sgd(learning_rate = 0.1) }}
 
 
 def test_loops_take_more_than_their_iterations() -> None:
-    """The first loop rounds w and v: reads and writes them. It stacks each x, which it copies, as it is an argument of the body. The
-    second loop runs backwards and clears the gradients of w and v.
+    """The first loop rounds w and v: reads and writes them. It stacks each x, which it copies, as it is an argument of the body.
+    The second loop runs backwards and clears the gradients of w and v.
     """
     step = function(LOOP, "step")
     loops = [(eqn, each) for eqn, each in works(step) if eqn.regions]

@@ -79,7 +79,9 @@ model padding(x: [batch, taps], y: [batch, one]) {
 }
 train padding { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 """
-"""Two dots share a parameter and have the same dimensions, but the second cannot be split in `out`: a part would see only padding."""
+"""Two dots share a parameter and have the same dimensions, but the second cannot be split in `out`: a part would see only
+padding.
+"""
 
 CONVOLUTIONS = """
 import conv

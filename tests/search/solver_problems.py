@@ -15,7 +15,9 @@ COSTS = st.one_of(AMOUNTS, AMOUNTS, st.just(0), st.just(FORBIDDEN))
 
 @st.composite
 def problems(draw: st.DrawFn, most: int = 6) -> AssignmentProblem:
-    """Draw up to `most` nodes, with single strategies, impossible pairs, parallel edges, empty intervals and little memory among them."""
+    """Draw up to `most` nodes, with single strategies, impossible pairs, parallel edges, empty intervals and little memory
+    among them.
+    """
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=most))
     size = len(counts)
     pairs = [(i, j) for i in range(size) for j in range(size) if i != j]
@@ -44,7 +46,9 @@ def least_cost(problem: AssignmentProblem) -> int | None:
 
 
 def chain(length: int, strategies: int, seed: int = 0) -> AssignmentProblem:
-    """Return a larger problem: a chain of nodes with a few edges between distant nodes, and too little memory for the cheapest choice."""
+    """Return a larger problem: a chain of nodes with a few edges between distant nodes, and too little memory for the cheapest
+    choice.
+    """
     random = np.random.default_rng(seed)
     near = [(i, i + 1) for i in range(length - 1)]
     far = [(i, int(random.integers(i + 2, min(i + 12, length)))) for i in range(0, length - 2, 2)]

@@ -117,7 +117,9 @@ COPYING = attrs.evolve(
 
 
 def test_what_a_loop_copies_for_products_is_in_the_bound() -> None:
-    """A dot copies a slice of a layer's parameter. A layout that stores the parameter otherwise gathers it, and copies nothing."""
+    """A dot copies a slice of a layer's parameter. A layout that stores the parameter otherwise gathers it, and copies
+    nothing.
+    """
     text = """\
 dim depth = 3
 dim batch = 4

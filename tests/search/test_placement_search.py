@@ -332,7 +332,8 @@ def test_a_seed_determines_the_result() -> None:
 
 def test_loops_that_are_not_compiled_find_the_same() -> None:
     """Without Numba the loops run as Python, on numbers that warn where they overflow."""
-    code = "import sys; sys.modules['numba'] = None; from tests.search.test_placement_search import seconds_found as f; print(f().hex())"
+    imports = "from tests.search.test_placement_search import seconds_found"
+    code = f"import sys; sys.modules['numba'] = None; {imports}; print(seconds_found().hex())"
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert float.fromhex(done.stdout) == seconds_found()

@@ -1,4 +1,6 @@
-"""Transfers of a placement: which part sends which elements to which part, and which devices hold the same piece of a parameter."""
+"""Transfers of a placement: which part sends which elements to which part, and which devices hold the same piece of a
+parameter.
+"""
 
 from __future__ import annotations
 

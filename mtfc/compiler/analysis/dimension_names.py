@@ -2,7 +2,8 @@
 
 A layout has three sets of rules: for the computation, for stored parameters and for the optimizer's state. A dimension `d` is
 called `d` in the forward and the backward pass, `params.d` where a parameter is stored, and `optimizer.d` in the update. Where a
-search does not choose how arrays are stored, the three names follow the same rule. The `rename` op gives a dimension another name.
+search does not choose how arrays are stored, the three names follow the same rule. The `rename` op gives a dimension another
+name.
 
 A value has its `own` names where it is computed. An elementwise equation may also run in the layout of its uses or of its operand
 (pass propagate-layouts), and a value may be cut for its use before it is sent. So a value may also be split under the names that

@@ -10,7 +10,8 @@ swapped if each is one dimension. XLA computes the result as (shared, own of the
   the other matrix is narrow, as in the gradient of a classifier's last layer, the transposition takes many times as long as the
   dot. The JAX backend then swaps the operands and transposes the result.
 - If neither order of operands gives the wanted result, `jnp.einsum` swaps the operands even if it then copies more. For the heads
-  of an attention (`blm,mhk->bhlk`) it copies all three arrays element by element. The JAX backend keeps the order that copies less.
+  of an attention (`blm,mhk->bhlk`) it copies all three arrays element by element. The JAX backend keeps the order that copies
+  less.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ There are three exceptions:
 
 Arguments belong to the caller: their buffers live as long as the function runs, and no other value is written into them.
 
-The final carries of a loop take over the buffers of the initial ones, if these have no later use. While a loop runs, it also needs
-the buffers of one iteration at its peak: copies of the slices, and the values of the body.
+The final carries of a loop take over the buffers of the initial ones, if these have no later use. While a loop runs, it also
+needs the buffers of one iteration at its peak: copies of the slices, and the values of the body.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ These equations define a timeline:
     the tasks of a device are in the order of (ready, id)
 
 They have one solution: edges and the orders of devices both go upward in (ready, id), so the times of a task follow from those of
-tasks with smaller (ready, id). `simulate` finds the solution task by task in this order (Algorithm 1). `Simulation` keeps a solution up to
-date while the graph changes (Algorithm 2). It follows the same order, but visits only tasks for which an equation may no longer
-hold. Times before the current task are final, as all effects of a change come later. So `Simulation` visits each affected task at its old
-and its new place. Both algorithms do the same arithmetic and give the same numbers to the last bit.
+tasks with smaller (ready, id). `simulate` finds the solution task by task in this order (Algorithm 1). `Simulation` keeps a
+solution up to date while the graph changes (Algorithm 2). It follows the same order, but visits only tasks for which an equation
+may no longer hold. Times before the current task are final, as all effects of a change come later. So `Simulation` visits each
+affected task at its old and its new place. Both algorithms do the same arithmetic and give the same numbers to the last bit.
 """
 
 from __future__ import annotations

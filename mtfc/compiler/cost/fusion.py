@@ -3,14 +3,15 @@
 The storage of each op (`opdef.Storage`) decides:
 
 - A reader of a view reads the value behind the view, but at most the bytes of the view.
-- An elementwise equation is fused with its readers. Its result is stored only if the function or a loop returns it, or if something
-  else than elementwise equations and reductions reads it.
+- An elementwise equation is fused with its readers. Its result is stored only if the function or a loop returns it, or if
+  something else than elementwise equations and reductions reads it.
 - A dot and the `fold` that sums its windows are one kernel: the transpose of a convolution.
 
-On CPUs and GPUs dots are library kernels, which take whole arrays. XLA therefore copies each slice of a loop that a dot reads, such as
-the weights of a layer, and each result of a dot that the loop stacks.
+On CPUs and GPUs dots are library kernels, which take whole arrays. XLA therefore copies each slice of a loop that a dot reads,
+such as the weights of a layer, and each result of a dot that the loop stacks.
 
-`FusionModel` is the model of CPUs and GPUs. Its subclasses for TPUs are in `tpu/`; `device_models.py` chooses the class for a device.
+`FusionModel` is the model of CPUs and GPUs. Its subclasses for TPUs are in `tpu/`; `device_models.py` chooses the class for a
+device.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def users(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator
 class FusionModel:
     """The kernels of a function whose values are placed on `mesh`, and the bytes that each kernel moves.
 
-    whole: the complete function, if `function` has only some of its equations. stored: values in memory. near: values that stay in
-    the scratchpad of a TPU. returned: outputs of the function. slices: slices of stacks that a loop body takes. stacked: sources of
-    the values that a loop stacks. ends: stored values that another layout may keep inside a kernel.
+    whole: the complete function, if `function` has only some of its equations. stored: values in memory. near: values that stay
+    in the scratchpad of a TPU. returned: outputs of the function. slices: slices of stacks that a loop body takes. stacked:
+    sources of the values that a loop stacks. ends: stored values that another layout may keep inside a kernel.
     """
 
     has_register_traffic = False

@@ -134,7 +134,9 @@ class _HaloFinder:
         return self._last(following[0]) if following else eqn
 
     def _partitioned(self, last: Equation, eqn: Equation, bridge: Bridge) -> list[Equation]:
-        """Return the equations that replace the last of a chain where `eqn` has its dimension split; nothing if there are none."""
+        """Return the equations that replace the last of a chain where `eqn` has its dimension split; nothing if there are
+        none.
+        """
         pair, rule = {bridge.source, bridge.target}, OPS[last.op].distribute
         dims = [dim for value in (*eqn.operands, *eqn.results) for dim in value.type.dims if dim.name in pair]
         are_beside = len(pair) > 1 and any(pair.issubset(v.type.names) for v in (*eqn.operands, *eqn.results))

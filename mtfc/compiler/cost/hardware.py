@@ -1,8 +1,8 @@
 """Machines that programs run on: devices, and the links between them.
 
-A machine has the figures that a prediction needs: the rates at which one device computes, reads its memory and sends to its neighbours.
-Rates may depend on size, as small kernels and messages are slower (`Rate`). Links nest: the first link connects devices, the second
-connects groups of the first, and so on.
+A machine has the figures that a prediction needs: the rates at which one device computes, reads its memory and sends to its
+neighbours. Rates may depend on size, as small kernels and messages are slower (`Rate`). Links nest: the first link connects
+devices, the second connects groups of the first, and so on.
 
 Units are those of the SI: FLOP/s, bytes, bytes/s, seconds.
 """
@@ -21,9 +21,10 @@ NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
 KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", "round")
 """Kernels with rates of their own.
 
-pool: a reduction of windows. unpool: its gradient. convolution: a dot of windows, or a dot whose windows `fold` sums. transposed and
-reordered: what is transposed or reordered for a dot (`analysis/dot_operand_layout.py`). clear and round: what a TPU clears or rounds for a
-loop (`cost/tpu/tpu_fusion.py`).
+pool: a reduction of windows. unpool: its gradient. convolution: a dot of windows, or a dot whose windows `fold` sums. transposed
+and
+reordered: what is transposed or reordered for a dot (`analysis/dot_operand_layout.py`). clear and round: what a TPU clears or
+rounds for a loop (`cost/tpu/tpu_fusion.py`).
 """
 
 
@@ -58,8 +59,8 @@ class Rate:
 class Scratchpad:
     """The memory on the chip of a TPU (VMEM, on v4 also CMEM).
 
-    latency: seconds before a dot starts whose operands and result lie there. Rates are in bytes/s, None for those of the main memory:
-    `reads` and `writes` of elementwise kernels and reductions, `factors` and `results` of dots.
+    latency: seconds before a dot starts whose operands and result lie there. Rates are in bytes/s, None for those of the main
+    memory: `reads` and `writes` of elementwise kernels and reductions, `factors` and `results` of dots.
     """
 
     bytes: float
@@ -74,9 +75,10 @@ class Scratchpad:
 class Device:
     """One processor.
 
-    flops: FLOP/s by dtype, each by the FLOPs of one kernel. memory: bytes. bandwidth: bytes/s of memory, by the bytes that one kernel reads
-    and writes. overhead: seconds to start a kernel. ops: elements/s of ops and `KERNELS` that take longer than their bytes; elements are
-    those of the largest array read or written, of a table those that indices point at. overlap: how much of the shorter of computing and
+    flops: FLOP/s by dtype, each by the FLOPs of one kernel. memory: bytes. bandwidth: bytes/s of memory, by the bytes that one
+    kernel reads and writes. overhead: seconds to start a kernel. ops: elements/s of ops and `KERNELS` that take longer than
+    their bytes; elements are those of the largest array read or written, of a table those that indices point at. overlap: how
+    much of the shorter of computing and
     moving the longer one hides: 1 if a kernel loads while it computes. loop: seconds of an iteration besides its kernels.
 
     TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
@@ -122,14 +124,14 @@ class Device:
 class Link:
     """A link between `sizes` neighbours. `sizes` is empty for an outermost switch that has room for any number.
 
-    A torus has one size for each side, the last side innermost. In a shared `memory`, each device copies its data from the others itself,
-    and computes nothing meanwhile.
+    A torus has one size for each side, the last side innermost. In a shared `memory`, each device copies its data from the
+    others itself, and computes nothing meanwhile.
 
-    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array; in a ring or torus to one neighbour along one
-    side. latency: seconds from one neighbour to the next. shared: the number of neighbouring devices that share this bandwidth. wraps: a
-    part of a ring or side is a ring itself if its length is a multiple of this number, and if at least a block with such sides is in use;
-    otherwise it is a line. None: only whole sides are rings. collectives: bandwidths of single kinds of collectives; that of a permute
-    depends on the bytes of one device.
+    bandwidth: bytes/s that a device sends in one direction, by the bytes of the whole array; in a ring or torus to one neighbour
+    along one side. latency: seconds from one neighbour to the next. shared: the number of neighbouring devices that share this
+    bandwidth. wraps: a part of a ring or side is a ring itself if its length is a multiple of this number, and if at least a
+    block with such sides is in use; otherwise it is a line. None: only whole sides are rings. collectives: bandwidths of single
+    kinds of collectives; that of a permute depends on the bytes of one device.
     """
 
     name: str

@@ -4,10 +4,10 @@ The model. There are four parts, and `total` is their sum:
 
 - parameters: the arguments of that role, as they are stored.
 - optimizer: the optimizer's state and step number, as they are stored.
-- gradients: the buffers of values that the backward pass makes and the update reads. All are counted as alive at once, as they are
-  before the first update.
-- activations_peak: the most bytes that all other values hold at one time, by `liveness`. These are the inputs, which stay, and all values
-  between inputs, outputs, gradients and updates, with the temporary values of the update.
+- gradients: the buffers of values that the backward pass makes and the update reads. All are counted as alive at once, as they
+  are before the first update.
+- activations_peak: the most bytes that all other values hold at one time, by `liveness`. These are the inputs, which stay, and
+  all values between inputs, outputs, gradients and updates, with the temporary values of the update.
 
 So `total` is an upper bound for a program that runs in this order. It is reached if the activations peak when the last gradient
 is made. XLA can need less: it fuses elementwise equations, reorders, and puts early gradients where late activations were. It can
@@ -228,11 +228,12 @@ def memory_bound(
       overwritten, but its gathered copy may. So a value counts up to the equation before (`_may_take_over`). Values that may
       share a buffer with a gradient do not count.
     - A value that replaces an argument, of the step or of a loop, may be written into the argument.
-    - A view, such as windows or a broadcast, may be stored if it is sent, and then the array that it shows is dropped. So the array
-      counts as if split like all of its views (`_LastUse`).
+    - A view, such as windows or a broadcast, may be stored if it is sent, and then the array that it shows is dropped. So the
+      array counts as if split like all of its views (`_LastUse`).
     - Values without FLOPs may be computed again: filled arrays, slices, concatenations. Casts and renames are taken to be kept.
     - Two scalings of a value may become one (`merging_in`).
-    - A dot of several operands may compute on its way what another equation computes later of its operands (`_LastUses.multiplied`).
+    - A dot of several operands may compute on its way what another equation computes later of its operands
+      (`_LastUses.multiplied`).
     - Values that differ here may become equal (`equal_in`).
     """
     equal = equal_in(function, replaced)
@@ -246,7 +247,9 @@ def memory_bound(
 
 
 def _always_alive(function: Function) -> Iterator[Sequence[Value]]:
-    """Yield arguments, and the gradients with the values that were in their buffers before. Each may be split like any of these."""
+    """Yield arguments, and the gradients with the values that were in their buffers before. Each may be split like any of
+    these.
+    """
     yield from ([argument.value] for argument in function.arguments)
     yield from (buffer.values for buffer in by_gradients(function, SINGLE)[0])
 

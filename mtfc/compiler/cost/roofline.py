@@ -1,10 +1,12 @@
 """The time that a processor computes: of each equation, its FLOPs or the bytes that it moves, whichever take longer.
 
-The model of the device's kernels (`fusion.py`, `device_models.py`) says which values are in memory, which equations are one kernel, and how
-dots are padded. An equation reads its stored operands and writes its stored results, and each kernel costs the device's overhead.
-The roofline is a lower bound for one kernel. Kernels rarely overlap on one device, so the time of a step is their sum.
+The model of the device's kernels (`fusion.py`, `device_models.py`) says which values are in memory, which equations are one
+kernel, and how dots are padded. An equation reads its stored operands and writes its stored results, and each kernel costs the
+device's overhead. The roofline is a lower bound for one kernel. Kernels rarely overlap on one device, so the time of a step is
+their sum.
 
-Some devices have rates for operands that are transposed or reordered for a dot (`analysis/dot_operand_layout.py`). Those add to its time.
+Some devices have rates for operands that are transposed or reordered for a dot (`analysis/dot_operand_layout.py`). Those add to
+its time.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ def computation_of(function: Function, mesh: Mesh, device: Device) -> float:
 
 
 def largest(eqn: Equation, mesh: Mesh) -> int:
-    """Return the elements of the largest array that a placed equation reads or writes. Of a table, only those that indices point at count."""
+    """Return the elements of the largest array that a placed equation reads or writes. Of a table, only those that indices
+    point at count.
+    """
     values = eqn.operands if has_trait(eqn, "scatter") else (*eqn.operands, *eqn.results)
     if storage(eqn) == "lookup":
         values = values[1:]
@@ -147,8 +151,8 @@ class Kernels:
 class KernelBound:
     """A lower bound on the seconds of a kernel in one step.
 
-    arithmetic: seconds of its FLOPs at the peak rate. completing: pending sums that the kernel makes or reads, each with the seconds of the
-    kernel if the sum is completed there. A completed sum is sent, and therefore stored and read again.
+    arithmetic: seconds of its FLOPs at the peak rate. completing: pending sums that the kernel makes or reads, each with the
+    seconds of the kernel if the sum is completed there. A completed sum is sent, and therefore stored and read again.
     """
 
     arithmetic: ShardedAmount
@@ -182,7 +186,8 @@ def kernel_bounds(
     trips: int = 1,
     stored: Collection[Value] = (),
 ) -> Iterator[KernelBound]:
-    """Yield a bound for each kernel that all layouts have, at peak rates. `function` is the program's, or a loop's that runs `trips` times.
+    """Yield a bound for each kernel that all layouts have, at peak rates. `function` is the program's, or a loop's that runs
+    `trips` times.
 
     Whether other equations store or fuse their operands is not known. Every equation that computes something reads its operands.
     sums: values in which a sum may be completed, with their readers. stored: slices of arguments of the whole function.
@@ -323,8 +328,8 @@ class _Reads:
     def copied(self, eqn: Equation) -> Iterator[Term]:
         """Yield the seconds of copying a loop's slice of an argument for a dot, on CPUs and GPUs (`fusion.py`).
 
-        Every layout copies at least the shard of a slice, unless the slice is resharded for the dot. The loop leaves a slice placed
-        as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules put it
+        Every layout copies at least the shard of a slice, unless the slice is resharded for the dot. The loop leaves a slice
+        placed as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules put it
         (propagate-layouts). Slices that the loop computes may follow other uses, and do not count.
         """
         for value in self.fusion.copied(eqn) if eqn.stage != "update" else ():

@@ -1,6 +1,7 @@
 """Seconds of a compiled program on a machine without overlap, which searches compare.
 
-This is the sum of the kernels by their rooflines and of the collectives by their links. `step_time` simulates the same parts with overlap.
+This is the sum of the kernels by their rooflines and of the collectives by their links. `step_time` simulates the same parts
+with overlap.
 """
 
 from __future__ import annotations

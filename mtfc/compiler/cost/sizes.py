@@ -1,6 +1,7 @@
 """Sizes on one processor, as numbers or as formulas.
 
-Analyses add up the amounts of a `Scale` without asking for their kind. So a formula cannot disagree with the number that it stands for.
+Analyses add up the amounts of a `Scale` without asking for their kind. So a formula cannot disagree with the number that it
+stands for.
 """
 
 from __future__ import annotations

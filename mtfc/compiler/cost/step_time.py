@@ -4,14 +4,16 @@ All processors run the same program, so one stands for all. Its computation is t
 collective is tasks on the lanes that the collective uses (`topology.py`). So the size of the mesh does not matter.
 
 - An equation that computes is a task with the seconds of its roofline (`roofline.py`).
-- A collective is a task on each of its lanes. It starts when its operands are ready, and queues on each lane. It ends when its last task
-  ends. Equations wait for a collective only if they use its results.
+- A collective is a task on each of its lanes. It starts when its operands are ready, and queues on each lane. It ends when its
+  last task ends. Equations wait for a collective only if they use its results.
 - In a shared memory processors run collectives themselves. Such a collective starts after all computation before it, and all
   computation after it waits.
-- The body of a loop is simulated once. As in XLA, an iteration starts when the one before has ended. In the graph around the loop, the
-  loop is a task on `processor 0` with the time of all iterations, and a task on each lane with the time of its collectives there.
+- The body of a loop is simulated once. As in XLA, an iteration starts when the one before has ended. In the graph around the
+  loop, the loop is a task on `processor 0` with the time of all iterations, and a task on each lane with the time of its
+  collectives there.
 
-So `processor 0` pauses only for communication, and step = computation + exposed communication holds exactly. Exposed time is charged to
+So `processor 0` pauses only for communication, and step = computation + exposed communication holds exactly. Exposed time is
+charged to
 the collectives that caused it: from the end of each pause back along the tasks that made it late.
 """
 

@@ -1,8 +1,8 @@
 """Exact formulas: sums of monomials in the file's own names, such as `10*batch*io*hidden/all + 3*batch*io`.
 
-Every cost is a polynomial in the dimensions, divided by products of mesh axes. A general algebra system would take longer to import than
-the compiler needs for a program, and would print names in another order. Here they stand as the file declares them, dimensions before
-axes, and terms of the highest degree first.
+Every cost is a polynomial in the dimensions, divided by products of mesh axes. A general algebra system would take longer to
+import than the compiler needs for a program, and would print names in another order. Here they stand as the file declares them,
+dimensions before axes, and terms of the highest degree first.
 """
 
 from __future__ import annotations

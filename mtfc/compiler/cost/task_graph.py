@@ -1,9 +1,9 @@
 """Task graphs: tasks on devices, their durations, and their order (FlexFlow, section 5.1).
 
-A connection between devices is a device too, and a transfer is a task on it. So computation and communication overlap unless an edge
-forbids it. Edges only order tasks in time. The id of a task is a tuple of numbers, and every edge goes from a smaller id to a larger
-one. So a graph has no cycle, and ids can break ties. Ids of equations follow the order of the program; further numbers tell the tasks of
-one equation apart.
+A connection between devices is a device too, and a transfer is a task on it. So computation and communication overlap unless an
+edge forbids it. Edges only order tasks in time. The id of a task is a tuple of numbers, and every edge goes from a smaller id to
+a larger one. So a graph has no cycle, and ids can break ties. Ids of equations follow the order of the program; further numbers
+tell the tasks of one equation apart.
 """
 
 from __future__ import annotations

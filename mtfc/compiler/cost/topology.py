@@ -2,11 +2,12 @@
 
 Links nest. Each link is a *lane*; a torus is one lane for each side. The processors of a mesh are numbered row by row, and
 devices from the innermost lane outwards. So the last axis of a mesh lies innermost, unless another order is given. An axis
-may cover a part of a lane, or several lanes (`AxisPart`). A mesh that does not fill a torus takes the most compact part, as TPUs are
+may cover a part of a lane, or several lanes (`AxisPart`). A mesh that does not fill a torus takes the most compact part, as TPUs
+are
 rented: 8 of 16 x 16 are 2 x 4. If the axes do not fit there, they take the whole torus.
 
-A collective uses all lanes of its axes at once (pipelined, as rings of rings are). Its seconds on a lane are those of the ring algorithm,
-with `n` members, `S` bytes of the whole array, and `p` devices per member:
+A collective uses all lanes of its axes at once (pipelined, as rings of rings are). Its seconds on a lane are those of the ring
+algorithm, with `n` members, `S` bytes of the whole array, and `p` devices per member:
 
     all-gather, reduce-scatter   (n - 1) latency + S (n - 1) / (n p bandwidth)
     all-reduce                   both of them
@@ -14,12 +15,13 @@ with `n` members, `S` bytes of the whole array, and `p` devices per member:
                                  they pass through others, s floor(n/2) ceil(n/2) / (n bandwidth)
     permute                      latency and s / bandwidth for each hop; a shift goes one way round a ring, the shorter one
 
-In a shared memory all members wait for each other (n latency), and each copies the data that it receives: S / bandwidth for an all-gather
-or reduce-scatter, twice that for an all-reduce, s / bandwidth for an all-to-all or a permute. All processors meet for a permute.
+In a shared memory all members wait for each other (n latency), and each copies the data that it receives: S / bandwidth for an
+all-gather or reduce-scatter, twice that for an all-reduce, s / bandwidth for an all-to-all or a permute. All processors meet for
+a permute.
 
-`bandwidth` is that of one device while all send: a k-th of a link that k devices share. A member of a ring has neighbours on both sides,
-so twice the bandwidth and half the steps. The sides of a torus add up. Groups whose members are not adjacent share the links of a
-ring. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
+`bandwidth` is that of one device while all send: a k-th of a link that k devices share. A member of a ring has neighbours on
+both sides, so twice the bandwidth and half the steps. The sides of a torus add up. Groups whose members are not adjacent share
+the links of a ring. Sources: nccl-tests' PERFORMANCE.md for rings, the JAX
 scaling book (jax-ml.github.io/scaling-book/sharding) for tori and hierarchies: the largest over levels of S (n - 1) / (n W), of W
 the bandwidth of a member, which is p times that of its devices.
 """
@@ -104,8 +106,8 @@ class Topology:
     def of(cls, mesh: Mesh, hardware: Hardware, innermost_first: Sequence[str] = ()) -> Topology:
         """Lay out the axes of a mesh in the given order, by default the last axis first.
 
-        An axis that no longer fits on a side of a torus goes to the next side, if all remaining axes find room there. Among the most
-        compact parts of a torus, the mesh takes the one that cuts its axes into the fewest parts.
+        An axis that no longer fits on a side of a torus goes to the next side, if all remaining axes find room there. Among the
+        most compact parts of a torus, the mesh takes the one that cuts its axes into the fewest parts.
         """
         order = tuple(innermost_first) or mesh.names[::-1]
         parts = (
@@ -334,7 +336,9 @@ class _Free:
         return inf if size is None else size // self.used.get(lane.name, 1)
 
     def _advance(self, size: int, rest: int) -> None:
-        """Go on to the next lane if this one is full, and to the next side of a torus if only that has room for the whole axis."""
+        """Go on to the next lane if this one is full, and to the next side of a torus if only that has room for the whole
+        axis.
+        """
         while self.at < len(self.lanes) - 1:
             room, next_room = self._room(self.at), self._room(self.at + 1)
             is_side = self.lanes[self.at + 1].link is self.lanes[self.at].link

@@ -1,8 +1,8 @@
 """Costs of a placed program for one processor: FLOPs, communication and memory.
 
-Each equation is charged once (`Charge`), with its source line and stage; an equation in a loop is charged for all iterations. All figures
-(of a function, a stage, a line, a set of mesh axes) are sums of charges. The `Scale` makes them numbers or formulas. FLOPs follow
-the rule of the op. A collective sends one processor's operand.
+Each equation is charged once (`Charge`), with its source line and stage; an equation in a loop is charged for all iterations.
+All figures (of a function, a stage, a line, a set of mesh axes) are sums of charges. The `Scale` makes them numbers or formulas.
+FLOPs follow the rule of the op. A collective sends one processor's operand.
 """
 
 from __future__ import annotations

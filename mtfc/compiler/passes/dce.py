@@ -2,8 +2,8 @@
 
 The pass runs before collectives are inserted, so that an unused gradient costs no communication.
 
-A loop loses its unused results one by one: yielded outputs without a use, carries that neither a use nor the next iteration needs,
-and then the arguments that nothing reads.
+A loop loses its unused results one by one: yielded outputs without a use, carries that neither a use nor the next iteration
+needs, and then the arguments that nothing reads.
 
 Input:   %a = exp %x; %b = log %x; return %b
 Output:  %b = log %x; return %b

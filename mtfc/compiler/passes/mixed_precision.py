@@ -2,9 +2,9 @@
 
 A file asks for this with `precision = { params: f32, compute: bf16 }`. Parameters, their gradients and their updates have the
 first dtype. Each use of a parameter, and each float input, is cast to the second. Tensors made without operands have the second.
-If the model casts to a wider dtype, the values that follow stay wide: of two operands the narrower one is cast. Values that depend
-only on literals and integers, such as the sine of a position, keep the model's dtype until they meet another operand's. The
-minimized value is returned in f32.
+If the model casts to a wider dtype, the values that follow stay wide: of two operands the narrower one is cast. Values that
+depend only on literals and integers, such as the sine of a position, keep the model's dtype until they meet another operand's.
+The minimized value is returned in f32.
 
 Input:   %h: f32[batch, io] = mul %x, %w                           with precision = { params: f32, compute: bf16 }
 Output:  %w_2: bf16[io] = cast %w; %x_2: bf16[batch, io] = cast %x; %h: bf16[batch, io] = mul %x_2, %w_2

@@ -3,8 +3,9 @@
 Numba is optional. Without it each decorator returns the function unchanged: the same code runs slowly and gives the same results.
 This is the only file that touches private parts of Numba.
 
-Numba keeps compiled code on disk, beside the source or in a folder of its own. It checks only the file of the function itself. But
-compiled code contains the functions that it calls, so here a change to any file of `compiler/search` invalidates the whole cache.
+Numba keeps compiled code on disk, beside the source or in a folder of its own. It checks only the file of the function itself.
+But compiled code contains the functions that it calls, so here a change to any file of `compiler/search` invalidates the whole
+cache.
 """
 
 from __future__ import annotations

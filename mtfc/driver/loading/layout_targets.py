@@ -13,7 +13,9 @@ from mtfc.frontend.layouts.program_index import Tensor
 
 
 def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> Function:
-    """Return the function that a search places, in the form that `assign-layouts` gets: `step` if the program trains, else `forward`."""
+    """Return the function that a search places, in the form that `assign-layouts` gets: `step` if the program trains, else
+    `forward`.
+    """
     placed = attrs.evolve(program, mesh=mesh, layout=layout)
     whole = run(placed, (*differentiation(), *preparation()))
     return whole.function("step" if whole.has_function("step") else "forward")

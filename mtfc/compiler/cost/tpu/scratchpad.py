@@ -1,19 +1,20 @@
 """Small programs on TPUs: programs without loops whose memory fits into the scratchpad (VMEM, on v4 also CMEM).
 
-XLA's compiler for TPUs (libtpu 0.0.42) keeps all arrays of such a program there, and fuses more (all of `tpu_fusion.py` holds besides):
+XLA's compiler for TPUs (libtpu 0.0.42) keeps all arrays of such a program there, and fuses more (all of `tpu_fusion.py` holds
+besides):
 
 - A dot computes its elementwise operands itself, unless they are windows. So each dot computes the operands that it needs.
-- The kernel of a dot also computes the elementwise equations that follow it, the update of the parameter whose gradient it makes (unless
-  the gradient is sent), and reductions of all these. The result is not stored if a dot is its only reader.
-- An elementwise equation that computes a small array for larger ones, such as the divisor of a softmax, is a kernel of its own. Scalars
-  start no kernel.
+- The kernel of a dot also computes the elementwise equations that follow it, the update of the parameter whose gradient it makes
+  (unless the gradient is sent), and reductions of all these. The result is not stored if a dot is its only reader.
+- An elementwise equation that computes a small array for larger ones, such as the divisor of a softmax, is a kernel of its own.
+  Scalars start no kernel.
 - Reductions over arrays with the same dimensions are one kernel, unless one needs the result of the other.
 - Kernels read and write the scratchpad at its own rates (`Scratchpad`). Register traffic costs the same as elsewhere.
-- A dot starts after the latency of the scratchpad. The first dot starts after the latency of memory. So does a dot whose result is
-  rounded because only dots read it, on devices whose elementwise kernels read no faster than from memory.
+- A dot starts after the latency of the scratchpad. The first dot starts after the latency of memory. So does a dot whose result
+  is rounded because only dots read it, on devices whose elementwise kernels read no faster than from memory.
 
-XLA compiles larger programs like this in part. Predictions for these are closer without these rules than with some of them, so there
-is a step in predicted times where a program outgrows the scratchpad.
+XLA compiles larger programs like this in part. Predictions for these are closer without these rules than with some of them, so
+there is a step in predicted times where a program outgrows the scratchpad.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Kernel = Equation | None
 class ScratchpadFusion(TpuFusion):
     """The kernels of a program that lies in the scratchpad.
 
-    rounds: True if dots wait for memory to round their results. small: elementwise results from which larger arrays are computed. parts:
-    the dot whose kernel stores the result of an equation. kernels: all kernels that compute an equation. computed: the equations that the
-    kernel of a dot computes.
+    rounds: True if dots wait for memory to round their results. small: elementwise results from which larger arrays are
+    computed. parts: the dot whose kernel stores the result of an equation. kernels: all kernels that compute an equation.
+    computed: the equations that the kernel of a dot computes.
     """
 
     crosses_stages = True

@@ -1,13 +1,13 @@
 """Padding on TPUs: of arrays to whole tiles in memory, and of dots to the sides of the matrix unit (MXU).
 
-XLA lays arrays out in tiles of 8 x 128 elements along two of their dimensions (OpenXLA, "Tiled layout"). A tile has 1, 2 or 4 rows
-if the array has no more. XLA chooses the two dimensions; here it takes those that pad least, but no dimension that windows slide
-along. An image, for example, has tiles along channels and batch. Registers hold 8 x 128 elements in f32, so tiles of fewer rows
-fill them only in part (`register_bytes`).
+XLA lays arrays out in tiles of 8 x 128 elements along two of their dimensions (OpenXLA, "Tiled layout"). A tile has 1, 2 or 4
+rows if the array has no more. XLA chooses the two dimensions; here it takes those that pad least, but no dimension that windows
+slide along. An image, for example, has tiles along channels and batch. Registers hold 8 x 128 elements in f32, so tiles of fewer
+rows fill them only in part (`register_bytes`).
 
-The MXU (`Device.mxu_size`) holds a square of one factor, with summands along one side. Rows of the other factor pass through the MXU
-in groups of 8. Loading the square takes as long as passing its rows or its columns, whichever are fewer. XLA chooses which factor the
-MXU holds (`mxu_schedules`).
+The MXU (`Device.mxu_size`) holds a square of one factor, with summands along one side. Rows of the other factor pass through the
+MXU in groups of 8. Loading the square takes as long as passing its rows or its columns, whichever are fewer. XLA chooses which
+factor the MXU holds (`mxu_schedules`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Tiles(Numbers):
 
 
 def pixels_of(equations: Iterable[Equation], mesh: Mesh) -> set[Dim]:
-    """Return the dimensions that windows slide along, those within windows, and the parts and wholes of both where they are split."""
+    """Return the dimensions that windows slide along, those within windows, and the parts and wholes of both where they are
+    split.
+    """
     equations = list(equations)
     found, blocks = set[Dim](), set[Dim]()
     for eqn in equations:

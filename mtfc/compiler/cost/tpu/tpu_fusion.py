@@ -12,12 +12,13 @@ Beyond `fusion.py`:
 
 Loops:
 
-- A loop whose iteration fits into the scratchpad (VMEM) keeps there the factors that all iterations multiply by, such as weights. If dots
-  can write there, the loop also keeps sums of dots, such as gradients of weights, or these alone if not all of it fits.
+- A loop whose iteration fits into the scratchpad (VMEM) keeps there the factors that all iterations multiply by, such as
+  weights. If dots can write there, the loop also keeps sums of dots, such as gradients of weights, or these alone if not all of
+  it fits.
 - A backward loop clears its stacks before it fills them.
 - Slices in f32 that only dots read are rounded to 16 bits before the loop, the whole stack once for all loops.
-- An iteration copies what it stacks but does not compute itself: arguments, received values, results of inner loops. It also copies a
-  slice of which an inner loop takes slices.
+- An iteration copies what it stacks but does not compute itself: arguments, received values, results of inner loops. It also
+  copies a slice of which an inner loop takes slices.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class Updater:
     def apply(
         self, function: Function, parameter: Value, gradient: Value
     ) -> tuple[list[Argument], list[Output]]:
-        """Append the update of one parameter. Return its states as arguments, and the outputs that replace parameter and states."""
+        """Append the update of one parameter. Return its states as arguments, and the outputs that replace parameter and
+        states.
+        """
         return _Application(self.builder, function, parameter, self._common).run(gradient)
 
 

@@ -8,7 +8,8 @@ rules apply:
   parameter gathered after them.
 - An array that only loops read, slice by slice, stays as it is stored. So it is gathered one slice at a time.
 - A dimension that an op needs whole is not split.
-- If two dimensions of one equation would use the same axis, one of them gives the axis up: the choice that sends the fewest bytes.
+- If two dimensions of one equation would use the same axis, one of them gives the axis up: the choice that sends the fewest
+bytes.
 
 The loop over micro-batches takes parameters as they are stored, and carries the sums of gradients as parameters are stored. A
 parameter split by a rule of `params` is gathered in each micro-batch, and its gradient scattered. So memory stays that of one

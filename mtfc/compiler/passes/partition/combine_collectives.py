@@ -3,9 +3,9 @@
 Each collective has a latency, which is most of the time of a small one.
 
 All-reduces are collected in buckets, one for each set of axes, reduction and dtype. An all-reduce enters its bucket when its
-operand exists. The bucket runs when one of its results is used, or when it holds at least `max_bytes` on a processor. So gradients
-are sent in the order in which they are computed (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.2). Equations between
-scalars wait together with the all-reduces that they use.
+operand exists. The bucket runs when one of its results is used, or when it holds at least `max_bytes` on a processor. So
+gradients are sent in the order in which they are computed (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.2).
+Equations between scalars wait together with the all-reduces that they use.
 
 All-reduces that only the update waits for have buckets of their own. Otherwise the sum over the batch in a batch normalization
 would wait for megabytes of gradients. If such a bucket holds at most `FEW_BYTES`, it joins the next one that runs.

@@ -49,8 +49,8 @@ class PlacedVersion:
 class ReshardInserter:
     """Inserts the reshards of one function or region.
 
-    pending: axes over which a sum stays pending in each output of a loop's region. body: the equations so far. followers: reshards
-    that stand right after an equation.
+    pending: axes over which a sum stays pending in each output of a loop's region. body: the equations so far. followers:
+    reshards that stand right after an equation.
     """
 
     def __init__(self, function: Function, mesh: Mesh, pending: Mapping[str, Axes] = {}) -> None:

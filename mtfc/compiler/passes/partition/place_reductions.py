@@ -244,8 +244,8 @@ def cut_problem(function: Function, axis: str) -> CutProblem:
 def pending_values(problem: CutProblem, mesh: Mesh) -> set[Value]:
     """Return the values of `problem.through` that stay pending in the cheapest solution.
 
-    Node (value, "made") is on the source's side of the cut if the value is pending when it is computed. Node (value, "kept") is on
-    the source's side if no use needs the value complete.
+    Node (value, "made") is on the source's side of the cut if the value is pending when it is computed. Node (value, "kept") is
+    on the source's side if no use needs the value complete.
     """
     network = FlowNetwork()
     for value in problem.sources:

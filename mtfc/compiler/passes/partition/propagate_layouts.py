@@ -66,7 +66,8 @@ def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
 class LayoutPropagator:
     """Changes the layouts of one function's equations to those of their uses or operands.
 
-    placed: the type of each value. pending: axes over which a sum may be pending in a value. changed: equations that have changed.
+    placed: the type of each value. pending: axes over which a sum may be pending in a value. changed: equations that have
+    changed.
     """
 
     def __init__(self, mesh: Mesh, fixed: set[LayoutTarget]) -> None:

@@ -203,7 +203,9 @@ class Branching:
         return rows
 
     def scores(self, rows: Rows, until: float) -> Seconds:
-        """Return bounds; for rows that cannot fit more than any bound, in proportion to the memory; of use only before `until`."""
+        """Return bounds; for rows that cannot fit more than any bound, in proportion to the memory; of use only before
+        `until`.
+        """
         known = MaskRange(rows, rows)
         lacking = self.bound.memory(known) / self.bound.hardware.device.memory
         return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known, until=until))

@@ -84,7 +84,9 @@ class LayoutSpace:
         return [mask for mask in sets if dim.size % degree(mask, mesh) == 0]
 
     def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
-        """Return each row with each set of axes that the column may have beside decided columns, and the numbers of the old rows."""
+        """Return each row with each set of axes that the column may have beside decided columns, and the numbers of the old
+        rows.
+        """
         base, beside = self.columns[column].base, self.columns[column].beside
         taken = union(rows, beside & decided)
         start = np.zeros(len(rows), np.uint8)

@@ -166,7 +166,9 @@ def new_blocks() -> MakeBlocks:
 
 
 def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]:
-    """Return the equations that layouts replace, with the dimensions that are split then: theirs, or those of the same op after."""
+    """Return the equations that layouts replace, with the dimensions that are split then: theirs, or those of the same op
+    after.
+    """
     found: dict[Equation, DimSets] = {}
     uses, names = uses_of(function), names_of(function)
     makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}

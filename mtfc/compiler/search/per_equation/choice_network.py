@@ -78,7 +78,9 @@ def unit_of(network: ChoiceNetwork) -> float:
 
 
 def to_problem(network: ChoiceNetwork, unit: float, memory: float | None, name: str) -> AssignmentProblem:
-    """Return the problem with `unit` integers per unit of cost, and at most `memory` bytes held at any time unless that is None."""
+    """Return the problem with `unit` integers per unit of cost, and at most `memory` bytes held at any time unless that is
+    None.
+    """
     nodes = network.nodes
     return AssignmentProblem(
         costs=Ragged.of([_integers(node.costs, unit) for node in nodes]),

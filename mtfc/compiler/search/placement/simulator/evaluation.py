@@ -43,8 +43,8 @@ from mtfc.compiler.search.placement.task_graph_builder import (
 )
 
 ENDED, PENDING, CROWDED = range(3)
-"""Outcomes of a proposal: it exceeds a limit and is reverted; it is simulated to its end, and pending until the next proposal says
-whether it is kept; there is no room, and everything must be loaded anew.
+"""Outcomes of a proposal: it exceeds a limit and is reverted; it is simulated to its end, and pending until the next proposal
+says whether it is kept; there is no room, and everything must be loaded anew.
 """
 IDLE, FORGOTTEN, KEPT = range(3)
 """Fates of the last proposal: none is pending; it is reverted; it is kept."""
