@@ -67,16 +67,6 @@ def part_cost(
     return seconds["forward"], seconds["backward"], kept
 
 
-def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
-    """Return the seconds of the FLOPs of both passes of the middle part, at the peak rates of the device."""
-    function = flow.local(step, parts, middle(parts.degrees)).function()
-    done = work_in(function, fusion_of(function, ONE, device))
-    return sum(
-        each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
-        for eqn, each in zip(function.body, done, strict=True)
-    )
-
-
 def optimizer_states(training: Training | None) -> int:
     """Return the largest number of optimizer states of a parameter."""
     updates = training.updates if training is not None else ()

@@ -61,7 +61,7 @@ def propose_strategy(
     last: int,
     memory: StateArrays,
     held: Array,
-    limits: tuple[float, float, float],
+    limits: tuple[float, float],
 ) -> Any:
     """Build the changed blocks of a strategy and propose them: see `propose_blocks`.
 
@@ -80,13 +80,13 @@ def propose_blocks(
     last: int,
     memory: StateArrays,
     held: Array,
-    limits: tuple[float, float, float],
+    limits: tuple[float, float],
 ) -> Any:
     """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
     holds.
 
     edge_targets: see `apply_change`. last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a
-    device has, seconds of the new step, and seconds of the old step.
+    device has, and seconds of the step.
     """
     current, change, run = open_state(memory)
     if last == KEPT:
@@ -102,7 +102,7 @@ def propose_blocks(
         return ENDED, np.inf, sent, held
     if not apply_change(current, numbers, new, edge_targets, change, run):
         return CROWDED, np.inf, sent, held
-    seconds = simulate_change(current, change, run, limits[2], limits[1])
+    seconds = simulate_change(current, change, run, limits[1])
     if seconds == np.inf:
         revert_change(current, change, run)
         return ENDED, seconds, sent, held
@@ -239,7 +239,7 @@ class StrategyEvaluator:
                 last,
                 self._memory,
                 old.held,
-                (float(self.tasks.memory), limit, old.seconds),
+                (float(self.tasks.memory), limit),
             )
             if becomes != CROWDED:
                 return seconds, sent, held

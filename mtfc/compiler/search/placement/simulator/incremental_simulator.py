@@ -1,20 +1,11 @@
 """Delta simulation: the timeline of a changed task graph from the old one, equal to full simulation to the last bit.
 
-`apply_change` puts the replaced blocks beside the current graph. `simulate_change` simulates only what changes. It skips the
-queue up to the first place where the timelines may differ, then takes tasks one by one as full simulation does. As soon as the
-new state differs from the old one only by a time shift, it copies the old timeline, shifted, up to the next task that may be
-affected. This is the case when
+`apply_change` puts the replaced blocks beside the current graph. `simulate_change` keeps the old timeline up to the first place
+where the two may differ, and takes the other tasks one by one as full simulation does. `commit_change` writes an accepted
+change over the current graph, and `revert_change` removes it.
 
-- the tasks taken are those before some place of the old queue, except new and removed tasks
-- all of these that have not ended, in either timeline, end later by the same shift, and none is new or removed
-
-Then devices become free later by this shift, or are free already, and the same holds for successors. The order of further tasks
-follows from this alone, up to the first affected task. Times are multiples of `TICK`, so sums are exact, and a shift changes no
-order.
-
-The predecessors of a task are looked up when the first of them is taken in an *epoch*. An epoch begins whenever a stretch of
-the old timeline is copied; so copied tasks cost nothing more. `commit_change` writes an accepted change over the current graph,
-and `revert_change` removes it.
+The predecessors of a task are looked up when the first of them ends in a simulation. So the tasks that are kept cost nothing.
+Times are multiples of `TICK`, so their sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -31,7 +22,6 @@ from mtfc.compiler.search.placement.simulator.simulator_state import (
     ENDS,
     EPOCH,
     FIRST,
-    GONE,
     INDEX,
     LIVE,
     LOST,
@@ -40,10 +30,7 @@ from mtfc.compiler.search.placement.simulator.simulator_state import (
     NEW,
     NONE,
     NUMBERS,
-    OLD,
-    PASSED,
     SAME,
-    SHIFTS,
     TAKEN,
     TASKS,
     WAITING,
@@ -54,31 +41,15 @@ from mtfc.compiler.search.placement.simulator.simulator_state import (
 )
 from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
-EXACT = 256.0
-"""Sums of multiples of a tick are exact below this many seconds."""
-WORTH = 48
-"""The smallest number of tasks that are copied at once, as the check has a cost, too."""
-
 
 @jit_no_refcount
-def simulate_change(
-    current: CurrentGraph, change: GraphChange, run: DeltaRun, makespan: float, limit: float
-) -> float:
-    """Simulate a change of a timeline with a known makespan; return the new makespan, or infinity beyond the limit."""
+def simulate_change(current: CurrentGraph, change: GraphChange, run: DeltaRun, limit: float) -> float:
+    """Simulate a change; return the new makespan, or infinity beyond the limit."""
     if not _begin(current, change, run, limit):
         return np.inf
-    tried, ends = 0, np.uint32(len(run.after) - 1)
+    ends = np.uint32(len(run.after) - 1)
     while run.after[ends] != ends:
-        task, place = run.after[ends], current.counts[PASSED]
-        if place >= tried and _is_shifted(current, change, run, task, place, makespan):
-            shift, until = run.soonest[task] - current.ready[task], _unmarked(change, place)
-            until, now = _unaffected_until(current, change, run, place, until, shift, True)
-            tried = max(until, place + WORTH)
-            if until - place >= WORTH:
-                if not _take_over(current, change, run, until, now, shift, limit):
-                    return np.inf
-                continue
-        if run.load[take_task(current, change, run, task)] > limit:
+        if run.load[take_task(current, change, run, run.after[ends])] > limit:
             return np.inf
     return float(run.free.max())
 
@@ -86,13 +57,9 @@ def simulate_change(
 @jit_inline
 def _begin(current: CurrentGraph, change: GraphChange, run: DeltaRun, limit: float) -> bool:
     """Skip the tasks that do not change. Return False if the limit is certain to be exceeded."""
-    until = current.counts[FIRST]
-    current.counts[FIRST] = current.counts[TAKEN] = current.counts[GONE] = 0
-    run.latest[:] = run.late[:] = -np.inf
-    run.shift[:] = 0.0
-    until, now = _unaffected_until(current, change, run, 0, until, 0.0, False)
-    current.counts[FIRST] = current.counts[PASSED] = current.counts[OLD] = until
-    _find_last(current, run, until)
+    current.counts[TAKEN] = 0
+    now = _first_change(current, change, run)
+    _find_last(current, run, current.counts[FIRST])
     for device in range(len(run.last)):
         last = run.last[device]
         run.first_last[device], run.first_done[device] = last, current.done[last] if last != NONE else 0.0
@@ -100,7 +67,7 @@ def _begin(current: CurrentGraph, change: GraphChange, run: DeltaRun, limit: flo
         run.load[device] = change.load[device] + run.free[device] - run.first_done[device]
         if run.load[device] > limit:
             return False
-    _begin_epoch(current, change, run, now, 0.0)
+    _find_ready(current, change, run, now)
     return True
 
 
@@ -121,147 +88,49 @@ def _find_last(current: CurrentGraph, run: DeltaRun, place: int) -> None:
 
 
 @jit_inline
-def _is_shifted(
-    current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int, place: int, makespan: float
-) -> bool:
-    """Return whether the new state differs from the old state at a place only by a time shift."""
-    are_taken = current.counts[OLD] + current.counts[GONE] == place
-    if not are_taken or current.place[task] != place or change.mark[task] != SAME:
-        return False
-    now, before = run.soonest[task], current.ready[task]
-    is_exact = now == before or max(makespan, makespan + (now - before)) < EXACT
-    return bool(is_exact and _shift_agrees(run, now - before, now, before))
-
-
-@jit_inline
-def _unmarked(change: GraphChange, place: int) -> int:
-    """Return the next place of an affected or removed task, or the end of the queue."""
-    while not change.is_marked[place]:
-        place += 1
-    return place
-
-
-@jit_inline
-def _shift_agrees(run: DeltaRun, shift: float, now: float, before: float) -> bool:
-    """Return whether all tasks that have not ended, in either timeline, are shifted by `shift`."""
-    agrees = run.late[0] <= now and run.late[1] <= before
-    for i in range(SHIFTS):
-        if run.shift[i] != shift:
-            agrees &= run.latest[i] <= now and run.latest[i] - run.shift[i] <= before
-    return bool(agrees)
-
-
-@jit_inline
-def _unaffected_until(
-    current: CurrentGraph,
-    change: GraphChange,
-    run: DeltaRun,
-    place: int,
-    until: int,
-    shift: float,
-    is_begun: bool,
-) -> tuple[int, float]:
-    """Return the place, at most `until`, up to which the old queue stays the same but for a shift, and a time in the new
-    timeline: exactly the tasks before this place are ready before this time.
+def _first_change(current: CurrentGraph, change: GraphChange, run: DeltaRun) -> float:
+    """Set FIRST to the place up to which the queue stays the same. Return a time: exactly the tasks before this place are
+    ready before it.
     """
+    until = current.counts[FIRST]
     soonest = current.ready[current.order[until]] if until < current.counts[LIVE] else np.inf
-    i = 0
-    while i < current.counts[AFFECTED]:
-        task = run.affected[i]
-        if run.end[task] < np.inf:
-            current.counts[AFFECTED] -= 1
-            run.affected[i] = run.affected[current.counts[AFFECTED]]
-            run.critical[i] = run.critical[current.counts[AFFECTED]]
-            continue
-        if not is_begun or (run.critical[i] != NONE and end_of(current, run, run.critical[i]) < np.inf):
-            run.critical[i] = _blocking_task(current, change, run, task)
-        if run.critical[i] == NONE:
-            soonest = min(soonest, run.soonest[task] - shift if is_begun else 0.0)
-        elif change.mark[run.critical[i]] == SAME:
-            soonest = min(soonest, current.end[run.critical[i]])
-        i += 1
-    low, high = place, until
-    while low < high:
-        middle = (low + high) >> 1
+    for i in range(current.counts[AFFECTED]):
+        soonest = min(soonest, _soonest_ready(current, change, run.affected[i]))
+    low = 0
+    while low < until:
+        middle = (low + until) >> 1
         if current.ready[current.order[middle]] < soonest:
             low = middle + 1
         else:
-            high = middle
-    return low, soonest + shift
+            until = middle
+    current.counts[FIRST] = until
+    return float(soonest)
 
 
 @jit_inline
-def _blocking_task(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int) -> int:
-    """Return an open predecessor of an affected task: an affected one, else the last to end, else NONE."""
-    found: int = np.uint32(NONE)  # type: ignore[assignment]
-    e = change.first_predecessor[task]
+def _soonest_ready(current: CurrentGraph, change: GraphChange, task: int) -> float:
+    """Return when an affected task is ready, or infinity if it waits for another affected task."""
+    soonest, e = 0.0, change.first_predecessor[task]
     while e != NONE:
-        found = _later_of(current, change, run, found, change.source[e])
+        source = change.source[e]
+        soonest = max(soonest, current.end[source] if change.mark[source] == SAME else np.inf)
         e = change.next_predecessor[e]
-    return found
+    return float(soonest)
 
 
 @jit_inline
-def _later_of(current: CurrentGraph, change: GraphChange, run: DeltaRun, found: int, other: int) -> int:
-    if end_of(current, run, other) < np.inf or (found != NONE and change.mark[found] != SAME):
-        return found
-    is_later = found == NONE or change.mark[other] != SAME or current.end[other] > current.end[found]
-    return other if is_later else found
-
-
-@jit_inline
-def _take_over(
-    current: CurrentGraph,
-    change: GraphChange,
-    run: DeltaRun,
-    until: int,
-    now: float,
-    shift: float,
-    limit: float,
-) -> bool:
-    """Copy old tasks up to some place, shifted. All others are ready at `now` or later. Return False if the limit is exceeded."""
-    begin, at = current.counts[PASSED], current.counts[TAKEN]
-    run.work[:] = 0.0
-    for place in range(begin, until):
-        task = current.order[place]
-        device = current.device[task]
-        run.order[at] = task
-        at += 1
-        run.ready[task], run.end[task] = current.ready[task] + shift, current.end[task] + shift
-        run.work[device] += current.seconds[task]
-        run.last[device] = task
-    current.counts[OLD] += until - begin
-    current.counts[TAKEN], current.counts[PASSED] = at, until
-    for device in range(len(run.free)):
-        if run.last[device] != NONE and current.place[run.last[device]] >= begin:
-            end = run.end[run.last[device]]
-            run.load[device] += end - run.free[device] - run.work[device]
-            run.free[device] = end
-        if run.load[device] > limit:
-            return False
-    _begin_epoch(current, change, run, now, shift)
-    return True
-
-
-@jit_inline
-def _begin_epoch(current: CurrentGraph, change: GraphChange, run: DeltaRun, now: float, shift: float) -> None:
-    """Begin an epoch: enqueue the ready tasks among successors of tasks that end at `now` or later, and among affected tasks."""
+def _find_ready(current: CurrentGraph, change: GraphChange, run: DeltaRun, now: float) -> None:
+    """Enqueue the ready tasks among successors of tasks that end at `now` or later, and among affected tasks."""
     current.counts[EPOCH] += 1
     current.counts[NEAR] = clear(run.after, run.before)
     for device in range(len(run.last)):
         task = run.last[device]
-        while task != NONE:
-            if change.mark[task] != LOST:
-                end = end_of(current, run, task)
-                if end < now:
-                    break
-                note_shift(run, shift, end)
-                _check_successors(current, change, run, task)
+        while task != NONE and current.end[task] >= now:
+            _check_successors(current, change, run, task)
             task = current.previous[task]
     for i in range(current.counts[AFFECTED]):
-        if run.end[run.affected[i]] == np.inf:
-            check_ready(current, change, run, run.affected[i])
-    place = current.counts[PASSED]
+        check_ready(current, change, run, run.affected[i])
+    place = current.counts[FIRST]
     while place < current.counts[LIVE] and current.ready[current.order[place]] == 0:
         check_ready(current, change, run, current.order[place])
         place += 1
@@ -291,21 +160,13 @@ def take_task(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: i
     next = drop(run.after, run.before, task)
     if current.counts[NEAR] == task:
         current.counts[NEAR] = next
-    device, ready, place = current.device[task], run.soonest[task], current.place[task]
+    device, ready = current.device[task], run.soonest[task]
     start = max(ready, run.free[device])
     run.load[device] += start - run.free[device]
     end = start + current.seconds[task]
     run.free[device], run.ready[task] = end, ready
     run.order[current.counts[TAKEN]] = task
     current.counts[TAKEN] += 1
-    if place == NONE:
-        run.late[0] = max(run.late[0], end)
-    else:
-        current.counts[OLD] += 1
-        note_shift(run, end - current.end[task], end)
-        if run.last[device] == NONE or current.place[run.last[device]] < place:
-            run.last[device] = task
-        _pass_places(current, change, run, place + 1)
     first = current.successor_first[task]
     for e in range(first, first + current.successor_count[task]):
         other = current.successors[e]
@@ -317,36 +178,6 @@ def take_task(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: i
         e = change.next_successor[e]
     run.end[task] = end
     return int(device)
-
-
-@jit_inline
-def note_shift(run: DeltaRun, shift: float, end: float) -> None:
-    """Record that a task ends at `end`, later by `shift` than before."""
-    place = -1
-    for i in range(SHIFTS):
-        if run.shift[i] == shift:
-            place = i
-    if place < 0:
-        place = 0
-        for i in range(1, SHIFTS):
-            place = i if run.latest[i] < run.latest[place] else place
-        run.late[0] = max(run.late[0], run.latest[place])
-        run.late[1] = max(run.late[1], run.latest[place] - run.shift[place])
-        run.shift[place], run.latest[place] = shift, end
-    run.latest[place] = max(run.latest[place], end)
-
-
-@jit_inline
-def _pass_places(current: CurrentGraph, change: GraphChange, run: DeltaRun, until: int) -> None:
-    """Pass the old queue up to a place, and removed tasks behind it."""
-    place = current.counts[PASSED]
-    while place < until or (place < current.counts[LIVE] and change.mark[current.order[place]] == LOST):
-        task = current.order[place]
-        if change.mark[task] == LOST:
-            run.late[1] = max(run.late[1], current.end[task])
-            current.counts[GONE] += 1
-        place += 1
-    current.counts[PASSED] = place
 
 
 @jit_inline
@@ -363,7 +194,7 @@ def _notify(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int
 
 @jit_inline
 def check_ready(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int) -> None:
-    """Look up the open predecessors of a task, once per epoch, and enqueue it if there are none."""
+    """Look up the open predecessors of a task, once per simulation, and enqueue it if there are none."""
     if run.seen[task] == current.counts[EPOCH] or change.mark[task] == LOST:
         return
     run.seen[task] = current.counts[EPOCH]
@@ -439,7 +270,6 @@ def _mark(current: CurrentGraph, task: int, mark: int, change: GraphChange) -> N
     current.counts[MARKED] += 1
     place = current.place[task]
     if place != NONE:
-        change.is_marked[place] = 1
         current.counts[FIRST] = min(current.counts[FIRST], place)
 
 
@@ -514,10 +344,7 @@ def revert_change(current: CurrentGraph, change: GraphChange, run: DeltaRun) -> 
 def unmark(current: CurrentGraph, change: GraphChange) -> None:
     """Remove all marks."""
     for i in range(current.counts[MARKED]):
-        task = change.marked[i]
-        change.mark[task] = SAME
-        if current.place[task] != NONE:
-            change.is_marked[current.place[task]] = 0
+        change.mark[change.marked[i]] = SAME
     for e in range(current.counts[EDGES]):
         change.first_successor[change.source[e]] = NONE
     for i in range(current.counts[NUMBERS]):
@@ -618,11 +445,10 @@ def _write_predecessors(current: CurrentGraph, change: GraphChange, task: int) -
 @jit_inline
 def _write_timeline(current: CurrentGraph, change: GraphChange, run: DeltaRun) -> None:
     """Write the new timeline, and remove all marks."""
-    change.is_marked[current.counts[LIVE]] = 0
     for i in range(current.counts[MARKED]):
         task = change.marked[i]
         if change.mark[task] == LOST:
-            change.is_marked[current.place[task]], current.place[task] = 0, NONE
+            current.place[task] = NONE
     unmark(current, change)
     first = current.counts[FIRST]
     for device in range(len(current.load)):
@@ -637,4 +463,3 @@ def _write_timeline(current: CurrentGraph, change: GraphChange, run: DeltaRun) -
         queue(current, task, first + i, run.work, run.last)
     current.counts[LIVE] = first + current.counts[TAKEN]
     current.counts[TASKS] += current.counts[NEW]
-    change.is_marked[current.counts[LIVE]] = 1

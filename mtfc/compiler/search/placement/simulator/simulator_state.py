@@ -21,8 +21,6 @@ StateArrays = tuple[Array, ...]
 
 NONE = 2**32 - 1
 """No task, edge or place. Numbers are unsigned, so that Numba generates no checks for negative indices."""
-SHIFTS = 4
-"""The number of time shifts that are tracked at once."""
 ENDS = 2
 """Arrays by task have this many more entries than tasks."""
 SAME, ALTERED, LOST = range(3)
@@ -33,14 +31,13 @@ INDEX = 32
 TASKS, LIVE, WAITING, BEFORE, EPOCH = range(5)
 """Entries of `counts`."""
 NUMBERS, NEW, MARKED, EDGES, FIRST = range(5, 10)
-NEAR, TAKEN, AFFECTED, PASSED, OLD, GONE = range(10, 16)
+NEAR, TAKEN, AFFECTED = range(10, 13)
 """The meaning of the entries of `counts`:
 
 - of the current graph: task numbers in use, tasks in the queue, used entries of the two edge pools, and the epoch
 - of a change: its blocks, its new tasks, marked tasks, edges, and the first place of the queue that it touches; later the first
   place from which tasks are simulated
-- of a simulation: the task where the search for a queue position begins; tasks taken; tasks affected; places of the old queue
-  that were passed; old tasks taken; and removed tasks at passed places
+- of a simulation: the task where the search for a queue position begins; tasks taken; and tasks affected
 """
 
 
@@ -106,7 +103,6 @@ class GraphChange(NamedTuple):
     load: Array
     mark: Array
     marked: Array
-    is_marked: Array
     first_successor: Array
     first_predecessor: Array
     source: Array
@@ -127,9 +123,6 @@ class DeltaRun(NamedTuple):
     room for a list of tasks. free, load [device]: as in `FullRun`. work [device]: room. last [device]: the last old task
     that was passed, or NONE. first_done, first_last [device]: seconds of the tasks before the first that was taken; the
     last of them.
-
-    shift, latest: some differences between new and old ends of tasks, and the last end with each. late [2]: the last end of
-    new tasks and of tasks with other differences; and, in the old timeline, of removed tasks and of those.
     """
 
     ready: Array
@@ -141,7 +134,6 @@ class DeltaRun(NamedTuple):
     before: Array
     order: Array
     affected: Array
-    critical: Array
     moved: Array
     free: Array
     load: Array
@@ -149,26 +141,22 @@ class DeltaRun(NamedTuple):
     first_done: Array
     last: Array
     first_last: Array
-    shift: Array
-    latest: Array
-    late: Array
 
 
 def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) -> StateArrays:
     """Allocate room for some numbers of tasks, edges and blocks. `computing` devices are not ports."""
     tasks += ENDS
     return (
-        np.zeros(16, np.uint32),
+        np.zeros(13, np.uint32),
         np.full((7, tasks), np.inf),
         np.zeros(tasks, np.int64),
-        np.full((19, tasks), NONE, np.uint32),
-        np.zeros((2, tasks), np.uint8),
+        np.full((18, tasks), NONE, np.uint32),
+        np.zeros(tasks, np.uint8),
         np.zeros((8, edges), np.uint32),
         np.zeros((8, blocks), np.int64),
         np.zeros((2, blocks, computing)),
         np.zeros((6, devices)),
         np.zeros((3, devices), np.uint32),
-        np.zeros((3, SHIFTS)),
     )
 
 
@@ -180,15 +168,13 @@ def room(memory: StateArrays) -> tuple[int, int]:
 @jit_internal
 def open_state(memory: StateArrays):  # type: ignore[no-untyped-def]
     """Name the parts of the state: the current graph, a change, and its simulation."""
-    counts, f, keys, i, marks, e, b, held, d, last, shifts = memory
+    counts, f, keys, i, marks, e, b, held, d, last = memory
     graph = f[0], f[1], f[2], f[3], keys, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], e[0], e[1], e[2]
     current = CurrentGraph(counts, *graph, b[0], b[1], b[2], held[0], d[0], last[0])
     edges = e[3], e[4], e[5], e[6], e[7]
-    change = GraphChange(
-        b[3], b[4], b[5], b[6], b[7], held[1], d[1], marks[0], i[16], marks[1], i[8], i[9], *edges
-    )
-    tasks = f[4], f[5], f[6], i[10], i[11], i[17], i[18], i[12], i[13], i[14], i[15]
-    run = DeltaRun(*tasks, d[2], d[3], d[4], d[5], last[1], last[2], shifts[0], shifts[1], shifts[2])
+    change = GraphChange(b[3], b[4], b[5], b[6], b[7], held[1], d[1], marks, i[16], i[8], i[9], *edges)
+    tasks = f[4], f[5], f[6], i[10], i[11], i[12], i[13], i[14], i[15], i[17]
+    run = DeltaRun(*tasks, d[2], d[3], d[4], d[5], last[1], last[2])
     return current, change, run
 
 
@@ -239,8 +225,6 @@ def _load(
     for place in range(count):
         queue(current, times.order[place], place, current.load, run.last)
     change.mark[:] = 0
-    change.is_marked[:] = 0
-    change.is_marked[count] = 1
     change.first_successor[:] = NONE
     run.end[:] = np.inf
     run.seen[:] = NONE
