@@ -26,7 +26,7 @@ from mtfc.compiler.search.placement.simulator.full_simulator import (
     indexed_graph,
     simulate,
 )
-from mtfc.compiler.search.placement.simulator.simulator_state import (
+from mtfc.compiler.search.placement.simulator.incremental_simulator import (
     INDEX,
     LIVE,
     NONE,

@@ -242,7 +242,7 @@ class CostTemplate(NamedTuple):
 @jit
 def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
     """Return the tables of a form, and the numbers to append to those that exist."""
-    parts, count = _product(degrees), len(shape.tables)
+    parts, count = degrees.prod(), len(shape.tables)
     size = begin
     found = np.empty((count, 4), np.int64)
     for table in range(count):
@@ -260,14 +260,6 @@ def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
         _rows(numbers[found[table, 2] - begin :], shape.follows[table], degrees, parts)
         _bounds(numbers[found[table, 3] - begin :], shape, table, degrees, found[table, 0])
     return found, numbers
-
-
-@jit_internal
-def _product(degrees: Array) -> int:
-    found = 1
-    for degree in degrees:
-        found *= degree
-    return found
 
 
 @jit_internal

@@ -20,17 +20,15 @@ from mtfc.compiler.search.placement.simulator.full_simulator import (
     simulate,
 )
 from mtfc.compiler.search.placement.simulator.incremental_simulator import (
-    apply_change,
-    commit_change,
-    revert_change,
-    simulate_change,
-)
-from mtfc.compiler.search.placement.simulator.simulator_state import (
     StateArrays,
     allocate,
+    apply_change,
+    commit_change,
     load_state,
     open_state,
+    revert_change,
     room,
+    simulate_change,
 )
 from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.compiler.search.placement.task_graph_builder import (
@@ -124,18 +122,6 @@ class SimulatedGraph:
 
 
 @attrs.frozen(eq=False)
-class SimulatedBlocks:
-    """A task graph and its timeline before its edges are indexed."""
-
-    blocks: TaskBlocks
-    timeline: TaskTimes
-
-    @cached_property
-    def base(self) -> SimulatedGraph:
-        return SimulatedGraph(indexed_graph(self.blocks), self.timeline)
-
-
-@attrs.frozen(eq=False)
 class EvaluatedStrategy:
     """A strategy and its step.
 
@@ -149,27 +135,28 @@ class EvaluatedStrategy:
     sent: int
     held: Array
     _tasks: StrategyTasks
-    _simulated: SimulatedBlocks | None = None
+    _simulated: tuple[TaskBlocks, TaskTimes] | None = None
 
     @cached_property
     def base(self) -> SimulatedGraph:
         """The task graph with its timeline. Requires finite seconds."""
         assert self.seconds < inf
-        return (self._simulated or simulate_blocks(self._tasks, self.placed)[0]).base
+        blocks, timeline = self._simulated or simulate_blocks(self._tasks, self.placed)[:2]
+        return SimulatedGraph(indexed_graph(blocks), timeline)
 
 
 def simulate_blocks(
     tasks: StrategyTasks, placed: FlatStrategy, limit: float = inf, numbers: Array | None = None
-) -> tuple[SimulatedBlocks, float]:
-    """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1). Return the makespan,
-    infinite if it exceeds the limit or the memory.
+) -> tuple[TaskBlocks, TaskTimes, float]:
+    """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1).
+
+    Return the graph, its timeline and the makespan, which is infinite if it exceeds the limit or the memory.
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
-    found = SimulatedBlocks(blocks, times)
     if blocks.held.sum(axis=0).max(initial=0) > tasks.memory:
-        return found, inf
-    return found, float(simulate(blocks, times, limit, tasks.links.idle + 1))
+        return blocks, times, inf
+    return blocks, times, float(simulate(blocks, times, limit, tasks.links.idle + 1))
 
 
 class StrategyEvaluator:
@@ -192,9 +179,9 @@ class StrategyEvaluator:
         """Evaluate a strategy by full simulation."""
         self.count += 1
         placed = self.tasks.placed(strategy)
-        found, seconds = simulate_blocks(self.tasks, placed, limit)
-        held, sent = found.blocks.held.sum(axis=0), int(found.blocks.sent.sum())
-        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, found)
+        blocks, times, seconds = simulate_blocks(self.tasks, placed, limit)
+        held, sent = blocks.held.sum(axis=0), int(blocks.sent.sum())
+        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, (blocks, times))
 
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
@@ -264,6 +251,6 @@ class StrategyEvaluator:
 
     def _compile(self) -> None:
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
-        found = simulate_blocks(self.tasks, placed, inf, none)[0]
+        found = simulate_blocks(self.tasks, placed, inf, none)[:2]
         nothing = EvaluatedStrategy((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)
         self._proposed(none, placed, nothing, inf)
