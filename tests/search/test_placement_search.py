@@ -264,7 +264,7 @@ def test_links_of_a_ring_are_one_for_each_direction() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
+def test_times_attributed_to_operators_add_up_to_the_step(name: str) -> None:
     """The operators of the tasks on a longest path account for the whole step."""
     space, random = space_of(name, 8), Random(8)
     tasks = space.evaluator.tasks
