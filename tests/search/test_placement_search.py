@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.backends.numpy.placement_transfers import holders, regions_held, replicated_pieces, transfers
+from mtfc.backends.numpy.placement_transfers import holders, stored_regions, replicated_pieces, transfers
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
@@ -163,7 +163,7 @@ def _bytes_of_gradients(space: PlacementSpace, strategy: Strategy, bundle: Param
         for step in bundle.steps:
             parts, devices = _placed(space, strategy, step)
             if parameter in step.arguments:
-                held |= set(regions_held(parameter, parts, step, devices.tolist()))
+                held |= set(stored_regions(parameter, parts, step, devices.tolist()))
         total += sum(
             2 * (cell.mask.bit_count() - 1) * cell.bytes for cell in replicated_pieces(parameter, held)
         )
