@@ -133,7 +133,9 @@ class ComparedLine:
     @property
     def differs(self) -> bool:
         compared = (self.figures[name] for name in FIGURES)
-        return self.collectives[0] != self.collectives[1] or not all(isclose(one, other) for one, other in compared)
+        return self.collectives[0] != self.collectives[1] or not all(
+            isclose(one, other) for one, other in compared
+        )
 
 
 def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine]:
@@ -181,10 +183,14 @@ def _lines(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str
         if each.differs:
             changes = _changes(each.figures, one.names)
             rows.append([place_text(each.line, one.cost.file), source_text(each.line, texts), *changes])
-            for layout, collectives in zip((one.cost.layout, other.cost.layout), each.collectives, strict=True):
+            for layout, collectives in zip(
+                (one.cost.layout, other.cost.layout), each.collectives, strict=True
+            ):
                 if each.collectives[0] != each.collectives[1]:
                     blank = [""] * len(one.names)
-                    rows += [["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in collectives.items()]
+                    rows += [
+                        ["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in collectives.items()
+                    ]
     sums = {name: _sum(each.figures[name] for each in lines) for name in one.names}
     rows.append(["all", "", *_changes(sums, one.names)])
     return fitted(rows)

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.backends.numpy.placement_transfers import holders, stored_regions, replicated_pieces, transfers
+from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
-from mtfc.backends.numpy.placement_transfers import holders, stored_regions, replicated_pieces, transfers
+from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS

@@ -174,7 +174,9 @@ class _PathFinder:
     def moves(self, source: Value, reduced: Iterable[str] = ()) -> Iterator[MovedData]:
         """Yield the data of a value, unless the value keeps all of its names."""
         own, paths = self.names.own[source], {path.names: path for path in self.paths(source)}
-        resharded_paths = [path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)]
+        resharded_paths = [
+            path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)
+        ]
         if resharded_paths:
             yield MovedData(own, (*sorted(own), *reduced), tuple(resharded_paths), self.trips)
 

@@ -215,7 +215,9 @@ class _SumGraph:
             yield self._route(eqn, reduced, uses)
             for i, use in enumerate(uses):
                 if other := self._leaving(use, uses[i - 1].to if i else value, following):
-                    yield self._route(eqn, reduced, [*uses[:i], other, *self._uses_along(other.to, following)])
+                    yield self._route(
+                        eqn, reduced, [*uses[:i], other, *self._uses_along(other.to, following)]
+                    )
 
     def _uses_along(self, value: Value, following: Mapping[Value, _LinearUse | None]) -> Iterator[_LinearUse]:
         while (use := following[value]) is not None:
@@ -227,7 +229,9 @@ class _SumGraph:
     ) -> _LinearUse | None:
         """Return the use out of a loop, in place of the use to the next iteration."""
         others = [
-            each for each in self.linear_uses[value] if each.by is None and each is not use and each.to in following
+            each
+            for each in self.linear_uses[value]
+            if each.by is None and each is not use and each.to in following
         ]
         return others[0] if use.by is None and others else None
 
