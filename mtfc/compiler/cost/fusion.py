@@ -102,10 +102,10 @@ class FusionModel:
         """Return the op, or the name of the kernel that the op is a part of (`hardware.KERNELS`)."""
         if has_trait(eqn, "fold"):
             return "fold" if eqn.operands[0] in self.folded else "unpool"
-        is_windowed = any(map(self.is_window, eqn.operands))
+        reads_windows = any(map(self.is_window, eqn.operands))
         if has_trait(eqn, "dot"):
-            return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
-        return "pool" if is_windowed and storage(eqn) == "reduced" else eqn.op
+            return "convolution" if reads_windows or eqn.result in self.folded else eqn.op
+        return "pool" if reads_windows and storage(eqn) == "reduced" else eqn.op
 
     def is_stored(self, eqn: Equation) -> bool:
         return any(value in self.stored or value in self.near for value in eqn.results)

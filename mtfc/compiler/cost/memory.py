@@ -172,7 +172,7 @@ def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amo
 
 
 @attrs.frozen
-class HeldMemory:
+class LiveMemory:
     """The effect of holding arrays in memory, in bytes."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
@@ -433,8 +433,8 @@ class _LastUses:
                 uses.setdefault(value, []).append((i, eqn))
         outputs = frozenset(output.value for output in function.outputs)
         views = unstored(function)
-        products = {i: eqn for i, eqn in enumerate(function.body) if replaced.get(eqn, eqn) is None}
-        multiplied = {i: set(_seen(eqn.operands, views)) for i, eqn in products.items()}
+        dots = {i: eqn for i, eqn in enumerate(function.body) if replaced.get(eqn, eqn) is None}
+        multiplied = {i: set(_seen(eqn.operands, views)) for i, eqn in dots.items()}
         return cls(uses, outputs, views, replaced, len(function.body), multiplied)
 
     def of_value(self, value: Value) -> list[_LastUse]:

@@ -174,9 +174,11 @@ class _PathFinder:
     def moves(self, source: Value, reduced: Iterable[str] = ()) -> Iterator[MovedData]:
         """Yield the data of a value, unless the value keeps all of its names."""
         own, paths = self.names.own[source], {path.names: path for path in self.paths(source)}
-        changing = [path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)]
-        if changing:
-            yield MovedData(own, (*sorted(own), *reduced), tuple(changing), self.trips)
+        resharded_paths = [
+            path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)
+        ]
+        if resharded_paths:
+            yield MovedData(own, (*sorted(own), *reduced), tuple(resharded_paths), self.trips)
 
     def paths(self, source: Value) -> Iterator[DataPath]:
         """Yield a shortest path to each equation that reduces, and to each loop."""

@@ -188,16 +188,16 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
     before: list[Id] = []
     fence: tuple[Id, ...] = ()
     for i, item in enumerate(items):
-        waits = tuple(dict.fromkeys(id for value in item.eqn.operands for id in after.get(value, ())))
+        dependencies = tuple(dict.fromkeys(id for value in item.eqn.operands for id in after.get(value, ())))
         ids = tuple((i, k) for k in range(len(item.seconds)))
         if item.occupies and ids:
-            waits, before, fence = (*waits, *fence, *before), [], ids
+            dependencies, before, fence = (*dependencies, *fence, *before), [], ids
         elif COMPUTE in item.seconds:
-            waits = (*waits, *fence)
+            dependencies = (*dependencies, *fence)
             before += ids
         for id, (device, seconds) in zip(ids, item.seconds.items(), strict=True):
-            yield Task(id, device, seconds, waits)
-        after.update(dict.fromkeys(item.eqn.results, ids or waits))
+            yield Task(id, device, seconds, dependencies)
+        after.update(dict.fromkeys(item.eqn.results, ids or dependencies))
 
 
 def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
@@ -205,7 +205,7 @@ def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> St
     lines: dict[Span | None, Seconds] = {}
     for item in items:
         _add(lines, item.lines)
-    for number, seconds in _waits(graph, timeline, end):
+    for number, seconds in _pauses(graph, timeline, end):
         _add(lines, _exposed(items[number], seconds))
     busy: dict[str, float] = {}
     for item in items:
@@ -234,7 +234,7 @@ def _exposed(item: _Item, seconds: float) -> Lines:
     }
 
 
-def _waits(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
+def _pauses(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
     """Yield (number of equation, seconds) for the causes of each pause of `processor 0`; they add up to the pauses."""
     queues: dict[str, list[Id]] = {}
     for id in sorted(timeline, key=lambda id: (timeline[id].start, timeline[id].ready, id)):
@@ -262,10 +262,10 @@ def _chain(
         slot = timeline[id]
         yield id[0], until - max(slot.start, since)
         until = slot.start
-        causes = [each for each in (*graph.tasks[id].after, before.get(id)) if each is not None]
-        if not causes:
+        predecessors = [each for each in (*graph.tasks[id].after, before.get(id)) if each is not None]
+        if not predecessors:
             return
-        id = _latest(causes, timeline)
+        id = _latest(predecessors, timeline)
 
 
 def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
