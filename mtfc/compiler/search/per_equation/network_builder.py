@@ -37,16 +37,6 @@ Copying = Callable[[Equation, Value, Sequence[TensorType]], Sequence[float]]
 """Returns the costs of one copy of an operand or result for an equation, placed in each of these ways, if it is not sent."""
 
 
-def no_work(eqn: Equation, placed: Sequence[Equation]) -> Sequence[float]:
-    """Return no costs: only communication counts."""
-    return [0.0] * len(placed)
-
-
-def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Sequence[float]:
-    """Return no costs: nothing is copied."""
-    return [0.0] * len(types)
-
-
 KEPT_FOREVER = 1 << 40
 """A time after all equations."""
 
@@ -104,7 +94,7 @@ class NetworkBuilder:
     conversions: Conversions
     splittable: Collection[str]
     work: Work
-    copying: Copying = no_copying
+    copying: Copying
     gradients: float = 1.0
     until: float = inf
     nodes: list[ChoiceNode] = attrs.field(factory=list)
