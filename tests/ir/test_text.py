@@ -84,7 +84,7 @@ def test_without_locations_all_but_the_spans_reads_back(program: Program) -> Non
     assert same_program(program, read_program(print_program(program)), locations=False)
 
 
-def test_what_the_text_looks_like() -> None:
+def test_printed_text_is_the_text_that_was_read() -> None:
     assert print_program(read_program(LOWERED), locations=True) == LOWERED
 
 
