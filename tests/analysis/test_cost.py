@@ -55,7 +55,7 @@ def test_split_contracted_dim_divides_the_work() -> None:
     assert charge.flops == 2 * 64 * 128 * 512 // 4
 
 
-def test_component_wise_ops_cost_their_result_and_reductions_their_operand() -> None:
+def test_elementwise_ops_cost_their_result_and_reductions_their_operand() -> None:
     relu, broadcast_add, reduced = charged("""
       input %x: f32[batch{rows}, io]
       parameter %b: f32[io]

@@ -112,7 +112,7 @@ def test_sharing(rule: str) -> None:
     assert shared(f"input %x: f32[a{{all}}, b]\ninput %y: f32[b, c]\n{lines}\noutput q = %q") == expected
 
 
-def test_a_product_that_is_folded_and_given_away_is_stored() -> None:
+def test_a_folded_dot_that_is_also_an_output_is_stored() -> None:
     body = """
       input %x: f32[a, d]
       %p: f32[a, d] = einsum %x, %x dims=[a, d]

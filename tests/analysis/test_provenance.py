@@ -33,7 +33,7 @@ train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 
 
 @holds_for(programs())
-def test_everything_that_is_sent_has_a_cause(program: HasSource) -> None:
+def test_every_collective_has_a_cause(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs
     for of, name in functions(original):

@@ -125,7 +125,7 @@ def test_a_loop_takes_as_long_as_its_iterations() -> None:
     assert six.total.exposed == pytest.approx(6 * once.total.exposed)
 
 
-def test_an_iteration_costs_what_it_copies_for_products() -> None:
+def test_an_iteration_costs_its_copies_for_dots() -> None:
     """The weights of its layer, that the product takes whole; and what the product computes, where the loop keeps it."""
     box, copy = machine(), 2 * 4 * 128 * 128 / BYTES + OVERHEAD
     looping = attrs.evolve(box, device=attrs.evolve(box.device, loop=7e-6))
@@ -178,7 +178,7 @@ def test_processors_copy_in_shared_memory_themselves() -> None:
     )
 
 
-def test_component_wise_chains_are_one_kernel() -> None:
+def test_elementwise_chains_are_one_kernel() -> None:
     text = """\
 dim n = 1000000
 model net(x: [n], y: [n]) {
@@ -197,7 +197,7 @@ model net(x: [n], y: [n]) {
     )
 
 
-def test_a_product_that_is_folded_stores_what_is_added_up_only() -> None:
+def test_a_folded_dot_stores_only_the_sums() -> None:
     text = """\
 dim batch = 64
 dim height = 32
@@ -222,7 +222,7 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
     assert not stored.intersection(fold.operands)
 
 
-def test_products_with_windows_and_what_is_folded_are_convolutions() -> None:
+def test_dots_with_windows_or_folds_are_convolutions() -> None:
     text = """\
 dim batch = 64
 dim height = 32
@@ -279,7 +279,7 @@ model net(x: [batch, rows]) {
     assert changed == {"max": pytest.approx(4096 / 1e3 + OVERHEAD), "exp": pytest.approx(4096 / 1e4)}
 
 
-def test_what_is_moved_for_products_has_rates_of_its_own() -> None:
+def test_data_moved_for_dots_has_its_own_rates() -> None:
     """Two matrices, of which the first is transposed, and a factor that is copied so that what is summed over comes first."""
     text = """\
 dim batch = 24
@@ -335,7 +335,7 @@ model net(x: [n, m]) {
 
 
 @holds_for(programs(), 20)
-def test_of_every_program(generated: Generated) -> None:
+def test_invariants_of_random_programs(generated: Generated) -> None:
     """A step is computing and waiting, its FLOPs are those of `cost`, and each device does one thing at a time."""
     program = lowered(generated.source)
     step = timed(program, machine())

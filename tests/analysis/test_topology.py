@@ -192,7 +192,7 @@ def test_sides_of_a_torus_add_up() -> None:
     assert found == pytest.approx({"ici.0": both, "ici.1": both})
 
 
-def test_a_hierarchy_takes_what_its_slowest_level_takes() -> None:
+def test_a_hierarchy_takes_the_time_of_its_slowest_level() -> None:
     """The scaling book: S times the largest (D - 1)/(D W), W being the bandwidth of all devices of a node together."""
     nodes = machine(switch(4, name="inner"), switch(name="outer", bandwidth=B / 10))
     topology = Topology.of(grid(all=8), nodes)

@@ -258,8 +258,8 @@ def _samples(graph: OperatorGraph, operator: Operator) -> Dim | None:
 def _units(graph: OperatorGraph, operator: Operator) -> Dim | None:
     """Return the units of a dense layer: an operator with a dot, parameters, and one dimension besides the samples."""
     others = [dim for dim in operator.dims if dim.name not in graph.samples]
-    has_product = any(has_trait(eqn, "dot") for step in operator.steps for eqn in step.equations)
-    return others[0] if len(others) == 1 and has_product and parameters_of(graph, operator) else None
+    has_dot = any(has_trait(eqn, "dot") for step in operator.steps for eqn in step.equations)
+    return others[0] if len(others) == 1 and has_dot and parameters_of(graph, operator) else None
 
 
 def parameters_of(graph: OperatorGraph, operator: Operator) -> tuple[str, ...]:
