@@ -42,7 +42,7 @@ class Effect(Protocol[Facts]):
     """One effect on the cost of a step."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        """Return the cost for one processor of a placed function, collectives and all."""
+        """Return the cost for one processor of a placed function with explicit collectives."""
 
     def bound(self, program: CommonProgram) -> Facts:
         """Return facts that bound the cost from below under every layout in which the common equations are as they are."""

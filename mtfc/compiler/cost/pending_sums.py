@@ -68,7 +68,7 @@ class SumStop:
 
 @attrs.frozen
 class SumRoute:
-    """The stops from an equation that sums over `reduced` to a use that needs the sum; `moved` of that use as for a stop.
+    """The stops from an equation that sums over `reduced` to a use that needs the sum. moved: see `SumStop`, for this use.
 
     item_bytes: the fewest bytes of an element on the route.
     """
@@ -183,11 +183,11 @@ class _SumGraph:
                 self.arrays[each] = self.arrays[each].part(bridge.share)
 
     def _needs(self, value: Value, moved: Dims) -> None:
-        """Note a use; of several uses, the one counts that has the dimensions under their own names."""
+        """Note a use. If a value has several uses, only dimensions that all of them move count."""
         self.needed[value] = self.needed.get(value, moved) & moved
 
     def _loop(self, eqn: Equation, trips: int) -> None:
-        """Add the uses of a loop: a sum may be carried around, and may leave stacked."""
+        """Add the uses of a loop: a sum may be carried to the next iteration, and may leave the loop stacked."""
         region = region_of(eqn)
         self._body(region, trips * dim_of(eqn).size)
         carries = {a.value.name: a.value for a in region.arguments if a.role == "carried"}
@@ -251,7 +251,7 @@ class _SumGraph:
         return self.names.own[value] - self.whole.get(value, frozenset())
 
     def _unmade(self, value: Value) -> Dims:
-        """Return the dimensions that loops may split of a value that is made whole along them."""
+        """Return the dimensions along which a value is computed whole, but which loops may split."""
         return self.names.own[value] & self.whole.get(value, frozenset())
 
     def _widest(self) -> dict[Value, _LinearUse | None]:

@@ -38,7 +38,7 @@ from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
 
 COMPUTE = "processor 0"
-"""The device that computes; no link has such a name."""
+"""The device that computes. No link has this name."""
 
 IN_LOOPS = " in loops"
 
@@ -83,9 +83,9 @@ class Event:
 
 @attrs.frozen
 class StepTime:
-    """The seconds of one execution of a function, in all and by source line, and its timeline.
+    """The seconds of one execution of a function, in total and by source line, and its timeline.
 
-    busy: seconds of each lane. ideal: seconds of the FLOPs at the peak rates of the device. dtypes: those of dots.
+    busy: seconds of each lane. ideal: seconds of the FLOPs at the peak rates of the device. dtypes: the dtypes of dots.
     """
 
     seconds: float
@@ -119,7 +119,7 @@ class _Item:
     ideal: float = 0.0
     inside: StepTime | None = None
     occupies: bool = False
-    """True if the processor does nothing else meanwhile, though it is no device of `seconds`."""
+    """True if the processor does nothing else meanwhile, although `seconds` does not have the processor as a device."""
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -166,7 +166,7 @@ class _Simulator:
         return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
-        """Return the item of a collective. In a combined one, the line of each operand answers for its bytes."""
+        """Return the item of a collective. The bytes of each operand of a combined collective count for the operand's line."""
         sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
         seconds = lanes_of(eqn, self.topology)
         whole = max(seconds.values(), default=0.0)
@@ -180,7 +180,7 @@ class _Simulator:
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
-    """Yield a task for each device of each equation. Readers of an equation without tasks wait for what the equation waits for.
+    """Yield a task for each device of each equation. Readers of an equation without tasks wait for the tasks before the equation.
 
     fence: the tasks of the last collective that occupied the processor. before: the tasks that the processor ran since then.
     """

@@ -37,7 +37,7 @@ BEFORE_PROOF = 0.1
 """The part of the time before an exhaustive search begins."""
 
 FEW = 10_000
-"""A space with at most so many strategies is always searched exhaustively."""
+"""The most strategies of a space that is always searched exhaustively."""
 
 
 @attrs.frozen(eq=False)
