@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mtfc.compiler.ir.core import walk
-from mtfc.compiler.ir.parser import read_program, same_program
+from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.driver.loading.sources import Sources
@@ -31,6 +31,7 @@ from tests.harness import (
     numpy_module,
     reference,
 )
+from tests.program_equality import same_program
 
 HEAD = """
 import nn

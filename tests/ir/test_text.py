@@ -10,10 +10,11 @@ from hypothesis import given
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
-from mtfc.compiler.ir.parser import ReadError, read_program, same_program
+from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import bytes_text, print_program
 from mtfc.compiler.ir.types import Dim, TensorType
 from tests.ir.strategies import programs
+from tests.program_equality import same_program
 
 LOWERED = """\
 program two_layer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem
-from mtfc.compiler.search.solver.contest_format import MalformedInstance, read, write
+from mtfc.driver.loading.contest_format import MalformedInstance, read, write
 from tests.search.solver_problems import problems
 
 EXAMPLE: dict[str, Any] = {

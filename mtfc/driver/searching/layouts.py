@@ -125,7 +125,7 @@ class LayoutAnswer:
     def exported(self) -> str:
         """Return the question to the solver about the mesh of the result, for `mtfc solve`."""
         from mtfc.compiler.search.per_equation.per_equation_search import exported
-        from mtfc.compiler.search.solver.contest_format import write
+        from mtfc.driver.loading.contest_format import write
 
         program, mesh = self.finder.program, self.result.found.mesh
         problem = exported(prepared(program), set(program.dims), mesh, self.finder.pricer.hardware)

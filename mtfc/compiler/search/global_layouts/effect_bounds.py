@@ -79,15 +79,14 @@ class SearchSetting:
         return found
 
 
-class EffectBounds:
-    """The bounds of effects for some layouts. Unions of masks and tables of terms are found once."""
+class LayoutTerms:
+    """The terms of lower bounds for some layouts. Unions of masks and values of terms are found once."""
 
     def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
         self._alike: dict[Pairs, Rows] = {}
         self._terms: dict[Term, Seconds] = {}
-        self._masked: dict[tuple[Dims, int], Booleans] = {}
 
     # Masks
 
@@ -172,6 +171,14 @@ class EffectBounds:
             if other not in space.columns[one].beside:
                 found |= high[:, one] & high[:, other]
         return found
+
+
+class EffectBounds(LayoutTerms):
+    """The bounds of single effects for some layouts: halos, stored parameters and moved data."""
+
+    def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
+        super().__init__(setting, known)
+        self._masked: dict[tuple[Dims, int], Booleans] = {}
 
     # Halos
 
@@ -265,16 +272,11 @@ class EffectBounds:
 
     def _leaving(self, data: MovedData, path: DataPath) -> Rows:
         """Return the axes that split a dimension of the data, and not the same dimension at the end of the path."""
-        contested, once = np.zeros(self.number, np.uint8), np.zeros(self.number, np.uint8)
-        for column in self.setting.columns(frozenset(data.beside)):
-            mask = self.known.high[:, column]
-            contested |= once & mask
-            once |= mask
         leaving = np.zeros(self.number, np.uint8)
         for old, new, pairs in path.names:
             stays = self.high(frozenset(filter(None, (new,)))) & self.alike(pairs)
             leaving |= self.low(frozenset((old,))) & ~stays
-        return leaving & ~contested
+        return leaving & ~self._shared(self.setting.columns(frozenset(data.beside)))
 
     def _path(self, path: DataPath, leaving: Rows, sharing: Mapping[Value, Integers]) -> Seconds:
         seconds, rows = np.zeros(self.number), np.flatnonzero(leaving)

@@ -58,11 +58,6 @@ def seconds_on(topology: Topology, weight: float = 1.0) -> StepPrice:
     return lambda step: price(step) if has_trait(step, "sends") else 0.0
 
 
-def bytes_sent(mesh: Mesh) -> StepPrice:
-    """Return a price: the bytes that all processors send together, which SoyBean minimizes (section 4.2)."""
-    return lambda step: step.bytes_sent(mesh) * mesh.devices
-
-
 @attrs.frozen(eq=False)
 class TensorPlacements:
     """All placements of one tensor, with the costs from one to another: [placement, placement]."""

@@ -37,16 +37,6 @@ Copying = Callable[[Equation, Value, Sequence[TensorType]], Sequence[float]]
 """Returns the costs of one copy of an operand or result for an equation, placed in each of these ways, if it is not sent."""
 
 
-def no_work(eqn: Equation, placed: Sequence[Equation]) -> Sequence[float]:
-    """Return no costs: only communication counts."""
-    return [0.0] * len(placed)
-
-
-def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Sequence[float]:
-    """Return no costs: nothing is copied."""
-    return [0.0] * len(types)
-
-
 KEPT_FOREVER = 1 << 40
 """A time after all equations."""
 
@@ -59,6 +49,10 @@ class _ValueSource:
     placements: TensorPlacements
     made: Indices
     sent: int = 0
+
+    def conversions(self, types: Iterable[TensorType]) -> Numbers:
+        """Return the costs to bring the value into other placements: [option of the source, placement]."""
+        return self.placements.costs[np.ix_(self.made, self.placements.indices(types))]
 
     def costs(self, use: _ValueUse) -> Numbers:
         """Return the costs of one use: [option of the source, option of the use]."""
@@ -93,72 +87,27 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 
 
 @attrs.define(eq=False)
-class NetworkBuilder:
-    """Builds the network of one function.
+class ValueNetwork:
+    """Collects nodes and edges. For each value, it knows the node that makes the value and the nodes that use it.
 
-    splittable: dimensions that a layout can name. work, copying: costs of equations. gradients: the weight of communicating
-    gradients to the update. until: the time of `time.monotonic` after which `NotFound` is raised.
+    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `NotFound` is
+    raised. unstored: values without memory of their own, with the values that they are read from.
     """
 
     mesh: Mesh
     conversions: Conversions
-    splittable: Collection[str]
-    work: Work
-    copying: Copying = no_copying
-    gradients: float = 1.0
-    until: float = inf
-    nodes: list[ChoiceNode] = attrs.field(factory=list)
-    edges: list[ChoiceEdge] = attrs.field(factory=list)
-    pending: set[Value] = attrs.field(factory=set)
-    sources: dict[Value, _ValueSource] = attrs.field(factory=dict)
-    uses: dict[Value, list[_ValueUse]] = attrs.field(factory=dict)
-    makers: dict[Value, Equation] = attrs.field(factory=dict)
-    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
-    unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict)
-    choices: dict[object, PlacedStrategies] = attrs.field(factory=dict)
-    clock: int = 0
-
-    def network(self, function: Function) -> ChoiceNetwork:
-        self.pending = self.sums(function)
-        ports = {
-            argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
-            for argument in function.arguments
-        }
-        self._body(function, 1)
-        for output in function.outputs:
-            self._given(output, ports)
-        self._connect(function, 1)
-        return ChoiceNetwork(function, tuple(self.nodes), tuple(self.edges), self.free)
-
-    def sums(self, function: Function) -> set[Value]:
-        """Return the values that may hold a pending sum."""
-        return may_be_pending(function)
-
-    # Nodes and edges
+    gradients: float = attrs.field(default=1.0, kw_only=True)
+    until: float = attrs.field(default=inf, kw_only=True)
+    nodes: list[ChoiceNode] = attrs.field(factory=list, init=False)
+    edges: list[ChoiceEdge] = attrs.field(factory=list, init=False)
+    sources: dict[Value, _ValueSource] = attrs.field(factory=dict, init=False)
+    uses: dict[Value, list[_ValueUse]] = attrs.field(factory=dict, init=False)
+    unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict, init=False)
+    clock: int = attrs.field(default=0, init=False)
 
     def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
         self.nodes.append(ChoiceNode(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
         return len(self.nodes) - 1
-
-    def _port(self, owner: Owner, value: Value, birth: int, death: int) -> int:
-        """Add a node for a value that enters, with all its placements."""
-        options = self._placements(value)
-        number = self._node(owner, options, self._bytes(options))
-        self.nodes[number].birth, self.nodes[number].death = birth, death
-        self._comes_from(value, number, options)
-        return number
-
-    def _placements(self, value: Value) -> list[TensorType]:
-        """Return the placements that a layout can ask for."""
-        return [
-            type
-            for type in self.conversions.of(value.type).types
-            if (not type.pending or value in self.pending)
-            and all(
-                not axes or name in self.splittable
-                for name, axes in zip(type.names, type.splits, strict=True)
-            )
-        ]
 
     def _bytes(self, types: Iterable[TensorType]) -> Numbers:
         return np.array([type.local_bytes(self.mesh) for type in types], np.float64)
@@ -183,6 +132,96 @@ class NetworkBuilder:
                 self._kept(source, until)
         node = self.nodes[self.sources[value].node]
         node.death = max(node.death, until)
+
+    def _connect(self, function: Function, times: int) -> None:
+        """Add edges from each value to the equations that use it; through a version if there are several."""
+        values = [argument.value for argument in function.arguments]
+        values += [value for eqn in function.body for value in eqn.results]
+        for value in in_time(values, self.until):
+            uses = self.uses.get(value, [])
+            if len(uses) > 1:
+                self._version(value, self.sources[value], uses, times)
+            elif uses:
+                self._needs(self.sources[value], uses[0], times)
+
+    def _needs(self, source: _ValueSource, use: _ValueUse, times: int) -> None:
+        self._edge(source.node, use.node, source.costs(use) * times)
+
+    def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
+        """Add a version: the value as it is made, or a copy as its first use needs it, which the other uses find there."""
+        first, *others = uses
+        needs = {int(i) for use in others for i in use.needed}
+        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
+        places, origin = source.placements, self.nodes[source.node]
+        same = np.unique(source.made)
+        options = [places.types[i] for i in (*same, *copies)]
+        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
+        number = self._node(value, options, held)
+        node = self.nodes[number]
+        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
+        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
+        moved = places.costs[np.ix_(source.made, copies)] * times
+        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
+        given = _ValueSource(number, places, same).costs(first) * times
+        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
+        self._edge(number, first.node, np.concatenate([given, taken]))
+        version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
+        for use in others:
+            self._needs(version, use, times)
+
+
+@attrs.define(eq=False)
+class NetworkBuilder(ValueNetwork):
+    """Builds the network of one function.
+
+    splittable: dimensions that a layout can name. work, copying: costs of equations. pending: values that may hold a pending sum.
+    makers: equations without operands, by their results. free: the node that such an equation follows, and the placements that
+    the node's options need. choices: strategies, the same for equations that look alike.
+    """
+
+    splittable: Collection[str]
+    work: Work
+    copying: Copying
+    pending: set[Value] = attrs.field(factory=set, init=False)
+    makers: dict[Value, Equation] = attrs.field(factory=dict, init=False)
+    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict, init=False)
+    choices: dict[object, PlacedStrategies] = attrs.field(factory=dict, init=False)
+
+    def network(self, function: Function) -> ChoiceNetwork:
+        self.pending = self.sums(function)
+        ports = {
+            argument.value.name: self._port(argument, argument.value, 0, KEPT_FOREVER)
+            for argument in function.arguments
+        }
+        self._body(function, 1)
+        for output in function.outputs:
+            self._given(output, ports)
+        self._connect(function, 1)
+        return ChoiceNetwork(function, tuple(self.nodes), tuple(self.edges), self.free)
+
+    def sums(self, function: Function) -> set[Value]:
+        """Return the values that may hold a pending sum."""
+        return may_be_pending(function)
+
+    def _port(self, owner: Owner, value: Value, birth: int, death: int) -> int:
+        """Add a node for a value that enters, with all its placements."""
+        options = self._placements(value)
+        number = self._node(owner, options, self._bytes(options))
+        self.nodes[number].birth, self.nodes[number].death = birth, death
+        self._comes_from(value, number, options)
+        return number
+
+    def _placements(self, value: Value) -> list[TensorType]:
+        """Return the placements that a layout can ask for."""
+        return [
+            type
+            for type in self.conversions.of(value.type).types
+            if (not type.pending or value in self.pending)
+            and all(
+                not axes or name in self.splittable
+                for name, axes in zip(type.names, type.splits, strict=True)
+            )
+        ]
 
     # Equations
 
@@ -272,9 +311,8 @@ class NetworkBuilder:
         if self._is_free(operand, port, types):
             return
         source = self.sources[operand]
-        places, whole = source.placements, [attrs.evolve(type, pending=()) for type in types]
-        ways = [each for each in (whole, types) if places.numbers.keys() >= set(each)]
-        costs = [places.costs[np.ix_(source.made, places.indices(each))] for each in ways]
+        whole, known = [attrs.evolve(type, pending=()) for type in types], source.placements.numbers.keys()
+        costs = [source.conversions(each) for each in (whole, types) if known >= set(each)]
         self._edge(source.node, port, np.min(costs, axis=0) * times)
 
     def _invariant(self, operand: Value, port: int, times: int) -> None:
@@ -289,9 +327,8 @@ class NetworkBuilder:
         if self._is_free(operand, port, (*types, *types)):
             return
         source = self.sources[operand]
-        needed = source.placements.indices(types)
-        costs = source.placements.costs[np.ix_(source.made, needed)] * times
-        same = np.where(source.made[:, None] == needed, 0.0, np.inf)
+        costs = source.conversions(types) * times
+        same = np.where(source.made[:, None] == source.placements.indices(types), 0.0, np.inf)
         self._edge(source.node, port, np.concatenate([same, costs], axis=1))
 
     def _sliced(self, operand: Value, port: int, times: int) -> None:
@@ -301,8 +338,7 @@ class NetworkBuilder:
         if self._is_free(operand, port, stacks):
             return
         source = self.sources[operand]
-        needed = source.placements.indices(stacks)
-        costs = source.placements.costs[np.ix_(source.made, needed)] * times
+        costs = source.conversions(stacks) * times
         kept = [_splits(source.placements.types[i], types[0].names) for i in source.made]
         same = np.array([[splits == type.splits for type in types] for splits in kept])
         self._edge(source.node, port, np.where(same, costs, np.inf))
@@ -341,54 +377,14 @@ class NetworkBuilder:
         source = self.sources.get(output.value)
         if source is None:
             return
-        costs = source.placements.costs
         if output.updates is not None:
             port = ports[output.updates]
-            needed = source.placements.indices(self._types(port))
-            self._edge(source.node, port, costs[np.ix_(source.made, needed)])
+            self._edge(source.node, port, source.conversions(self._types(port)))
             return
         self._kept(output.value, KEPT_FOREVER)
         made = [source.placements.types[i] for i in source.made]
         complete = source.placements.indices(type.split_by(shown_layout(type)) for type in made)
-        self.nodes[source.node].costs += costs[source.made, complete]
-
-    # Uses
-
-    def _connect(self, function: Function, times: int) -> None:
-        """Add edges from each value to the equations that use it; through a version if there are several."""
-        values = [argument.value for argument in function.arguments]
-        values += [value for eqn in function.body for value in eqn.results]
-        for value in in_time(values, self.until):
-            uses = self.uses.get(value, [])
-            if len(uses) > 1:
-                self._version(value, self.sources[value], uses, times)
-            elif uses:
-                self._needs(self.sources[value], uses[0], times)
-
-    def _needs(self, source: _ValueSource, use: _ValueUse, times: int) -> None:
-        self._edge(source.node, use.node, source.costs(use) * times)
-
-    def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
-        """Add a version: the value as it is made, or a copy as its first use needs it, which the other uses find there."""
-        first, *others = uses
-        needs = {int(i) for use in others for i in use.needed}
-        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
-        places, origin = source.placements, self.nodes[source.node]
-        same = np.unique(source.made)
-        options = [places.types[i] for i in (*same, *copies)]
-        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
-        number = self._node(value, options, held)
-        node = self.nodes[number]
-        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
-        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
-        moved = places.costs[np.ix_(source.made, copies)] * times
-        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = _ValueSource(number, places, same).costs(first) * times
-        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
-        self._edge(number, first.node, np.concatenate([given, taken]))
-        version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
-        for use in others:
-            self._needs(version, use, times)
+        self.nodes[source.node].costs += source.placements.costs[source.made, complete]
 
 
 ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {

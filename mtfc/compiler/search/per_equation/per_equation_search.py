@@ -36,9 +36,7 @@ from mtfc.compiler.search.solver.assignment_problem import (
     Infeasible,
     NotFound,
 )
-from mtfc.compiler.search.solver.solve import Progress as SolverProgress
 from mtfc.compiler.search.solver.solve import Solution, solve
-from mtfc.compiler.search.solver.solve import silent as solve_silently
 
 RELAXED = 0.6
 """The part of the time for the problem without memory."""
@@ -121,7 +119,7 @@ def layout_of(option: Strategy | TensorType) -> dict[str, Axes]:
 
 
 def best_layouts(
-    network: ChoiceNetwork, memory: float | None, deadline: float, progress: SolverProgress = solve_silently
+    network: ChoiceNetwork, memory: float | None, deadline: float, progress: Progress = silent
 ) -> EquationLayouts:
     """Return the best layouts that are found before `deadline`, a time of `time.monotonic`, and need at most `memory` bytes.
 
@@ -135,9 +133,7 @@ def best_layouts(
     return EquationLayouts(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
 
 
-def solve_with_memory(
-    problem: AssignmentProblem, deadline: float, progress: SolverProgress = solve_silently
-) -> Solution:
+def solve_with_memory(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
     """Solve a problem, first without its limit on memory.
 
     That is much easier, and its bound also holds with the limit. If the solution fits, it is the best with memory, too.
@@ -332,7 +328,7 @@ def _on(
 ) -> EquationLayouts:
     unit = unit_of(network)
 
-    def tell(doing: str, cost: int | None, bound: int | None) -> None:
+    def tell(doing: str, cost: float | None, bound: float | None) -> None:
         seconds = [None if each is None else each / unit for each in (cost, bound)]
         progress(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
 

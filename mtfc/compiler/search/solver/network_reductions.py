@@ -295,14 +295,6 @@ def separable(network: ReducibleNetwork, node: int) -> list[int]:
     return []
 
 
-def alone(network: ReducibleNetwork, node: int) -> list[int]:
-    """Keep the cheapest strategy of a node without edges and memory."""
-    if network.tables[node] or network.items[node]:
-        return []
-    network.keep(node, network.costs[node].argmin(axis=0, keepdims=True))
-    return [node]
-
-
 def fold_leaf(network: ReducibleNetwork, node: int) -> list[int]:
     """Remove a node with one neighbour, if its cheapest strategy always uses the least memory as well."""
     if len(network.tables[node]) != 1:
@@ -362,14 +354,5 @@ def dominated(network: ReducibleNetwork, node: int) -> list[int]:
     return [node, *network.tables[node]]
 
 
-RULES: tuple[Rule, ...] = (
-    forbidden,
-    single,
-    alone,
-    fold_leaf,
-    merge,
-    separable,
-    fold_between,
-    dominated,
-)
+RULES: tuple[Rule, ...] = (forbidden, single, fold_leaf, merge, separable, fold_between, dominated)
 """The rules, in the order in which they are tried."""
