@@ -120,12 +120,12 @@ class CollectiveTables:
 
     @cached_property
     def pending(self) -> Integers:
-        """The part of a code for [axes to complete over, those of them with half an all-reduce]."""
+        """The part of a code for [axes to complete over, the axes among these with half an all-reduce]."""
         return self._places[:, None] + self._places[None]
 
     @cached_property
     def splitting(self) -> Integers:
-        """The part of a code for [axes that split the array, axes that may]."""
+        """The part of a code for [axes that split the array, axes that may split the array]."""
         return self._places[:, None] + 3 * self._places[None]
 
     @cached_property

@@ -122,7 +122,7 @@ class LayoutTerms:
     # Terms
 
     def total(self, terms: Mapping[Term, int] | Mapping[ShardedAmount, int]) -> Seconds:
-        """Return the sum of some terms, each as often as it is said."""
+        """Return the sum of some terms, each multiplied by its number."""
         total = np.zeros(self.number)
         for term, times in terms.items():
             total += times * self.term(term)

@@ -51,7 +51,9 @@ ROUNDING = 1e-9
 
 
 MANY = 1 << 8
-"""Rows whose full bounds take little longer than that of one row. Fewer rows wait until there are more, or all is decided."""
+"""The number of rows whose full bounds take little longer than the bound of one row. Fewer rows wait until there are more, or
+until all columns are decided.
+"""
 
 BEAM = 1 << 6
 """Partial layouts that a dive follows at once."""
@@ -80,9 +82,9 @@ class PartialLayouts:
 
 @attrs.frozen(eq=False)
 class Branching:
-    """A mesh, its bound, and the order in which columns are decided: those of the heaviest work first, storage last.
+    """A mesh, its bound, and the order in which columns are decided: columns with the heaviest work first, storage last.
 
-    joints: axes that could be one with the next axis, on a mesh that is searched too.
+    joints: axes that another searched mesh joins with the next axis.
     """
 
     bound: LayoutBound
@@ -327,7 +329,7 @@ class BranchAndBound:
             self.try_row(on, block.rows[0], float(block.bounds[0]))
 
     def _split_nothing(self, on: Branching) -> None:
-        """Price the layout that splits only what must be split: there was no time to find another."""
+        """Price the layout that splits as little as allowed: there was no time to find another layout."""
         self.try_row(on, on.row(Rules()), 0.0)
 
     def _has_best(self, on: Branching) -> bool:

@@ -52,7 +52,7 @@ class LayoutColumn:
 
 @attrs.frozen(slots=False)
 class LayoutSpace:
-    """The columns: those of the computation first, those of the state last. fixed: rules that every layout has."""
+    """The columns: first the computation, last the optimizer's state. fixed: rules that every layout has."""
 
     columns: tuple[LayoutColumn, ...]
     fixed: Rules

@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 
 
 def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
-    """Yield the items. Raises `NotFound` when one is asked for later than `until`, a time of `time.monotonic`.
+    """Yield the items. Raises `NotFound` at the first item after `until`, a time of `time.monotonic`.
 
     A mesh of many axes leaves too many choices to find them all.
     """

@@ -88,7 +88,7 @@ class McmcSearch:
         }
 
     def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> McmcResult:
-        """Run chains from all starts, which share the time, then descend from what they find, the best first.
+        """Run chains from all starts, which share the time, then descend from their results, the best first.
 
         Raises `NothingFits` if no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far,
         and is raised if there is none.

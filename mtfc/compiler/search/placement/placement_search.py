@@ -157,7 +157,7 @@ def _chains(
     for name, strategy in given.items():
         known[name] = within.evaluator.full(strategy)
     starts = sorted(known.values(), key=lambda each: each.seconds)
-    if not within.choices:  # a model that gives back what it is given
+    if not within.choices:  # a model that returns its inputs unchanged
         return McmcResult(starts[0], len(known), locally_optimal=True)
     if budget.seconds > 4 * (time.perf_counter() - begin):
         starts.append(within.evaluator.full(random_strategy(within.choices, Random(seed))))

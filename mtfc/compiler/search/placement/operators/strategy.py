@@ -243,7 +243,7 @@ def node_size(hardware: Hardware) -> int:
 
 
 def _by(dim: Dim | None, choices: OperatorConfigurations, devices: range) -> Configuration:
-    """Split along one dimension into as many parts as there are devices, or as many as it can be divided into."""
+    """Split along one dimension into one part per device, or into the largest number of parts that the dimension allows."""
     if dim is None:
         return Configuration((), (devices[0],))
     legal = (((dim.name, n),) for n in range(len(devices), 1, -1))
