@@ -108,7 +108,7 @@ def test_a_timeline_satisfies_its_equations() -> None:
 
 
 def test_delta_simulation_visits_what_has_changed_only() -> None:
-    """Of a hundred independent chains, one has a task that takes longer."""
+    """One of a hundred independent chains has a task that takes longer."""
     chains = [Task((i, k), f"d{i}", 1.0, ((i, k - 1),) if k else ()) for i in range(100) for k in range(10)]
     simulation = Simulation(chains)
     simulation.change([Task((5, 7), "d5", 3.0, ((5, 6),))])

@@ -290,7 +290,7 @@ def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[
     """The space is small enough to evaluate all strategies."""
     space = space_of("dense", 2)
     known = placement_search(space, SearchBudget(60.0, 200))
-    within = space.holding(asked)
+    within = space.restricted_to(asked)
     found = forced_search(within, (known.best, *known.baselines.values()), SearchBudget(60.0, 200))
     every = list(product(*within.choices))
     assert len(every) == within.strategies < space.strategies

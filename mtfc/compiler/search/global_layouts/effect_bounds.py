@@ -43,7 +43,7 @@ ANY = (1 << len(AXES)) - 1
 
 @attrs.frozen(eq=False)
 class MaskRange:
-    """Layouts that are known in part: [layout, column] is the set of axes that split a dimension at least, and at most."""
+    """Partially decided layouts: [layout, column] has the axes that surely split a dimension, and the axes that may split it."""
 
     low: Rows
     high: Rows
@@ -183,7 +183,9 @@ class EffectBounds(LayoutTerms):
     # Halos
 
     def halos(self) -> tuple[Seconds, Seconds]:
-        """Return the seconds on links and those of kernels, where all dimensions of a region are split over the same axes."""
+        """Return the seconds on links and the seconds of kernels for halos, if all dimensions of a region are split over the same
+        axes.
+        """
         sent, joined = np.zeros(self.number), np.zeros(self.number)
         for mask in np.flatnonzero(self.setting.degrees > 1).tolist():
             for halo, times in self.setting.step.halos(int(self.setting.degrees[mask])).items():
@@ -215,7 +217,7 @@ class EffectBounds(LayoutTerms):
     # Stored parameters
 
     def stored(self, parameters: Mapping[StoredParameter, int]) -> Seconds:
-        """Return the seconds to gather parameters over each axis that splits them in storage and not where they are used."""
+        """Return the seconds to gather parameters over each axis that splits them in storage and not at their use."""
         total = np.zeros(self.number)
         for parameter, times in parameters.items():
             seconds = self._by_dims(parameter) if parameter.pairs else self._by_axes(parameter)
@@ -254,7 +256,7 @@ class EffectBounds(LayoutTerms):
     # Moved data
 
     def moved(self, moved: Iterable[MovedData]) -> Seconds:
-        """Return the seconds of all data that changes its placement. Data that shares a path answers for a part of it."""
+        """Return the seconds of all data that changes its placement. Data that share a path also share its cost."""
         found = [(data, [self._leaving(data, path) for path in data.paths]) for data in moved]
         sharing: dict[Value, Integers] = {}
         nothing = np.zeros(self.number, np.uint8)

@@ -44,7 +44,7 @@ COMPILED = 6
 """Layouts that are compiled at the end of each descent."""
 
 DIVING = 0.2
-"""The part of the time to dive for a layout where none is known."""
+"""The part of the time for a dive if no layout is known."""
 
 ROUNDING = 1e-9
 """The relative error of a bound."""
@@ -56,7 +56,7 @@ until all columns are decided.
 """
 
 BEAM = 1 << 6
-"""Partial layouts that a dive follows at once."""
+"""The partial layouts that a dive follows at the same time."""
 
 NEVER = 1e9
 """Seconds that no step takes."""
@@ -193,7 +193,7 @@ class Branching:
         return self.full(block, np.inf, until) if block.depth == len(self.order) else block
 
     def neighbours(self, row: Rows) -> Rows:
-        """Return the row, and all rows that split one dimension otherwise; storage follows the computation."""
+        """Return the row, and all rows that differ in the split of one dimension; storage follows the computation."""
         space, columns = self.bound.space, frozenset(range(len(row)))
         changed = [
             space.extended(row[None], column, columns - {column}, self.bound.mesh)[0]
@@ -338,7 +338,7 @@ class BranchAndBound:
     def _descend(self, on: Branching, until: float) -> None:
         """Change one dimension at a time until no change improves the bound, and compile the last layout and the next best.
 
-        The descent starts at the best layout if that is on this mesh, and else where only that is split which must be.
+        The descent starts at the best layout if that layout is on this mesh, else at the layout that splits as little as allowed.
         """
         row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []

@@ -51,7 +51,7 @@ class Facts:
     """The facts of equations that some layouts have in common.
 
     completing: for each value in which a sum may be completed, the kernels that this makes longer, without and with the sum.
-    gathered_bytes: the fewest bytes of an element of a parameter that is gathered; 0 where a parameter never is.
+    gathered_bytes: the fewest bytes of an element of each gathered parameter; 0 for a parameter that is never gathered.
     """
 
     kernels: Mapping[Term, int]

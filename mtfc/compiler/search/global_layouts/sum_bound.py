@@ -33,10 +33,10 @@ from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows
 from mtfc.compiler.search.global_layouts.step_facts import Facts
 
 LEAST = 1e-30
-"""Seconds that are next to nothing, and may be divided by."""
+"""Nearly zero seconds, which can be a divisor."""
 
 AT_ONCE = 1 << 18
-"""Stops of layouts that are looked up together; more would not fit in the processor's caches."""
+"""The number of stops of layouts that are looked up together; more stops would not fit in the processor's caches."""
 
 
 Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
@@ -80,7 +80,7 @@ class _AlikeSums:
     costs: Mapping[tuple[int, int], Seconds]
 
     def least(self, parts: Seconds | float = 1.0) -> Seconds:
-        """Return the least cost of each sum, if it answers for these parts of its places: the best of all orders."""
+        """Return the least cost of each sum over all orders, if the sum pays these parts of the cost at its places."""
         found: dict[int, Seconds] = {}
         for (pending, over), costs in self.costs.items():
             later = found.get(pending & ~over, 0.0)

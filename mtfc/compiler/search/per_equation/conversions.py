@@ -32,7 +32,7 @@ StepPrice = Callable[[ReshardStep], float]
 """Returns the cost of one collective."""
 
 ONE_STEP = 2.0**-10
-"""The weight of one more step, in bytes."""
+"""The weight of each further step of a chain, in bytes."""
 
 Item = TypeVar("Item")
 
@@ -49,7 +49,7 @@ def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
 
 
 def seconds_on(topology: Topology, weight: float = 1.0) -> StepPrice:
-    """Return a price: the seconds of a collective by itself, times a weight."""
+    """Return the function that prices a collective: its seconds alone, times a weight."""
 
     def price(step: ReshardStep) -> float:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
@@ -71,7 +71,7 @@ class TensorPlacements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh. They are found once for tensors that differ only in the names of dimensions.
+    """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result.
 
     until: the time of `time.monotonic` after which `NotFound` is raised.
     """
@@ -195,7 +195,7 @@ def placements(type: TensorType, mesh: Mesh, reduction: str = "sum") -> Iterator
 
 
 def orders(roles: tuple[tuple[str, str | None], ...], dims: tuple[str, ...]) -> Iterator[dict[str, Axes]]:
-    """Yield the splits in which each axis has its role; several if two axes split one dimension."""
+    """Yield the splits in which each axis has its role: several splits if two axes split one dimension."""
     groups = {dim: tuple(axis for axis, role in roles if role == dim) for dim in dims}
     split = {dim: group for dim, group in groups.items() if group}
     for choice in product(*(permutations(group) for group in split.values())):

@@ -30,11 +30,11 @@ from mtfc.compiler.search.per_equation.conversions import (
 from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
 
 Work = Callable[[Equation, Sequence[Equation]], Sequence[float]]
-"""Returns the costs of one execution of an equation, placed in each of these ways."""
+"""Returns the costs of one execution of an equation, for each of these placements."""
 
 
 Copying = Callable[[Equation, Value, Sequence[TensorType]], Sequence[float]]
-"""Returns the costs of one copy of an operand or result for an equation, placed in each of these ways, if it is not sent."""
+"""Returns the costs of one copy of an operand or result for an equation, for each of these placements, without sends."""
 
 
 KEPT_FOREVER = 1 << 40
@@ -43,7 +43,9 @@ KEPT_FOREVER = 1 << 40
 
 @attrs.frozen(eq=False)
 class _ValueSource:
-    """The node that makes a value, and the placement by each of its options; the last `sent` options may have been sent."""
+    """The node that makes a value, and the placement of the value under each option. Under the last `sent` options the value may
+    have been sent.
+    """
 
     node: int
     placements: TensorPlacements
@@ -66,7 +68,7 @@ class _ValueSource:
 
 @attrs.frozen(eq=False)
 class _ValueUse:
-    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for it."""
+    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for each option."""
 
     node: int
     needed: Indices
@@ -126,7 +128,7 @@ class ValueNetwork:
         self.edges.append(ChoiceEdge(first, second, costs))
 
     def _kept(self, value: Value, until: int) -> None:
-        """Hold a value until a time. If it is not stored, hold the arrays that it is read from."""
+        """Keep a value in memory until a time. If the value is not stored, keep the arrays that it is read from."""
         for source in self.unstored.get(value, ()):
             if source in self.sources:
                 self._kept(source, until)
@@ -134,7 +136,9 @@ class ValueNetwork:
         node.death = max(node.death, until)
 
     def _connect(self, function: Function, times: int) -> None:
-        """Add edges from each value to the equations that use it; through a version if there are several."""
+        """Add edges from each value to the equations that use the value. If several equations use it, the edges go through a
+        version.
+        """
         values = [argument.value for argument in function.arguments]
         values += [value for eqn in function.body for value in eqn.results]
         for value in in_time(values, self.until):
@@ -148,7 +152,7 @@ class ValueNetwork:
         self._edge(source.node, use.node, source.costs(use) * times)
 
     def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
-        """Add a version: the value as it is made, or a copy as its first use needs it, which the other uses find there."""
+        """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share."""
         first, *others = uses
         needs = {int(i) for use in others for i in use.needed}
         copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
@@ -176,7 +180,7 @@ class NetworkBuilder(ValueNetwork):
 
     splittable: dimensions that a layout can name. work, copying: costs of equations. pending: values that may hold a pending sum.
     makers: equations without operands, by their results. free: the node that such an equation follows, and the placements that
-    the node's options need. choices: strategies, the same for equations that look alike.
+    the node's options need. choices: strategies, shared by equal equations.
     """
 
     splittable: Collection[str]
@@ -238,7 +242,7 @@ class NetworkBuilder(ValueNetwork):
                 self._equation(eqn, times, replaced)
 
     def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
-        """Add an equation. A result that replaces an argument is written over it, and holds nothing."""
+        """Add an equation. A result that replaces an argument overwrites it, and takes no further memory."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
         choices = self._choices(eqn, pending)
@@ -254,7 +258,7 @@ class NetworkBuilder(ValueNetwork):
             self._comes_from(value, node, choices.made(i), rule.reduction)
 
     def _choices(self, eqn: Equation, pending: list[int]) -> PlacedStrategies:
-        """Return the strategies of an equation, the same for all that look alike."""
+        """Return the strategies of an equation; equal equations share them."""
         types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
         key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
         if key not in self.choices:
@@ -266,7 +270,7 @@ class NetworkBuilder(ValueNetwork):
         return strategies(eqn, self.mesh, self.splittable, pending, self.until)
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
-        """Add a use of a value, which holds the value unless a result is written over it."""
+        """Add a use of a value. The value stays in memory during the use unless a result overwrites it."""
         if self._is_free(value, node, types):
             return
         needed = self.sources[value].placements.indices(types)
@@ -316,7 +320,7 @@ class NetworkBuilder(ValueNetwork):
         self._edge(source.node, port, np.min(costs, axis=0) * times)
 
     def _invariant(self, operand: Value, port: int, times: int) -> None:
-        """Connect an invariant: the operand itself, or a copy that is placed otherwise and held beside it."""
+        """Connect an invariant: the operand itself, or a copy in another placement, which takes memory beside the operand."""
         node, types = self.nodes[port], self._types(port)
         node.options, node.shared = (*types, *types), len(types)
         node.costs = np.zeros(2 * len(types))
@@ -349,7 +353,9 @@ class NetworkBuilder(ValueNetwork):
     def _leaves(
         self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
     ) -> None:
-        """Connect a result: a carry leaves as it goes around, a yielded value is placed in any way in each iteration."""
+        """Connect a result. A carry leaves with the placement that it has between iterations; a yielded value has any placement
+        in each iteration.
+        """
         source = self.sources.get(output.value)
         if output.updates is not None:
             port, types = ports[output.updates], self._types(ports[output.updates])
@@ -365,7 +371,7 @@ class NetworkBuilder(ValueNetwork):
         self._comes_from(result, port, types)
 
     def _given_away(self, source: _ValueSource, output: Output, port: int) -> _ValueUse:
-        """Return the use by an output of a loop; a value that is kept of each iteration may have to be copied."""
+        """Return the use by an output of a loop. A value that the loop stacks may need a copy in each iteration."""
         types, maker = self._types(port), self.nodes[source.node].owner
         copied = np.zeros(len(types))
         if output.updates is None and isinstance(maker, Equation):
@@ -373,7 +379,9 @@ class NetworkBuilder(ValueNetwork):
         return _ValueUse(port, source.placements.indices(types), copied)
 
     def _given(self, output: Output, ports: Mapping[str, int]) -> None:
-        """Connect an output: it is placed like the argument that it replaces, or completed where it is."""
+        """Connect an output. It has the placement of the argument that it replaces; else pending sums are completed in its own
+        placement.
+        """
         source = self.sources.get(output.value)
         if source is None:
             return

@@ -70,7 +70,7 @@ class OperatorConfigurations:
     lists: Mapping[int, DeviceLists]
     only: Configuration | None = None
 
-    def holding(self, asked: Configuration) -> OperatorConfigurations:
+    def restricted_to(self, asked: Configuration) -> OperatorConfigurations:
         """Return the configurations with the degrees of `asked`, and with its devices if it has any."""
         return attrs.evolve(self, degrees=(asked.degrees,), only=asked if asked.devices else None)
 
