@@ -1,4 +1,4 @@
-"""Documents as tests: what they show was printed by the program, and their links lead somewhere.
+"""Documents as tests: the program prints the outputs that they show, and their links have targets.
 
 A fenced block means something to a test by the words after its language:
 
@@ -44,7 +44,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 @attrs.frozen
 class Fence:
-    """A fenced block: the words after the opening fence, and what is inside."""
+    """A fenced block: the words after the opening fence, and the lines inside."""
 
     words: tuple[str, ...]
     text: str
@@ -55,7 +55,7 @@ class Fence:
 
     @property
     def file(self) -> str | None:
-        """The file that the block is, if it is one."""
+        """The name of the file that the block is, if any."""
         return next((word for word in self.words[1:] if "." in word), None)
 
 
@@ -73,7 +73,7 @@ class Session:
 
     @classmethod
     def start(cls, folder: Path) -> Session:
-        """`mtfc` and `python` are those of the running tests, whatever is installed."""
+        """Start a session in which `mtfc` and `python` are those of the running tests."""
         programs = folder / ".programs"
         programs.mkdir()
         for name, arguments in (("mtfc", " -m mtfc"), ("python", "")):
@@ -106,7 +106,7 @@ class Session:
         return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 
     def replay(self, document: str) -> str:
-        """The document with what its commands print now."""
+        """Return the document with the present outputs of its commands."""
         return FENCE.sub(self._replayed, document)
 
     def _replayed(self, match: re.Match[str]) -> str:
@@ -119,14 +119,14 @@ class Session:
         return f"```{match[1]}\n{COMMAND.sub(printed, fence.text)}```"
 
     def _printed(self, roughly: bool, match: re.Match[str]) -> str:
-        """A command and its output: as shown, where that still holds."""
+        """Return a command and its output. The shown output stays if it differs only by times and rounding."""
         command, shown = match.groups()
         actual = self.run(command)
         return match[0] if agrees(actual, shown, roughly) else f"$ {command}\n{actual}"
 
 
 def replaced(text: str, lines: str) -> str:
-    """`text` with the lines that assign what `lines` assign taken from there."""
+    """Return `text` with each assignment to a name that `lines` assigns replaced by the line of `lines`."""
     new = {line.partition("=")[0]: line for line in lines.splitlines()}
     old = text.splitlines()
     assert new.keys() <= {line.partition("=")[0] for line in old}
@@ -134,7 +134,7 @@ def replaced(text: str, lines: str) -> str:
 
 
 def agrees(actual: str, shown: str, roughly: bool) -> bool:
-    """Return whether two outputs agree but for times and rounding."""
+    """Return True if two outputs differ only by times and rounding."""
     actual, shown = TIME.sub("", actual), TIME.sub("", shown)
     if [line.split() for line in DECIMAL.sub("#", actual).splitlines()] != [
         line.split() for line in DECIMAL.sub("#", shown).splitlines()
@@ -162,7 +162,7 @@ def check_generated(path: Path, parts: Mapping[str, Callable[[], str]], update: 
 
 
 def settle(path: Path, shown: str, now: str, update: bool) -> None:
-    """Put what is true now into the document, or assert that it is what the document shows."""
+    """Write the present text into the document, or assert that the document shows the present text."""
     if update:
         path.write_text(now, "utf-8")
     else:
@@ -173,13 +173,13 @@ def settle(path: Path, shown: str, now: str, update: bool) -> None:
 
 
 def anchors(document: str) -> set[str]:
-    """The anchors that GitHub gives a document's headings."""
+    """Return the anchors that GitHub gives a document's headings."""
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(FENCE.sub("", document)))
     return {text.strip().replace(" ", "-") for text in plain}
 
 
 def broken_links(path: Path) -> list[str]:
-    """The links to files or headings of this repository that lead nowhere."""
+    """Return the links to files or headings of this repository that do not exist."""
     prose = CODE.sub("", FENCE.sub("", path.read_text("utf-8")))
     found = [link for match in LINK.findall(prose) for link in match if link]
     return [link for link in found if not link.startswith(("https://", "http://")) and not _leads(path, link)]

@@ -20,7 +20,7 @@ from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.passes.pipelines import differentiation, lower, run
-from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
@@ -43,13 +43,13 @@ def with_unused_values() -> AbstractContextManager[object]:
 def diagnose(source: str) -> list[Diagnostic]:
     """Return all diagnostics of `mtfc check` for a program in which everything is used."""
     with with_unused_values():
-        return list(check(source, FILE, layout_targets=placeable))
+        return list(check(source, FILE, layout_targets=layout_targets))
 
 
 def load(source: str) -> Module:
     """Return the elaborated file. Raises `CompileError` if the file or one of its layouts has an error."""
     with with_unused_values():
-        check(source, FILE, layout_targets=placeable).raise_if_errors()
+        check(source, FILE, layout_targets=layout_targets).raise_if_errors()
         return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())
 
 

@@ -511,7 +511,7 @@ def test_verify_leaves_the_precision_of_jax_alone(model: Path) -> None:
     assert jax.config.jax_default_matmul_precision == before
 
 
-def test_what_the_package_names_is_there() -> None:
+def test_all_names_of_the_package_exist() -> None:
     assert all(getattr(mtfc, name) is not None for name in mtfc.__all__)
     with pytest.raises(AttributeError, match="no attribute `compil`"):
         mtfc.compil  # noqa: B018

@@ -168,7 +168,7 @@ NAMES_OPS = {
     "mtfc.compiler.analysis.equation_names": "spells out a name that is a reserved word of layout files",
     "mtfc.frontend.semantics.bodies.expressions": "operators of the language, such as `and`, which are no equations yet",
 }
-"""Modules that may test an op's name, and what they name it for. Elsewhere an op's traits say what it is."""
+"""Modules that may test an op's name, and the reasons. Other modules ask for the traits of an op."""
 
 NAMED = [path for path in MODULES if path.parent.name != "ops" and module_name(path) not in NAMES_OPS]
 
@@ -184,7 +184,7 @@ def test_no_op_is_told_by_its_name(path: Path) -> None:
 
 
 def compared_with_op(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what an `.op` is compared with, matched against, or looked up in."""
+    """Yield the expressions that an `.op` is compared with, matched against, or looked up in."""
     match node:
         case ast.Compare(left, _, others) if any(map(is_op, (left, *others))):
             yield from (side for side in (left, *others) if not is_op(side))
@@ -253,7 +253,7 @@ def test_functions_stay_short() -> None:
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """The top-level packages that are loaded when the command has run."""
+    """Return the top-level packages that are loaded after a run of the command."""
     program = (
         "import sys; from mtfc.cli import main; status = main(sys.argv[1:]); "
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(status)"

@@ -66,7 +66,7 @@ def test_reduction_to_a_scalar_over_all_axes() -> None:
     assert sent("{ a: rows, b: cols }", "y = sum(x); return y") == [("all_reduce", ("rows", "cols"), 1)]
 
 
-def test_component_wise_ops_send_nothing() -> None:
+def test_elementwise_ops_send_nothing() -> None:
     assert sent("{ a: rows, b: cols }", "y = tanh(x) * 2.0 + sum(z); return y", "x: [a, b], z: [c]") == []
 
 
@@ -292,7 +292,7 @@ def test_argmax_reduces_a_value_and_a_place() -> None:
     assert along("{ b: (rows, cols) }", body) == [("all_reduce", ("rows", "cols"), 8)] * 2
 
 
-def test_prod_gathers_one_product_of_each_shard() -> None:
+def test_prod_gathers_one_factor_of_each_shard() -> None:
     assert along("{ b: cols }", "y = prod(x, over = [b]); return y") == [("all_gather", ("cols",), 8)]
     both = along("{ a: rows, b: cols }", "y = prod(x); return y")
     assert both == [("all_gather", ("rows",), 1), ("all_gather", ("cols",), 2)]

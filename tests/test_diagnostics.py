@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtfc.driver.layout_advice import predictor
-from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.frontend.check import check
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import syntax_errors
@@ -25,7 +25,7 @@ def diagnosed(source: str) -> str:
     """Return the text of all diagnostics of the file `case.mtf` and the files beside it."""
     main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
     files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
-    found = check(main, "case.mtf", neighbour=files.get, layout_targets=placeable, predictor=predictor)
+    found = check(main, "case.mtf", neighbour=files.get, layout_targets=layout_targets, predictor=predictor)
     library_texts = standard_library.texts(
         f"{standard_library.SHOWN}{name}.mtf" for name in standard_library.modules()
     )

@@ -110,7 +110,7 @@ TWO_DIMS = """
 """
 
 
-def test_windows_of_two_dims_send_halos_of_what_is_windowed() -> None:
+def test_windows_of_two_dims_send_halos_of_their_operand() -> None:
     """Halos are of the image, not of the windows, which are three times as large. The second halo has the corners: 4 + 2 rows
     of 2 x 1 x 3."""
     layout, inputs = "{ n: cols, w: rows }", "x: [b, n, w, c], f: [k, l, c, d]"
@@ -206,7 +206,7 @@ model m(x: [b]) {
 
 
 @pytest.mark.parametrize("body", [TWO_DIMS, POOLED, MOVED], ids=["convolution", "pooling", "moves"])
-def test_what_cost_predicts_is_what_is_sent(body: str) -> None:
+def test_cost_predicts_the_bytes_that_are_sent(body: str) -> None:
     """Count them in the simulation, and in the XLA program of the JAX module."""
     inputs = "x: [b, n, w, c]" + (", f: [k, l, c, d]" if body is TWO_DIMS else "")
     layout = "{ n: cols, half: cols, valid: cols, w: rows }"

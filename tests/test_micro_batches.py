@@ -157,7 +157,7 @@ SMALL = {
 }
 
 
-def test_xla_allocates_for_micro_batches_what_one_needs() -> None:
+def test_xla_allocates_the_memory_of_one_micro_batch() -> None:
     """XLA keeps each gather in the loop: otherwise it would hold whole parameters from before the first micro-batch on."""
     one, several = (jax_runtime.lowered(llama(number, **SMALL), "step").compile() for number in (1, 4))
     gathers = [collectives(each.as_text())["all_gather"]["count"] for each in (one, several)]

@@ -96,7 +96,7 @@ UP = [(64, (1024, 512)), (128, (512, 256)), (256, (256, 128)), (512, (128, 64))]
 """Convolutions of 3 by 3 pixels of the U-Net: width of the images, channels of the input."""
 
 
-def test_stripes_of_images_exchange_their_borders_and_nothing_else(
+def test_spatially_split_images_exchange_only_their_borders(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each convolution sends a row of pixels to both neighbours; so does its gradient, except for the image itself."""

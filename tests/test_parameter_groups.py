@@ -13,7 +13,7 @@ import pytest
 
 from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.parser import read_program, same_program
+from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.verifier import VerifyError, verify
@@ -32,6 +32,7 @@ from tests.harness import (
     lowered,
     numpy_module,
 )
+from tests.program_equality import same_program
 from tests.search.placement_programs import DENSE
 
 STEPS = 4

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mtfc.compiler.ir.core import walk
-from mtfc.compiler.ir.parser import read_program, same_program
+from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.driver.loading.sources import Sources
@@ -31,6 +31,7 @@ from tests.harness import (
     numpy_module,
     reference,
 )
+from tests.program_equality import same_program
 
 HEAD = """
 import nn
@@ -154,7 +155,7 @@ def test_any_output_is_reported_as_the_step_computes_it() -> None:
 
 
 @pytest.mark.parametrize("layout", ["data", "both", "zero", "fsdp"])
-def test_of_micro_batches_the_mean_is_reported(layout: str) -> None:
+def test_the_mean_over_micro_batches_is_reported(layout: str) -> None:
     text = source("worst, close, grad_norm, learning_rate", "accumulate = 3; clip = 0.01", "sgd(0.1 * step)")
     program = lowered(text, layout=layout)
     step = program.function("step")

@@ -22,4 +22,4 @@ FLAGS = (
 )
 
 FULL: dict[str, bool | str] = {_EMITTERS: True} if _IS_KNOWN else {}
-"""Options for one compilation that turn on what `FLAGS` turns off."""
+"""Options for one compilation that turn on the features that `FLAGS` turns off."""

@@ -32,7 +32,7 @@ def check_source(file: str, choice: Choice, sources: Sources) -> list[Diagnostic
     sources.add_choice(choice)
     given = choice.dims, choice.model, choice.layout, choice.mesh
     text, neighbour = sources.texts[file], sources.neighbour
-    return list(check(text, file, *given, neighbour, _placeable, choice.settings, _predictor))
+    return list(check(text, file, *given, neighbour, _layout_targets, choice.settings, _predictor))
 
 
 def verdict(diagnostics: Iterable[Diagnostic]) -> str:
@@ -43,11 +43,11 @@ def verdict(diagnostics: Iterable[Diagnostic]) -> str:
     return ", ".join(texts) or "no errors"
 
 
-def _placeable(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
+def _layout_targets(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
     """Import the passes late: only a layout with names that no line of the file has needs them."""
-    from mtfc.driver.loading.layout_targets import placeable
+    from mtfc.driver.loading.layout_targets import layout_targets
 
-    return placeable(program, mesh, layout)
+    return layout_targets(program, mesh, layout)
 
 
 def _predictor() -> Faster:

@@ -15,7 +15,7 @@ from mtfc.driver.loading.target import check_room, target_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.types import Layout
-    from mtfc.reports.difference import PricedLayout
+    from mtfc.reports.difference import ComparedLayout
 
 
 def diff_record(
@@ -44,13 +44,13 @@ def diff_text(file: str, choice: Choice, layouts: Sequence[str], target: str | N
 
 def _priced(
     file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> list[PricedLayout]:
+) -> list[ComparedLayout]:
     """Return the costs of the model under both layouts."""
-    from mtfc.reports.difference import PricedLayout
+    from mtfc.reports.difference import ComparedLayout
 
     if len(layouts) not in (0, 2):
         raise UsageError("diff compares two layouts: --layout A --layout B")
-    priced: list[PricedLayout] = []
+    priced: list[ComparedLayout] = []
     chosen: Sequence[str | None] = layouts or [None]
     for layout in chosen:
         selection = select(file, attrs.evolve(choice, layout=layout), sources, every_layout=not layouts)
@@ -59,13 +59,13 @@ def _priced(
             if hardware is not None and target is not None:
                 check_room(hardware, case.mesh, target)
             program = attrs.evolve(case, layout=_distinct(case.layout, priced)).lower(selection.program)
-            priced.append(PricedLayout.of(program, hardware))
+            priced.append(ComparedLayout.of(program, hardware))
     if len(priced) < 2:
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
     return priced
 
 
-def _distinct(layout: Layout, before: list[PricedLayout]) -> Layout:
+def _distinct(layout: Layout, before: list[ComparedLayout]) -> Layout:
     """Rename a layout if another one has its name: all rules of the command line are called `given`."""
     same_name = any(each.cost.layout.name == layout.name for each in before)
     if not same_name or any(each.cost.layout == layout for each in before):

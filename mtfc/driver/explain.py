@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
     """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.provenance_report import causes_json
+    from mtfc.reports.provenance_report import provenance_json
 
     cost, found = _explained(file, choice, sources)
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
-    return {**selected, "collectives": causes_json(found)}
+    return {**selected, "collectives": provenance_json(found)}
 
 
 def explain_text(file: str, choice: Choice, sources: Sources) -> str:
     """Return the collectives with their causes, by line and by rule. Raises `CompileError` and `UsageError`."""
     from mtfc.reports.cost_report import heading
-    from mtfc.reports.provenance_report import causes_report
+    from mtfc.reports.provenance_report import provenance_report
 
     cost, found = _explained(file, choice, sources)
     texts = sources.with_library(each.span.file for each in found if each.span)
-    return "\n".join([*heading(cost), "", causes_report(found, cost.file, texts)])
+    return "\n".join([*heading(cost), "", provenance_report(found, cost.file, texts)])
 
 
 def _explained(file: str, choice: Choice, sources: Sources) -> tuple[PlacedCost, list[SentArray]]:

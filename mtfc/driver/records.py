@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Sent(TypedDict):
-    """Collectives of one kind: how many, and the size of one device's operands."""
+    """Collectives of one kind: their number, and the size of one device's operands."""
 
     count: int
     elements_per_device: int

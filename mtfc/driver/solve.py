@@ -23,9 +23,9 @@ def solve_file(file: str, seconds: float, progress: Progress) -> dict[str, objec
     deadline = monotonic() + seconds - STARTED
     content = read_bytes(file)
     from mtfc.compiler.search.solver.assignment_problem import Infeasible, NotFound
-    from mtfc.compiler.search.solver.contest_format import MalformedInstance, read
     from mtfc.compiler.search.solver.solve import solve
     from mtfc.compiler.search.solver.solver_search import compile_loops
+    from mtfc.driver.loading.contest_format import MalformedInstance, read
 
     deadline += timing_compilation(compile_loops, "--time-limit")[1]
     started = monotonic()

@@ -46,7 +46,7 @@ FIGURES: Mapping[str, ComparedFigure] = {
 
 
 @attrs.frozen(slots=False)
-class PricedLayout:
+class ComparedLayout:
     """The cost of a layout, and with a machine the seconds of each line there."""
 
     cost: PlacedCost
@@ -54,7 +54,7 @@ class PricedLayout:
     hardware: Hardware | None = None
 
     @classmethod
-    def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> PricedLayout:
+    def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> ComparedLayout:
         """Return the cost of a lowered program.
 
         The seconds of a line are its part of the step that `mtfc simulate` predicts. Without overlap they are all its computation
@@ -123,20 +123,22 @@ class _Found:
 class ComparedLine:
     """A line's figures under both layouts, by the names of `FIGURES`, and the `stored` bytes of `mtfc cost`.
 
-    ways: the collectives of the line under both layouts: `2 all_reduce{rows}` -> bytes.
+    collectives: the collectives of the line under both layouts: `2 all_reduce{rows}` -> bytes.
     """
 
     line: Line
     figures: Mapping[str, Pair]
-    ways: tuple[Mapping[str, str], Mapping[str, str]]
+    collectives: tuple[Mapping[str, str], Mapping[str, str]]
 
     @property
     def differs(self) -> bool:
         compared = (self.figures[name] for name in FIGURES)
-        return self.ways[0] != self.ways[1] or not all(isclose(one, other) for one, other in compared)
+        return self.collectives[0] != self.collectives[1] or not all(
+            isclose(one, other) for one, other in compared
+        )
 
 
-def differences(one: PricedLayout, other: PricedLayout) -> list[ComparedLine]:
+def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine]:
     """Return the cost of each line under both layouts, in order."""
     nothing = _Found()
     return [
@@ -152,12 +154,12 @@ def _compared(line: Line, one: _Found, other: _Found) -> ComparedLine:
     return ComparedLine(line, figures, (dict(transfers(one.charges)), dict(transfers(other.charges))))
 
 
-def difference_report(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -> str:
+def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> str:
     """Return the totals of both layouts, and the lines that differ; `sources` holds each file's text by name."""
     return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"
 
 
-def _totals(one: PricedLayout, other: PricedLayout) -> list[str]:
+def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
     layouts = [each.cost.layout.name for each in (one, other)]
     unit = "training step" if one.cost.trains else "forward pass"
     heading = f"{one.cost.model}, one {unit} on one device: from layout {layouts[0]} to layout {layouts[1]}"
@@ -172,7 +174,7 @@ def _totals(one: PricedLayout, other: PricedLayout) -> list[str]:
     return [heading, *aligned(rows, right=range(1, 4))]
 
 
-def _lines(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -> list[str]:
+def _lines(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> list[str]:
     """Return the lines that differ, each with its collectives under both layouts, and their sums."""
     texts = {file: text.splitlines() for file, text in sources.items()}
     rows = [["line", "source", *one.names]]
@@ -181,10 +183,14 @@ def _lines(one: PricedLayout, other: PricedLayout, sources: Mapping[str, str]) -
         if each.differs:
             changes = _changes(each.figures, one.names)
             rows.append([place_text(each.line, one.cost.file), source_text(each.line, texts), *changes])
-            for layout, ways in zip((one.cost.layout, other.cost.layout), each.ways, strict=True):
-                if each.ways[0] != each.ways[1]:
+            for layout, collectives in zip(
+                (one.cost.layout, other.cost.layout), each.collectives, strict=True
+            ):
+                if each.collectives[0] != each.collectives[1]:
                     blank = [""] * len(one.names)
-                    rows += [["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in ways.items()]
+                    rows += [
+                        ["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in collectives.items()
+                    ]
     sums = {name: _sum(each.figures[name] for each in lines) for name in one.names}
     rows.append(["all", "", *_changes(sums, one.names)])
     return fitted(rows)
@@ -208,7 +214,7 @@ def signed(change: float, text: Callable[[Any], str]) -> str:
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
 
 
-def difference_json(one: PricedLayout, other: PricedLayout) -> dict[str, Any]:
+def difference_json(one: ComparedLayout, other: ComparedLayout) -> dict[str, Any]:
     """Return the figures in pairs: under the first layout and under the second."""
     keys = {name: FIGURES[name].key for name in one.names}
     return {

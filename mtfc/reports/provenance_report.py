@@ -12,7 +12,7 @@ from mtfc.reports.source_lines import Line, line_of, place_text, source_text
 from mtfc.reports.table import aligned
 
 
-def causes_report(found: Sequence[SentArray], own: str | None, texts: Mapping[str, str]) -> str:
+def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mapping[str, str]) -> str:
     """Return the collectives with their causes by line of the user's file, then the bytes by rule.
 
     texts: each file's text by name.
@@ -75,7 +75,7 @@ def _by_rule(found: Sequence[SentArray]) -> list[str]:
     return aligned(rows, right={1}, indent="    ") if rows else []
 
 
-def causes_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:
+def provenance_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:
     """Return a record for each array that is sent; bytes are those of one device in a step."""
     return [
         {

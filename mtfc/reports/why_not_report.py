@@ -18,7 +18,7 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.placements import entry_text, placement_text
-from mtfc.reports.difference import PricedLayout, difference_json, difference_report, signed
+from mtfc.reports.difference import ComparedLayout, difference_json, difference_report, signed
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
@@ -71,12 +71,12 @@ class LayoutDifference:
     best: LayoutSearchResult
 
     @cached_property
-    def priced(self) -> tuple[PricedLayout, PricedLayout]:
+    def priced(self) -> tuple[ComparedLayout, ComparedLayout]:
         """The costs of both layouts; lines have the seconds by which layouts were compared."""
         program, hardware = self.best.program, self.best.pricer.hardware
         overlaps = self.best.objective == "overlap"
         one, other = (
-            PricedLayout.of(lower(program, found.mesh, found.layout), hardware, overlaps)
+            ComparedLayout.of(lower(program, found.mesh, found.layout), hardware, overlaps)
             for found in (self.best.found, self.found)
         )
         return one, other

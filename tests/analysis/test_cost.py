@@ -26,7 +26,7 @@ dim memory = 8
 
 
 def charged(body: str) -> tuple[Charge, ...]:
-    """The charges of a function with this text between its braces."""
+    """Return the charges of a function with this text between its braces."""
     program = read_program(f"{HEAD}function forward placed {{\n{body}\n}}\n")
     assert program.mesh is not None
     return charges(program.function("forward"), Numbers(program.mesh))
@@ -45,7 +45,7 @@ def test_contraction_costs_two_operations_per_point_of_its_own_shard() -> None:
 
 
 def test_split_contracted_dim_divides_the_work() -> None:
-    """The result is whole, but each processor multiplies its own part of `hidden`."""
+    """Each processor multiplies its own part of `hidden`, although the result is not split."""
     (charge,) = charged("""
       input %h: f32[batch, hidden{cols}]
       parameter %v: f32[hidden{cols}, io]
@@ -55,7 +55,7 @@ def test_split_contracted_dim_divides_the_work() -> None:
     assert charge.flops == 2 * 64 * 128 * 512 // 4
 
 
-def test_component_wise_ops_cost_their_result_and_reductions_their_operand() -> None:
+def test_elementwise_ops_cost_their_result_and_reductions_their_operand() -> None:
     relu, broadcast_add, reduced = charged("""
       input %x: f32[batch{rows}, io]
       parameter %b: f32[io]
@@ -90,8 +90,8 @@ COLLECTIVES = {
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_collective(kind: str) -> None:
-    """A group over `cols` has n = 4 processors. Of an array of S bytes in all, a ring sends S(n-1)/n for a gather or a scatter,
-    twice that for an all-reduce, and S(n-1)/n**2 for an all-to-all.
+    """A group over `cols` has n = 4 processors. For an array of S bytes in all, a ring sends S(n-1)/n in a gather or scatter. It
+    sends twice as many bytes in an all-reduce, and S(n-1)/n**2 in an all-to-all.
     """
     equation, elements, size, wire = COLLECTIVES[kind]
     *_, charge = charged(f"""

@@ -1,4 +1,4 @@
-"""The simulator: FlexFlow's example, what a timeline must satisfy, and full and delta simulation on random changes."""
+"""Test the simulator: FlexFlow's example, the equations of a timeline, and full and delta simulation of random changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_transfers_overlap_with_computation() -> None:
 
 
 def test_first_come_first_served() -> None:
-    """The later task by id is ready first, and is not overtaken."""
+    """The task with the larger id is ready first, so it runs first."""
     tasks = [
         Task((0,), "a", 5.0),
         Task((1,), "b", 1.0),
@@ -50,7 +50,7 @@ def test_edges_go_upward() -> None:
 
 
 def some_task(draw: random.Random, id: Id, known: list[Id], devices: int) -> Task:
-    """Few different times, so that many tasks are ready at once; some take no time."""
+    """Draw a task. Durations have few values, so that many tasks are ready at once; some are zero."""
     below = [each for each in known if each < id]
     after = draw.sample(below, min(len(below), draw.randint(0, 3)))
     return Task(id, f"d{draw.randrange(devices)}", draw.choice((0.0, 1.0, 1.0, 2.0, 0.3, 7.1)), tuple(after))
@@ -63,13 +63,13 @@ def some_graph(draw: random.Random) -> list[Task]:
 
 
 def change(draw: random.Random, graph: TaskGraph) -> tuple[list[Task], list[Id]]:
-    """Tasks that take other times, run elsewhere, wait for others, are new or are gone: up to three of them at once."""
+    """Draw changes of up to three tasks: other durations, devices or predecessors, new tasks and removed tasks."""
     ids = list(graph.tasks)
     gone = draw.sample(ids, draw.choice((0, 0, 1))) if len(ids) > 3 else []
     kept = [id for id in ids if id not in gone]
     changed = {id: graph.tasks[id] for id in draw.sample(kept, min(len(kept), draw.randint(0, 2)))}
     tasks = {id: some_task(draw, id, kept, 5) for id in changed}
-    for id in kept:  # nobody waits for what is gone
+    for id in kept:  # no task waits for a removed task
         task = tasks.get(id, graph.tasks[id])
         if set(task.after) & {*gone}:
             left = tuple(before for before in task.after if before not in gone)
@@ -81,7 +81,7 @@ def change(draw: random.Random, graph: TaskGraph) -> tuple[list[Task], list[Id]]
 
 
 def test_delta_simulation_gives_the_same_timeline() -> None:
-    """Whatever changes, to the last bit."""
+    """The timelines are equal to the last bit after every change."""
     draw = random.Random(0)
     done = 0
     while done < CHANGES:
@@ -108,7 +108,7 @@ def test_a_timeline_satisfies_its_equations() -> None:
 
 
 def test_delta_simulation_visits_what_has_changed_only() -> None:
-    """One task of a hundred independent chains takes longer."""
+    """One of a hundred independent chains has a task that takes longer."""
     chains = [Task((i, k), f"d{i}", 1.0, ((i, k - 1),) if k else ()) for i in range(100) for k in range(10)]
     simulation = Simulation(chains)
     simulation.change([Task((5, 7), "d5", 3.0, ((5, 6),))])

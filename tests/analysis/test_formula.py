@@ -1,4 +1,4 @@
-"""FormulaSizes: their algebra is that of the numbers that they stand for, and they print in the file's order."""
+"""Test formulas of sizes: their values follow the arithmetic of numbers, and they print in the file's order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sizes = st.fixed_dictionaries({name: st.integers(1, 9) for name in ("batch", "io
 
 @st.composite
 def monomials(draw: st.DrawFn) -> Formula:
-    """A coefficient times powers of the symbols; axes divide, dimensions multiply."""
+    """Draw a coefficient times powers of the symbols; axes divide, dimensions multiply."""
     powers = [
         (BATCH, draw(st.integers(0, 3))),
         (IO, draw(st.integers(0, 3))),
@@ -96,7 +96,7 @@ def test_leading_terms_are_those_whose_dimensions_are_not_part_of_anothers() -> 
 
 @given(formulas)
 def test_dropped_terms_are_dominated_by_a_leading_one(a: Formula) -> None:
-    """A dropped term divided by some leading one has dimensions only below the line."""
+    """A dropped term divided by some leading term has dimensions only in the denominator."""
     leading = a.leading()
     for monomial in a.terms.keys() - leading.terms.keys():
         quotients = [Formula({monomial: Fraction(1)}) / Formula({m: Fraction(1)}) for m in leading.terms]

@@ -1,4 +1,4 @@
-"""The memory model, checked by hand on IR text: which values share a buffer, and what is alive when most is."""
+"""Test the memory model on IR text, with figures worked out by hand: shared buffers, and the values alive at the peak."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def program(body: str, name: str = "forward") -> Program:
 
 
 def shared(body: str) -> list[list[str]]:
-    """The names of the values in each buffer."""
+    """Return the names of the values in each buffer."""
     read = program(body)
     assert read.mesh is not None
     return [[v.name for v in buffer.values] for buffer in buffers(read.function("forward"), read.mesh)]
@@ -41,33 +41,33 @@ def memory(body: str, name: str = "step") -> MemoryUse:
 
 
 SHARING = {
-    "a component-wise result takes over an operand that dies": (
+    "an elementwise result takes over the buffer of an operand at its last use": (
         "%p: f32[a{all}, b] = exp %x; %q: f32[a{all}, b] = relu %p",
         [["p", "q"]],
     ),
-    "but never an argument": ("%q: f32[a{all}, b] = relu %x", [["q"]]),
-    "nor an operand that is used again": (
+    "no result takes over the buffer of an argument": ("%q: f32[a{all}, b] = relu %x", [["q"]]),
+    "an operand with a later use keeps its buffer": (
         "%p: f32[a{all}, b] = exp %x; %r: f32[a{all}, b] = relu %p; %q: f32[a{all}, b] = mul %r, %p",
         [["p"], ["r", "q"]],
     ),
-    "nor one of another size": (
+    "buffers of different sizes are not shared": (
         "%p: f32[a{all}] = sum %x over=[b]; %q: f32[a{all}, b] = mul %p, %x",
         [["p"], ["q"]],
     ),
-    "nor one of another element type": (
+    "buffers of different element types are not shared": (
         "%p: f32[a{all}, b] = exp %x; %q: bool[a{all}, b] = gt %p, %x",
         [["p"], ["q"]],
     ),
-    "a transposition moves elements": (
+    "a transposition has a second buffer": (
         "%p: f32[a{all}, b] = exp %x; %q: f32[b, a{all}] = transpose %p dims=[b, a]",
         [["p"], ["q"]],
     ),
-    "and so does a contraction, even to the same size": (
+    "a contraction has a second buffer, even of the same size": (
         "%p: f32[a{all}, b] = exp %x; %r: f32[b, c] = exp %y; %s: f32[a{all}, c] = einsum %p, %r dims=[a, c];"
         " %q: f32[a{all}, b] = einsum %s, %r dims=[a, b]",
         [["p"], ["r"], ["s"], ["q"]],
     ),
-    "a rename does not": (
+    "a rename shares the buffer of its operand": (
         "%p: f32[b, c] = exp %y; %q: f32[a, c] = rename %p mapping=(b -> a)",
         [["p", "q"]],
     ),
@@ -75,30 +75,30 @@ SHARING = {
         "%p: f32[b] +{all} = sum %x over=[a] layout {a: all}; %q: f32[b] = all_reduce %p axes={all}",
         [["p", "q"]],
     ),
-    "also one of several operands": (
+    "a combined all-reduce is done in place": (
         "%p: f32[b] +{all} = sum %x over=[a] layout {a: all}; %r: f32[] +{all} = sum %x over=[a, b] layout {a: all};"
         " %s: f32[b], %t: f32[] = all_reduce %p, %r axes={all}; %q: f32[b] = mul %s, %t",
         [["p", "s", "q"], ["r", "t"]],
     ),
-    "windows are read where their source is, which stays": (
+    "windows have no buffer: readers read the source, which stays": (
         "%p: f32[b, c] = exp %y; %w: f32[a, d, c] = window %p source=b out=a kernel=d stride=1 before=1 after=1 dilation=1"
         " value=0.0; %r: f32[a, d, c] = broadcast %y dims=[a, d, c]; %q: f32[a] = einsum %w, %r dims=[a]",
         [["p"], ["q"]],
     ),
-    "unless the caller wants them": (
+    "windows that are an output have a buffer": (
         "%q: f32[a, d, c] = window %y source=b out=a kernel=d stride=1 before=1 after=1 dilation=1 value=0.0",
         [["q"]],
     ),
-    "what a product makes for a fold to add up is nowhere": (
+    "the windows that a dot makes for a fold are not stored": (
         "%p: f32[a, d] = einsum %x, %x dims=[a, d]; %q: f32[b] = fold %p source=b out=a kernel=d stride=1 before=1 after=1"
         " dilation=1",
         [["q"]],
     ),
-    "a gather is not": (
+    "an all-gather has a second buffer": (
         "%p: f32[a{all}, b] = exp %x; %q: f32[a, b] = all_gather %p dim=a axes={all}",
         [["p"], ["q"]],
     ),
-    "a processor's all-to-all sends what it has": (
+    "an all-to-all has a second buffer of the same size": (
         "%p: f32[a{all}, b] = exp %x; %q: f32[a, b{all}] = all_to_all %p source=a target=b axes={all}",
         [["p"], ["q"]],
     ),
@@ -112,7 +112,7 @@ def test_sharing(rule: str) -> None:
     assert shared(f"input %x: f32[a{{all}}, b]\ninput %y: f32[b, c]\n{lines}\noutput q = %q") == expected
 
 
-def test_a_product_that_is_folded_and_given_away_is_stored() -> None:
+def test_a_folded_dot_that_is_also_an_output_is_stored() -> None:
     body = """
       input %x: f32[a, d]
       %p: f32[a, d] = einsum %x, %x dims=[a, d]
@@ -179,7 +179,9 @@ STEP = """
 
 
 def test_step() -> None:
-    """`d_w` and `d_w_2` share the gradient's buffer, `m` and `new` are in those of their arguments, `z` in that of `y`."""
+    """`d_w` and `d_w_2` share the gradient's buffer. `m` and `new` are in the buffers of their arguments, `z` is in the buffer of
+    `y`.
+    """
     held = memory(STEP)
     assert held.parameters == held.gradients == held.optimizer == 4 * 8
     assert held.activations_peak == 4 * (16 + 16 + 1)  # x, z and the loss
@@ -188,7 +190,7 @@ def test_step() -> None:
 
 
 def test_gradient_that_is_reduced_with_the_loss() -> None:
-    """A combined all-reduce has the stage of its first operand, here the loss, and yet its second result is a gradient."""
+    """A combined all-reduce has the stage of its first operand, the loss. Its second result is still a gradient."""
     body = """
       input %x: f32[a{all}, b]
       parameter %w: f32[b]
@@ -206,7 +208,7 @@ def test_gradient_that_is_reduced_with_the_loss() -> None:
 
 
 def test_stored_by_line() -> None:
-    """Line 2 has the parameter and its momentum; of the activations only `z` is read by the backward pass, and the input."""
+    """Line 2 has the parameter and its momentum. The backward pass reads the input, and `z` alone of the activations."""
     stored = [(span.line if span else None, amount) for span, amount in memory(STEP).stored]
     assert stored == [(None, 4 * 16), (2, 4 * 8), (2, 4 * 8), (4, 4 * 16)]
 

@@ -45,7 +45,7 @@ FIGURES = {
 
 
 def all_reduced(program: Program) -> int:
-    """Elements that all processors together put into all-reduces in a step. There is no other collective."""
+    """Return the elements that all processors together put into all-reduces in a step. The step has no other collective."""
     cost = layout_cost(program)
     totals = total(cost.step)
     assert set(totals.collectives) <= {"all_reduce"}
@@ -60,9 +60,8 @@ def test_elements_all_reduced(layout: str) -> None:
 
 
 def test_work_undistributed() -> None:
-    """It counts 12,607,488 multiply-adds: six contractions, one of them for the gradient of x, and h and y once more.
-
-    Our contractions cost two operations per point, and a step has five of them.
+    """The paper counts 12,607,488 multiply-adds: six contractions, one of them for the gradient of x, and h and y twice. Our step
+    has five contractions, which cost two operations per point.
     """
     program = lowered(NETWORK, "gradients", "replicated")
     assert program.mesh is not None

@@ -33,7 +33,7 @@ train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 
 
 @holds_for(programs())
-def test_everything_that_is_sent_has_a_cause(program: HasSource) -> None:
+def test_every_collective_has_a_cause(program: HasSource) -> None:
     module = load(program.source)
     (original,) = module.programs
     for of, name in functions(original):
@@ -59,7 +59,7 @@ def _check(placed: Program, name: str) -> None:
 def test_every_array_sent_under_layouts_per_equation_has_a_rule_of_an_equation(
     generated: Generated, seed: int
 ) -> None:
-    """An exception is a dimension that is split only on the way from one placement to another: no rule splits it."""
+    """The exception is a dimension that is split only between two placements, because no rule splits it."""
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)
     layout = layout_of_choices(

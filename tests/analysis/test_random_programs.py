@@ -18,7 +18,7 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.reports.cost_json import costs_json
 from mtfc.reports.cost_report import comparison, layout_report
-from mtfc.reports.difference import FIGURES, PricedLayout, differences
+from mtfc.reports.difference import FIGURES, ComparedLayout, differences
 from mtfc.reports.formula_report import formulas
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
@@ -50,7 +50,9 @@ def test_formulas_have_the_values_of_the_numbers(generated: Generated) -> None:
 
 @MANY
 def test_memory_is_what_its_definition_says(generated: Generated) -> None:
-    """Between the values that are needed across some equation and those that it makes, uses or crosses it."""
+    """The peak lies between two sums: the values that live across an equation, and these plus the equation's operands and
+    results.
+    """
     program = lowered(generated.source)
     assert program.mesh is not None
     for function in program.functions:
@@ -74,7 +76,7 @@ def size(value: Value, mesh: Mesh) -> int:
 
 
 def check_sharing(function: Function, found: Sequence[Buffer], mesh: Mesh) -> None:
-    """Each value that is not in an argument has one buffer, of its size, and it to itself for as long as it is used."""
+    """Each value outside of arguments has one buffer of its size, which no other value occupies until its last use."""
     last, birth = last_uses(function), {v: i for i, eqn in enumerate(function.body) for v in eqn.results}
     apart = donated(function, last)
     held = [value for buffer in found for value in buffer.values]
@@ -120,7 +122,7 @@ def test_parts_add_up(generated: Generated) -> None:
 
 @FEW
 def test_reports_show_every_collective(generated: Generated) -> None:
-    """And every cost belongs to a line of the file."""
+    """Every cost belongs to a line of the file."""
     cost = layout_cost(lowered(generated.source))
     text = layout_report(cost, {FILE: generated.source})
     assert all(charge.span is not None and charge.span.inside(FILE).file == FILE for charge in cost.step)
@@ -136,7 +138,7 @@ def test_lines_add_up_to_the_difference_of_layouts(generated: Generated) -> None
     layouts = load(generated.source).layouts
     machine = find_hardware("p2_8xlarge", {})
     placed = [lower(program, each.mesh, each.layout) for each in (layouts[0], layouts[-1])]
-    one, other = (PricedLayout.of(each, machine, overlaps=False) for each in placed)
+    one, other = (ComparedLayout.of(each, machine, overlaps=False) for each in placed)
     lines = differences(one, other)
     for which, priced in enumerate((one, other)):
         sums = {name: sum(line.figures[name][which] for line in lines) for name in FIGURES}

@@ -24,7 +24,7 @@ CASES = sorted((Path(__file__).parent / "reports").glob("*.test"))
 
 
 def placed(source: str) -> list[Program]:
-    """Return the source's only model under each layout."""
+    """Return the program of the source's only model under each layout."""
     module = load(source)
     (program,) = module.programs
     return [lower(program, layout.mesh, layout.layout) for layout in module.layouts]

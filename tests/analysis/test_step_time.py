@@ -1,4 +1,4 @@
-"""Predicted time: from figures worked out by hand, and what holds for every program."""
+"""Test predicted times: figures worked out by hand, and invariants of random programs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def kernel(flops: float, size: float) -> float:
 
 
 def test_two_layers_on_one_device() -> None:
-    """Two products and, between them, a kernel that reads and writes the hidden layer."""
+    """The step has two dots and, between them, a kernel that reads and writes the hidden layer."""
     product = kernel(2 * 1024 * 512 * 2048, 4 * (1024 * 512 + 512 * 2048 + 1024 * 2048))
     relu = kernel(1024 * 2048, 2 * 4 * 1024 * 2048)
     step = timed(lowered(TWO_LAYERS, layout="single"), machine())
@@ -125,8 +125,10 @@ def test_a_loop_takes_as_long_as_its_iterations() -> None:
     assert six.total.exposed == pytest.approx(6 * once.total.exposed)
 
 
-def test_an_iteration_costs_what_it_copies_for_products() -> None:
-    """The weights of its layer, that the product takes whole; and what the product computes, where the loop keeps it."""
+def test_an_iteration_costs_its_copies_for_dots() -> None:
+    """An iteration copies the slice of weights that its dot reads. It also copies the result of the dot if the loop stacks the
+    result.
+    """
     box, copy = machine(), 2 * 4 * 128 * 128 / BYTES + OVERHEAD
     looping = attrs.evolve(box, device=attrs.evolve(box.device, loop=7e-6))
     program = load(LOOP).programs[0]
@@ -155,7 +157,7 @@ def test_tables_take_the_time_of_what_indices_point_at() -> None:
 
 
 def test_communication_hides_behind_what_does_not_need_it() -> None:
-    """The second product runs while the result of the first is summed up."""
+    """The second dot runs during the all-reduce of the first result."""
     product = kernel(2 * 1024**3 / 4, 4 * 1024 * (256 + 256 + 1024))
     reduce = 2 * (3 * LATENCY + 3 / 4 * 4 * 1024**2 / SENT)
     step = timed(lowered(TWO_PRODUCTS), machine())
@@ -168,7 +170,7 @@ def test_communication_hides_behind_what_does_not_need_it() -> None:
 
 
 def test_processors_copy_in_shared_memory_themselves() -> None:
-    """Nothing else runs while the result of the first product is summed up, and loading does not hide behind computing."""
+    """Nothing else runs during the all-reduce of the first result, and loading does not hide behind computing."""
     step = timed(lowered(TWO_PRODUCTS), in_memory(4))
     moved = 4 * 1024 * (256 + 256 + 1024)
     product = 2 * 1024**3 / 4 / FLOPS + moved / BYTES + OVERHEAD
@@ -178,7 +180,7 @@ def test_processors_copy_in_shared_memory_themselves() -> None:
     )
 
 
-def test_component_wise_chains_are_one_kernel() -> None:
+def test_elementwise_chains_are_one_kernel() -> None:
     text = """\
 dim n = 1000000
 model net(x: [n], y: [n]) {
@@ -197,7 +199,7 @@ model net(x: [n], y: [n]) {
     )
 
 
-def test_a_product_that_is_folded_stores_what_is_added_up_only() -> None:
+def test_a_folded_dot_stores_only_the_sums() -> None:
     text = """\
 dim batch = 64
 dim height = 32
@@ -222,7 +224,7 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
     assert not stored.intersection(fold.operands)
 
 
-def test_products_with_windows_and_what_is_folded_are_convolutions() -> None:
+def test_dots_with_windows_or_folds_are_convolutions() -> None:
     text = """\
 dim batch = 64
 dim height = 32
@@ -248,7 +250,7 @@ train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
 
 
 def test_ops_have_rates_of_their_own() -> None:
-    """A maximum over windows is a pooling, over anything else it is not; what is not given is as fast as its bytes."""
+    """Only a maximum over windows is a pooling. An op without a rate takes the time of its bytes."""
     text = """\
 dim batch = 64
 dim rows = 64
@@ -279,8 +281,8 @@ model net(x: [batch, rows]) {
     assert changed == {"max": pytest.approx(4096 / 1e3 + OVERHEAD), "exp": pytest.approx(4096 / 1e4)}
 
 
-def test_what_is_moved_for_products_has_rates_of_its_own() -> None:
-    """Two matrices, of which the first is transposed, and a factor that is copied so that what is summed over comes first."""
+def test_data_moved_for_dots_has_its_own_rates() -> None:
+    """Two dots: one transposes its first matrix, one copies a factor so that the summed dimension comes first."""
     text = """\
 dim batch = 24
 dim k = 32
@@ -335,8 +337,8 @@ model net(x: [n, m]) {
 
 
 @holds_for(programs(), 20)
-def test_of_every_program(generated: Generated) -> None:
-    """A step is computing and waiting, its FLOPs are those of `cost`, and each device does one thing at a time."""
+def test_invariants_of_random_programs(generated: Generated) -> None:
+    """A step is computation plus exposed communication, its FLOPs equal those of `cost`, and no device runs two tasks at once."""
     program = lowered(generated.source)
     step = timed(program, machine())
     assert step.seconds == pytest.approx(step.total.compute + step.total.exposed)

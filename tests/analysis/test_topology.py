@@ -72,7 +72,7 @@ def test_an_axis_has_a_side_of_a_torus_to_itself_where_there_is_room() -> None:
 
 
 def test_an_axis_over_several_lanes_is_divided_evenly() -> None:
-    """24 devices are 2 x 3 x 4 of a torus; no side has room for half of 31."""
+    """24 devices are 2 x 3 x 4 in a torus; no side has room for half of 31 devices."""
     pod = machine(torus(16, 20, 28))
     found = {size: axis_parts(Topology.of(grid(all=size), pod))["all"] for size in (24, 31)}
     assert found[24] == [("ici.2", 4, 1), ("ici.1", 3, 1), ("ici.0", 2, 1)]
@@ -105,13 +105,13 @@ def test_an_axis_over_several_lanes_is_divided_evenly() -> None:
 def test_a_mesh_has_the_slice_that_can_be_rented(
     target: str, axes: dict[str, int], sides: tuple[int, ...]
 ) -> None:
-    """Google Cloud's pages on each TPU list these; a device of v2 and v3 is one of the two cores of a chip."""
+    """Google Cloud's pages on each TPU list these slices; a device of v2 and v3 is one of the two cores of a chip."""
     topology = Topology.of(grid(**axes), find_hardware(target, {}))
     assert tuple(topology.used[f"ici.{side}"] for side in range(len(sides))) == sides
 
 
 def test_a_slice_is_faster_than_a_line() -> None:
-    """Eight devices in 2 x 4 go at most 4 steps and use the links of both sides; in a line they would go 7."""
+    """Data of eight devices in 2 x 4 passes at most 4 links and uses both sides; in a line it would pass 7 links."""
     topology = Topology.of(grid(all=8), machine(torus(16, 16)))
     found = topology.seconds("all_gather", ("all",), S / 8)
     assert found == pytest.approx(dict.fromkeys(("ici.0", "ici.1"), 4 * A + S * 7 / 8 / (2 * B)))
@@ -139,7 +139,9 @@ def test_axes_that_lie_as_one_would() -> None:
 
 
 def test_ring_algorithms_on_a_switch() -> None:
-    """nccl-tests: bus bandwidth is what arrives, times (n - 1)/n for gathers, and twice that for an all-reduce."""
+    """nccl-tests: bus bandwidth is the array's bytes per second, times (n - 1)/n for gathers, times 2 (n - 1)/n for an
+    all-reduce.
+    """
     topology = Topology.of(grid(all=8), machine(switch(8)))
     gather = 7 * A + S * 7 / 8 / B
     assert topology.seconds("all_gather", ("all",), S / 8) == pytest.approx({"switch": gather})
@@ -151,7 +153,9 @@ def test_ring_algorithms_on_a_switch() -> None:
 
 
 def test_a_ring_sends_both_ways() -> None:
-    """The scaling book: an all-gather takes S / (2 B) and an all-to-all a quarter of it, latencies and 1/n aside."""
+    """The scaling book: an all-gather takes S / (2 B) and an all-to-all a quarter of this time, without latencies and terms of
+    1/n.
+    """
     ring = Topology.of(grid(all=16), machine(torus(16)))
     (gather,) = ring.seconds("all_gather", ("all",), S / 16).values()
     assert gather == pytest.approx(8 * A + S * 15 / 16 / (2 * B))
@@ -169,7 +173,7 @@ def test_a_part_of_a_side_is_a_line() -> None:
 
 
 def test_less_than_a_cube_of_a_torus_does_not_wrap() -> None:
-    """The scaling book: slices of TPU v4 wrap around where they are whole cubes of 4 x 4 x 4; one of 2 x 2 x 4 does not."""
+    """The scaling book: slices of TPU v4 wrap around only if they consist of cubes of 4 x 4 x 4, so 2 x 2 x 4 does not."""
     pod = machine(torus(16, 16, 16, wraps=4))
     (part,) = Topology.of(grid(x=2, y=2, z=4), pod).seconds("all_gather", ("z",), S / 4).values()
     assert part == pytest.approx(3 * A + S * 3 / 4 / B)
@@ -192,7 +196,7 @@ def test_sides_of_a_torus_add_up() -> None:
     assert found == pytest.approx({"ici.0": both, "ici.1": both})
 
 
-def test_a_hierarchy_takes_what_its_slowest_level_takes() -> None:
+def test_a_hierarchy_takes_the_time_of_its_slowest_level() -> None:
     """The scaling book: S times the largest (D - 1)/(D W), W being the bandwidth of all devices of a node together."""
     nodes = machine(switch(4, name="inner"), switch(name="outer", bandwidth=B / 10))
     topology = Topology.of(grid(all=8), nodes)
@@ -237,7 +241,7 @@ def test_groups_that_lie_between_each_other_share_a_ring() -> None:
 
 
 def test_a_shift_goes_one_way_and_the_shorter_one() -> None:
-    """Every link of a ring carries what all devices send over it in one direction: of a shift by k, k shards."""
+    """In a shift by k, every link of a ring carries k shards in one direction."""
     ring = Topology.of(grid(all=8), machine(torus(8)))
     seconds = {hops: ring.seconds("permute", ("all",), S, hops)["ici"] for hops in (1, 3, 4, 7)}
     assert seconds == pytest.approx(
@@ -256,7 +260,7 @@ def test_bandwidth_by_message_size() -> None:
 
 @pytest.mark.parametrize("kind", ["switch", "ring", "memory"])
 def test_a_collective_with_a_bandwidth_of_its_own(kind: Kind) -> None:
-    """It is as fast as on a link of that bandwidth, and the others are as before."""
+    """The collective takes the time of a link with this bandwidth; other collectives take the same time as before."""
     plain = Link("link", kind, (8,), Rate.constant(B), A)
     fast, own = attrs.evolve(plain, bandwidth=Rate.constant(3 * B)), {"all_to_all": Rate.constant(3 * B)}
     both = attrs.evolve(plain, collectives=own)

@@ -36,7 +36,7 @@ def tensor(dtype: str, *sizes: int) -> TensorType:
         (tensor("f32", 5, 100), 8 * 128),
         (tensor("f32", 100), 128),
         (tensor("f32"), 1),
-        (tensor("f32", 4, 0, 2), 0),  # a slice that halos leave nothing of
+        (tensor("f32", 4, 0, 2), 0),  # a slice that is empty without halos
     ],
 )
 def test_arrays_are_whole_tiles(type: TensorType, elements: int) -> None:
@@ -86,7 +86,7 @@ def test_dots_are_padded_to_the_mxu() -> None:
         (4096, 512, 4096, 543874),
         (4096, 1024, 4096, 1073774),
         (4096, 2048, 4096, 2139749),
-        (16, 150, 102400, 150987),  # LeNet's second convolution, of 1024 images
+        (16, 150, 102400, 150987),  # LeNet's second convolution, for 1024 images
         (16, 102400, 150, 134571),  # the gradient of its filter
         (6, 400, 200704, 637980),  # that of the images
     ],
@@ -94,7 +94,7 @@ def test_dots_are_padded_to_the_mxu() -> None:
 def test_dots_take_the_cycles_that_the_compiler_expects(
     rows: int, summed: int, columns: int, cycles: int
 ) -> None:
-    """On v2, which has one matrix unit a core: libtpu 0.0.42."""
+    """The cycles are those of libtpu 0.0.42 on v2, which has one matrix unit per core."""
     sizes = {"m": rows, "k": summed, "n": columns}
     product = einsum(sizes, "a: [m, k], b: [k, n] | einsum(a, b -> [m, n])")
     expected = padding(product, ONE_DEVICE, TPU) * rows * summed * columns / 128**2

@@ -39,7 +39,7 @@ def symbolic(layout: str) -> LayoutFormulas:
 
 
 def numeric(layout: str, axes: int | None = None, **dims: int) -> PlacedCost:
-    """The cost with some sizes changed: those of dimensions, and of every axis of the mesh."""
+    """Return the cost with other sizes of some dimensions and of every mesh axis."""
     found = module(**dims)
     chosen = next(each for each in found.layouts if each.name == layout)
     mesh = chosen.mesh
@@ -87,8 +87,9 @@ def test_leading_terms_are_those_of_table_1(layout: str) -> None:
 
 
 def test_all_terms_of_a_layout() -> None:
-    """Five contractions; bias, relu, its mask and the bias's gradient on [batch, hidden]; on [batch, io] the difference, its
-    square, their sum and slope; two operations per parameter in the update. Sent are three gradients, y and the loss.
+    """The step has five contractions. On [batch, hidden] it has the bias, the relu, its mask and the gradient of the bias; on
+    [batch, io] the difference, its square, their sum and slope. The update has two operations per parameter. The step sends three
+    gradients, y and the loss.
     """
     found = symbolic("hybrid")
     assert str(found.flops) == (
@@ -109,8 +110,8 @@ def test_all_terms_of_a_layout() -> None:
     shards=st.tuples(st.integers(2, 5), st.integers(2, 5), st.integers(2, 5)),
 )
 def test_formulas_hold_at_other_sizes(layout: str, axes: int, shards: tuple[int, int, int]) -> None:
-    """They are found at the file's sizes. The peak may move to another equation, and is then higher there. (What has size 1 is
-    left out of a program, so a formula holds from 2 on.)
+    """Formulas are found at the file's sizes. At other sizes the peak may be at another equation, and is then higher. (Dimensions
+    of size 1 are left out of a program, so a formula holds for sizes from 2.)
     """
     sizes = dict(zip(("batch", "io", "hidden"), (axes * shard for shard in shards), strict=True))
     values = {**sizes, **dict.fromkeys(("all", "rows", "cols", "planes"), axes)}
@@ -125,9 +126,8 @@ def test_formulas_hold_at_other_sizes(layout: str, axes: int, shards: tuple[int,
 
 
 def test_in_mid_network_the_gradient_of_x_is_sent_too() -> None:
-    """With a layer before them the two layers cost what the paper says: 2*batch*io values, 12 operations per point.
-
-    (Were `features` smaller than `batch`, the compiler would reduce the gradient of u instead, and send less.)
+    """With a layer before them, the two layers have the paper's cost: 2*batch*io values, 12 operations per point. (If `features`
+    were smaller than `batch`, the compiler would reduce the gradient of u instead, and send less.)
     """
     before = SOURCE.replace("two_layer(x: f32[batch, io]", "two_layer(z: f32[batch, features]").replace(
         "  h = relu", "  param u: f32[features, io] = zeros()\n  x = einsum(z, u -> [batch, io])\n  h = relu"
@@ -157,7 +157,7 @@ def test_report_has_the_table_before_the_formulas() -> None:
 
 
 def test_numbers_of_the_example() -> None:
-    """By hand, for `hybrid` on 2 x 4: work, the five all-reduced values, and memory."""
+    """Figures worked out by hand for `hybrid` on 2 x 4: work, the five all-reduced values, and memory."""
     cost = numeric("hybrid")
     contraction = 2 * 32 * 128 * 128
     small = 4 * 32 * 128 + 5 * 32 * 128 + 2 * (2 * 128 * 128 + 128) + 1

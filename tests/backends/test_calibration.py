@@ -53,7 +53,7 @@ def test_a_link_predicts_the_collectives_that_it_was_made_from(link_kind: Kind, 
 
 
 @pytest.mark.parametrize("link_kind", ["switch", "memory"])
-def test_a_link_whose_collectives_take_what_the_formulas_say_has_one_bandwidth(link_kind: Kind) -> None:
+def test_a_link_that_follows_the_formulas_has_one_bandwidth(link_kind: Kind) -> None:
     link = Link("link", link_kind, (4,), Rate.constant(1e9), 1e-5)
     times = {
         kind: [(size, seconds_on(link, kind, size)) for size in (4, 1 << 10, 1 << 20, 1 << 24)]

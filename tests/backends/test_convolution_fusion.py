@@ -170,7 +170,7 @@ def test_a_distributed_convolution_is_one_call_on_every_device(layout: str) -> N
     ],
     ids=["depthwise", "one", "plain", "turned", "filter"],
 )
-def test_what_else_is_a_convolution(body: str, inputs: str) -> None:
+def test_other_windows_with_dots_are_convolutions(body: str, inputs: str) -> None:
     check(model(f"{body}; z = square(y); return z", inputs), convolutions=3)
 
 
@@ -185,7 +185,7 @@ def test_what_else_is_a_convolution(body: str, inputs: str) -> None:
     ],
     ids=["a filter for each place", "a kernel that stays", "everything summed", "numbers around"],
 )  # fmt: skip
-def test_what_is_none(body: str, inputs: str) -> None:
+def test_other_equations_stay_as_they_are(body: str, inputs: str) -> None:
     program = lowered(model(body, inputs))
     assert "conv_general_dilated" not in text_of(program, "forward")
     assert UNFUSED.search(text_of(program, "forward"))

@@ -45,7 +45,7 @@ def has_other_last(shape: str, number: str) -> bool:
         "blm,blhk->mhk", "blm,blhk->hmk", "bhlk,hmk->blm", "bhlm,bhlk->bhmk",
     ],
 )  # fmt: skip
-def test_what_is_transposed_is_transposed_by_xla(subscripts: str) -> None:
+def test_xla_transposes_the_predicted_operands(subscripts: str) -> None:
     """XLA transposes by a copy, or by a dot that sums over the rows of its first factor."""
     program = product(subscripts)
     (eqn,) = program.function("forward").body
@@ -56,7 +56,7 @@ def test_what_is_transposed_is_transposed_by_xla(subscripts: str) -> None:
     assert (moved > 0) == any(has_other_last(*each) for each in found)
 
 
-def test_a_narrow_product_has_the_narrow_matrix_first() -> None:
+def test_a_narrow_dot_has_the_narrow_matrix_first() -> None:
     program = product("bc,bk->kc", b=240)
     (eqn,) = program.function("forward").body
     assert swaps_operands(eqn, ONE_DEVICE)
@@ -100,6 +100,6 @@ def test_dimensions_of_one_element_count_for_the_order_only(one: str) -> None:
     assert not any(has_other_last(*each) for each in [*DOT.findall(compiled), *TRANSPOSE.findall(compiled)])
 
 
-def test_other_products_stay_as_they_are() -> None:
+def test_other_dots_stay_as_they_are() -> None:
     for subscripts in ("kb,kn->bn", "bij,bjk->bik"):
         assert "turned" not in jax_backend.generate(product(subscripts))

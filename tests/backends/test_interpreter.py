@@ -46,7 +46,7 @@ def test_every_op_means_what_jax_says(name: str) -> None:
 
 @settings(max_examples=100)
 @given(move=moves(), seed=st.integers(0, 9))
-def test_what_is_distributed_assembles_to_the_same(move: Move, seed: int) -> None:
+def test_distributed_arrays_assemble_to_the_original(move: Move, seed: int) -> None:
     shape = tuple(dim.size for dim in move.type.dims)
     whole = np.random.default_rng(seed).integers(-9, 9, shape).astype(np.float32)
     shards = distribute(whole, move.type, move.mesh)
@@ -65,7 +65,7 @@ def test_parts_lie_where_the_first_named_axis_is_most_major() -> None:
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("sum", 6), ("max", 3), ("min", 1)])
-def test_what_is_pending_is_reduced(reduction: str, expected: int) -> None:
+def test_pending_reductions_are_completed(reduction: str, expected: int) -> None:
     pending = TensorType("i32", (), (), ("rows",), reduction)
     shards = Shards(MESHES[0], pending, tuple(np.asarray(n, np.int32) for n in (1, 2, 3)))
     assert assemble(shards) == expected

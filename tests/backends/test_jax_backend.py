@@ -452,7 +452,7 @@ def test_a_module_runs_without_mtfc() -> None:
     run_alone(step_module() + USE, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
 
 
-def test_what_jax_hands_to_xla() -> None:
+def test_jax_hands_each_all_reduce_of_the_program_to_xla() -> None:
     """JAX writes one all-reduce for each operand; XLA joins them again, and may join more."""
     local = lower(two_layer(MOMENTUM), GRID, layout(a="rows", h="cols"))
     reduced = [len(eqn.operands) for eqn in local.function("step").body if eqn.op == "all_reduce"]

@@ -19,7 +19,7 @@ def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_a_product_takes_the_cycles_of_its_flops() -> None:
+def test_a_dot_takes_the_cycles_of_its_flops() -> None:
     text = """\
 dim a = 8192
 dim b = 4096

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Mtfc
 
 
-def test_what_it_writes_is_a_target(mtfc: Mtfc, folder: Path) -> None:
+def test_calibration_writes_a_target(mtfc: Mtfc, folder: Path) -> None:
     outcome = mtfc("calibrate", "--quick", "--backend", "numpy", "-o", "here.mtf")
     assert (outcome.status, outcome.out) == (0, "")
     assert mtfc("fmt", "--check", "here.mtf").status == 0
@@ -38,7 +38,7 @@ def test_what_it_writes_is_a_target(mtfc: Mtfc, folder: Path) -> None:
         (["-o", "none/here.mtf"], "cannot write none/here.mtf: no such directory"),
     ],
 )
-def test_what_cannot_be_is_said_before_measuring(
+def test_impossible_calibrations_are_refused_before_measuring(
     mtfc: Mtfc, folder: Path, options: list[str], says: str
 ) -> None:
     outcome = mtfc("calibrate", *options)

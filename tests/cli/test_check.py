@@ -143,7 +143,7 @@ def step_seconds(mtfc: Mtfc, layout: str) -> float:
     return float(run.json["step_seconds"])
 
 
-def test_what_is_advised_is_what_the_simulator_predicts(mtfc: Mtfc, folder: Path) -> None:
+def test_advised_speedups_are_those_of_the_simulator(mtfc: Mtfc, folder: Path) -> None:
     (folder / "wide.mtf").write_text(WIDE)
     (warning,) = mtfc("check", "wide.mtf", "--format", "json").json
     assert "and in 1 more equation:" in warning["message"]
@@ -155,7 +155,7 @@ def test_what_is_advised_is_what_the_simulator_predicts(mtfc: Mtfc, folder: Path
     assert "batch: all" in times
 
 
-def test_what_is_advised_for_a_large_program_is_faster_as_a_whole(mtfc: Mtfc, folder: Path) -> None:
+def test_advice_for_a_large_program_makes_the_whole_step_faster(mtfc: Mtfc, folder: Path) -> None:
     """In a large program, only the equation is simulated."""
     more = "  y = x + nn.dense[d_out = io](relu(nn.dense[d_out = hidden](y)))\n"
     deep = WIDE.replace("relu(h))\n", "relu(h))\n" + more * 10)

@@ -54,7 +54,7 @@ def test_modules_are_python(mtfc: Mtfc, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "sign"), [("stablehlo", "module @jit_train_step"), ("hlo", "HloModule jit_train_step")]
 )
-def test_what_xla_sees(mtfc: Mtfc, kind: str, sign: str) -> None:
+def test_emitted_text_of_xla(mtfc: Mtfc, kind: str, sign: str) -> None:
     assert sign in mtfc("compile", "model.mtf", "--layout", "data", "--emit", kind).out
 
 

@@ -57,7 +57,7 @@ def test_the_first_two_layouts_are_the_default_and_rules_may_be_given(mtfc: Mtfc
     assert "  given: " in out and "  given_2: " not in out
 
 
-def test_what_cannot_be_compared(mtfc: Mtfc) -> None:
+def test_diff_refuses_a_single_layout_and_unknown_names(mtfc: Mtfc) -> None:
     outcome = mtfc("diff", "model.mtf", "--layout", "both")
     assert outcome.status == 2
     assert "--layout A --layout B" in outcome.err

@@ -22,7 +22,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(("target", "is_peak"), [("p100_cluster", True), ("h100", False)])
-def test_what_rests_on_peak_figures_says_so(
+def test_results_from_peak_figures_say_so(
     command: tuple[str, ...], target: str, is_peak: bool, mtfc: Mtfc
 ) -> None:
     Path("placed.mtf").write_text(MODEL + PLACED, "utf-8")

@@ -205,7 +205,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_cannot_be_is_refused_with_the_reason(mtfc: Mtfc, files: Path, reason: str) -> None:
+def test_an_impossible_remainder_is_refused_with_its_reason(mtfc: Mtfc, files: Path, reason: str) -> None:
     (files / "model.mtf").write_text(REFUSED[reason])
     data = {**arrays(11), "labels": np.zeros(4, np.int32)} if "labels" in reason else arrays(11)
     np.savez("data.npz", **data)

@@ -168,7 +168,7 @@ def test_why_not_another_tiling_of_an_equation(mtfc: Mtfc) -> None:
     assert f"Why not {{ {rule} }}" in mtfc(*TILING, "--why-not", rule).out
 
 
-def test_of_a_tiling_what_splits_something_is_shown(mtfc: Mtfc) -> None:
+def test_only_equations_with_a_split_are_shown(mtfc: Mtfc) -> None:
     written = mtfc(*TILING, "-o", "best.mtf").out
     assert "value forward.einsum: {" in written and ": {}" not in written
     shown, count = (int(number) for number in re.findall(r"These are (\d+) of (\d+) equations", written)[0])
@@ -228,7 +228,7 @@ def test_the_bound_of_a_tiling_is_not_rounded_above_it(mtfc: Mtfc, folder: Path)
 
 
 @pytest.mark.parametrize("space", ["rules", "soap"])
-def test_what_was_found_before_is_compared_under_its_own_name(mtfc: Mtfc, folder: Path, space: str) -> None:
+def test_an_earlier_result_keeps_its_name_in_the_comparison(mtfc: Mtfc, folder: Path, space: str) -> None:
     asked = (*PLACED, "--space", space)
     mtfc("search", "model.mtf", *asked, "-o", "once.mtf")
     run = mtfc("search", "once.mtf", *asked, "-o", "twice.mtf")
@@ -444,7 +444,7 @@ def test_data_parallelism_splits_no_dimension_that_a_loop_runs_along(
         (("--mesh", ";".join(f"a{i}:2" for i in range(9))), "has 9 axes"),
     ],
 )
-def test_what_cannot_be_searched(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
+def test_impossible_searches_are_refused(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
     run = mtfc("search", "model.mtf", *asked)
     assert run.status == 2
     assert message in run.err
@@ -458,7 +458,7 @@ def test_what_cannot_be_searched(mtfc: Mtfc, asked: tuple[str, ...], message: st
         (1.0000212, "0.0021% above the best"),
     ],
 )
-def test_how_far_from_the_best(ratio: float, text: str) -> None:
+def test_distances_from_the_optimum_are_rounded_up(ratio: float, text: str) -> None:
     assert at_most(ratio) == text
 
 
@@ -486,7 +486,7 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
 
 
 @pytest.mark.parametrize("space", ["rules", "tiling", "soap"])
-def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Path, space: str) -> None:
+def test_written_files_have_the_sizes_of_the_search(mtfc: Mtfc, folder: Path, space: str) -> None:
     """The mesh of the result might not divide the sizes in the file."""
     text = (folder / "model.mtf").read_text("utf-8").replace("dim io = 6", "dim io = (2 +\n 4) * 1  # units")
     (folder / "model.mtf").write_text(text)
@@ -510,7 +510,7 @@ def test_what_is_written_has_the_sizes_that_were_searched(mtfc: Mtfc, folder: Pa
 
 
 @pytest.mark.parametrize("option", ["-o", "--export"])
-def test_what_cannot_be_written_is_said_before_the_search(mtfc: Mtfc, folder: Path, option: str) -> None:
+def test_an_unwritable_file_is_reported_before_the_search(mtfc: Mtfc, folder: Path, option: str) -> None:
     asked = ("search", "model.mtf", "--mesh", "line", "--space", "tiling", "--budget", "1000000", option)
     with patch.object(search_command, "search", side_effect=AssertionError("it searches")):
         for path, reason in (
@@ -579,7 +579,7 @@ def test_why_nothing_is_split_where_it_could_be(mtfc: Mtfc) -> None:
 
 
 @pytest.mark.parametrize("space", ["rules", "tiling"])
-def test_what_is_written_causes_no_warning(mtfc: Mtfc, space: str) -> None:
+def test_written_layouts_cause_no_warning(mtfc: Mtfc, space: str) -> None:
     assert mtfc(*SEVEN, "--space", space, "-o", "out.mtf").status == 0
     checked = mtfc("check", "out.mtf", "--layout", "found")
     assert (checked.status, checked.err) == (0, "")

@@ -34,7 +34,7 @@ ON_6 = ("search", "model.mtf", "--devices", "6", "--target", "tpu_v2")
         ("soap", "y: { q: 2 }", 1, "error[E303]"),
     ],
 )
-def test_what_is_wrong_is_said_before_the_search(
+def test_wrong_rules_are_reported_before_the_search(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, space: str, rules: str, status: int, message: str
 ) -> None:
     def begins(*arguments: Any) -> None:

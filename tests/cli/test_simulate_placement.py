@@ -163,7 +163,7 @@ def test_a_model_that_computes_nothing(mtfc: Mtfc, folder: Path) -> None:
     assert search["optimal"] and search["baselines"]["p"] == search["objective_seconds"] == 0.0
 
 
-def test_what_does_not_fit_has_its_time_too(mtfc: Mtfc, folder: Path) -> None:
+def test_a_placement_beyond_memory_still_has_a_time(mtfc: Mtfc, folder: Path) -> None:
     text = PROGRAMS["dense"] + BOX + "placement p on 2 = { h: { batch: 2 } on [0, 1] }"
     (folder / "p.mtf").write_text(text)
     asked = ("p.mtf", "--target", "box")
@@ -191,7 +191,9 @@ def test_a_placement_that_does_not_fit_has_no_time_in_a_search(mtfc: Mtfc, folde
         (["--layout", "q"], 1, "unknown layout `q`"),
     ],
 )
-def test_what_cannot_be(mtfc: Mtfc, folder: Path, options: list[str], status: int, text: str) -> None:
+def test_impossible_placements_are_refused(
+    mtfc: Mtfc, folder: Path, options: list[str], status: int, text: str
+) -> None:
     more = "placement p on 4 = {}\nplacement large on 32 = {}\nplacement other on 2 = { logit: {} on [1] }"
     (folder / "p.mtf").write_text(PROGRAMS["dense"] + more)
     run = mtfc("simulate", "p.mtf", "--target", "p100_cluster", *options)

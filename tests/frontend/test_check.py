@@ -34,7 +34,7 @@ OF_OPTIONS = {
 }  # errors about the command line, which the cases do not have
 OF_OPERATORS = {
     "E317"
-}  # which a file has when it is compiled for a placement: see tests/search/test_placements.py
+}  # which a file has when it is compiled for a placement: see tests/search/test_placement_text.py
 
 
 def test_codes_are_those_that_are_reported() -> None:

@@ -73,7 +73,7 @@ INPUTS = "x: [batch, length, io], m: [io, hidden], s: [], n: i32[batch], h: bf16
         ("f(a) -> [...]", "f(3)", "f32[]"),
     ],
 )
-def test_what_an_argument_determines(signature: str, call: str, type: str) -> None:
+def test_arguments_determine_the_dimensions_of_results(signature: str, call: str, type: str) -> None:
     body = "return sum(a, over = c)" if "sum_last" in call else "return a"
     call = call.replace("sum_last", "f")
     source = f"fn {signature} {{ {body} }}\nmodel net({INPUTS}) {{ y = {call}; return y }}"

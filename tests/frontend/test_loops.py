@@ -239,7 +239,7 @@ def test_a_carried_number_becomes_a_scalar() -> None:
     assert arguments(loop(source)) == [("carried", "f32[]"), ("carried", "bool[]"), ("sliced", "f32[]")]
 
 
-def test_what_is_used_in_a_loop_passes_through_all_loops_around_it() -> None:
+def test_values_used_in_a_loop_pass_through_all_enclosing_loops() -> None:
     eqn = loop("""
     model net(x: [io], w: [io]) {
       repeat layers { repeat heads { scan i = range(time) along time { x = x + w } } }

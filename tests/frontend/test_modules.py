@@ -112,7 +112,7 @@ def test_only_files_that_are_imported_are_read() -> None:
     assert sorted(folder.asked) == ["folder/first.mtf", "folder/nn.mtf", "folder/second.mtf"]
 
 
-def test_what_a_neighbour_imports_is_not_handed_on() -> None:
+def test_imports_of_an_imported_file_are_not_visible() -> None:
     source = "import first\ndim d = 2\nmodel net(x: [d]) { y = nn.gelu(x); z = first.nn.gelu(x); return x }"
     assert [code for code, *_ in errors(source, first="import nn\n")] == ["E113", "E104"]
 
@@ -177,7 +177,7 @@ def test_the_library_is_read_declaration_by_declaration(module: str) -> None:
     )
 
 
-def test_of_the_library_only_what_is_used_is_parsed() -> None:
+def test_unused_library_modules_are_not_parsed() -> None:
     standard_library.declaration.cache_clear()
     program("import nn\ndim d = 2\nmodel net(x: [d]) { y = nn.gelu(x); return y }")
     functions = [section for section in standard_library.sections("nn") if section.keyword == "fn"]

@@ -122,7 +122,7 @@ def test_the_chosen_model_is_changed_alone() -> None:
         ('optimizer for "w"=sgd(0.1)', "E012", (1, 18), "the keys are minimize"),
     ],
 )
-def test_what_is_wrong_is_shown_in_the_option(
+def test_errors_point_into_the_option(
     setting: str, code: str, columns: tuple[int, int], help: str | None
 ) -> None:
     """The wrong option is the second, so its error is in line 2."""

@@ -283,7 +283,7 @@ def test_line_ends(end: str) -> None:
     assert [(d.span.line, d.span.column) for d in found] == [(13, 4)]
 
 
-def test_what_cannot_be_seen_is_named() -> None:
+def test_invisible_characters_are_named() -> None:
     (diagnostic,) = parsed("dim a = \0\x1b 4")[1]
     assert diagnostic.message == "unexpected characters U+0000, U+001B"
 

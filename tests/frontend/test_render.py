@@ -140,11 +140,11 @@ error[E999]: what is wrong
         ("", here(1, 1, 1), "    ^"),
     ],
 )
-def test_where_the_carets_stand(source: str, span: Span, row: str) -> None:
+def test_carets_stand_below_the_span(source: str, span: Span, row: str) -> None:
     assert shown(source, span).rstrip("\n").split("\n")[-1] == row.replace("    ", "  | ", 1)
 
 
-def test_of_a_long_line_the_part_that_matters_is_shown() -> None:
+def test_long_lines_are_cut_around_the_span() -> None:
     text = shown("x" * 5000 + "here" + "y" * 5000, here(1, 5001, 5005))
     line, carets = text.rstrip("\n").split("\n")[-2:]
     assert len(line) < WINDOW + 10

@@ -106,7 +106,7 @@ def test_a_dead_statement_in_a_loop_changes_nothing(inside: str, without: str) -
     assert text(looped("; b = noisy(x)", inside)) == text(looped("", without))
 
 
-def test_what_is_dead_in_a_function_is_dropped_at_each_call_and_warned_about_once() -> None:
+def test_dead_code_of_a_function_is_dropped_at_each_call_and_warned_about_once() -> None:
     source = model("y = wasteful(x)", "repeat layers { y = wasteful(y) }", "return y")
     wasteful = "fn wasteful(x: [..., io]) -> [..., io] {{ {} y = noisy(x); return y * 2 }}\n"
     with_dead = source + wasteful.format("h = noisy(x);")
@@ -127,7 +127,7 @@ def test_a_parameter_stays() -> None:
     assert "param w:" in text(source) and "param layers.v:" in text(source)
 
 
-def test_one_warning_for_what_depends_on_each_other() -> None:
+def test_a_chain_of_unused_values_gives_one_warning() -> None:
     source = model("a = noisy(x)", "b = a * 2", "c = a + b", "return x")
     (warning,) = [each for each in check(source, FILE) if each.code == "W603"]
     assert warning.message == "`c` is never used"

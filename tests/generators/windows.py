@@ -17,7 +17,7 @@ from tests.generators.operands import literal, number, real_operand, sharp_opera
 from tests.generators.scope import MAX_ELEMENTS, Scope
 from tests.generators.terms import Term, dims_text, tame
 
-MAX_WINDOWED = 3 * MAX_ELEMENTS
+MAX_WINDOW_ELEMENTS = 3 * MAX_ELEMENTS
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ def windows(draw: Any, scope: Scope, x: Term, padded: bool) -> Windows:
         draw, source.size, extent, stride
     )
     count = (source.size + before + after - extent) // stride + 1
-    if count < 1 or x.size // source.size * count * size > MAX_WINDOWED:
+    if count < 1 or x.size // source.size * count * size > MAX_WINDOW_ELEMENTS:
         return Windows(x, None)
     rest = tuple(dim for dim in x.dims if dim != source)
     out = source if count == source.size and draw(st.booleans()) else scope.dim_of_size(draw, count, x.dims)

@@ -10,10 +10,11 @@ from hypothesis import given
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
-from mtfc.compiler.ir.parser import ReadError, read_program, same_program
+from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import bytes_text, print_program
 from mtfc.compiler.ir.types import Dim, TensorType
 from tests.ir.strategies import programs
+from tests.program_equality import same_program
 
 LOWERED = """\
 program two_layer
@@ -83,7 +84,7 @@ def test_without_locations_all_but_the_spans_reads_back(program: Program) -> Non
     assert same_program(program, read_program(print_program(program)), locations=False)
 
 
-def test_what_the_text_looks_like() -> None:
+def test_printed_text_is_the_text_that_was_read() -> None:
     assert print_program(read_program(LOWERED), locations=True) == LOWERED
 
 

@@ -11,9 +11,10 @@ import optax
 import pytest
 
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.parser import read_program, same_program
+from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from tests.harness import Arrays, jax_module, load, lowered, numpy_module
+from tests.program_equality import same_program
 
 STEPS = 12
 LAYERS = 3

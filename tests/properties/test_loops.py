@@ -10,7 +10,6 @@ from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.parser import same_program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
@@ -29,6 +28,7 @@ from tests.harness import (
     tolerance,
     with_unused_values,
 )
+from tests.program_equality import same_program
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.ir.parser import read_program, same_program
+from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.frontend.check import check
 from mtfc.frontend.elaborate import elaborate
@@ -19,6 +19,7 @@ from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.generators.text import arbitrary_text, mutated_programs, respaced
 from tests.harness import FILE, HasSource, exact_data, load, stages, with_unused_values
+from tests.program_equality import same_program
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 
 READ_BACK = {

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops.collectives import KIND_OF, SENDINGS, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork
-from mtfc.compiler.search.per_equation.conversions import Conversions, bytes_sent
-from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.compiler.search.per_equation.conversions import Conversions
+from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.per_equation.per_equation_search import timed_network
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
@@ -38,7 +40,24 @@ def network_of(program: Program, mesh: Mesh, hardware: Hardware | None = None) -
     function, dims = prepared(program), set(program.dims)
     if hardware is not None:
         return timed_network(function, Topology.of(mesh, hardware), hardware.device, dims)
-    builder = NetworkBuilder(mesh, Conversions(mesh, bytes_sent(mesh)), dims, no_work)
+    return sent_network(function, mesh, dims)
+
+
+def sent_network(
+    function: Function, mesh: Mesh, splittable: Collection[str], kind: type[NetworkBuilder] = NetworkBuilder
+) -> ChoiceNetwork:
+    """Return the network priced in bytes that all devices send, which SoyBean minimizes (section 4.2)."""
+
+    def bytes_sent(step: ReshardStep) -> float:
+        return step.bytes_sent(mesh) * mesh.devices
+
+    builder = kind(
+        mesh,
+        Conversions(mesh, bytes_sent),
+        splittable,
+        work=lambda eqn, placed: [0.0] * len(placed),
+        copying=lambda eqn, value, types: [0.0] * len(types),
+    )
     return builder.network(function)
 
 

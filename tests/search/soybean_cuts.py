@@ -28,10 +28,11 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork, ChoiceNode
-from mtfc.compiler.search.per_equation.conversions import Conversions, Indices, Numbers, bytes_sent
+from mtfc.compiler.search.per_equation.conversions import Indices, Numbers
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy, divides, iteration_space
-from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder, no_work
+from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.per_equation.per_equation_search import layout_of_choices
+from tests.search.equation_networks import sent_network
 
 Projection = tuple[object, ...]
 
@@ -55,13 +56,12 @@ def factors(number: int) -> list[int]:
     return found[::-1]
 
 
-def sent_network(function: Function, mesh: Mesh, splittable: Collection[str]) -> ChoiceNetwork:
+def published_network(function: Function, mesh: Mesh, splittable: Collection[str]) -> ChoiceNetwork:
     """Return the choices of a global function, priced in bytes that all devices send together.
 
     splittable: dimensions that a layout can name.
     """
-    conversions = Conversions(mesh, bytes_sent(mesh))
-    return PublishedNetwork(mesh, conversions, splittable, no_work).network(function)
+    return sent_network(function, mesh, splittable, PublishedNetwork)
 
 
 class PublishedNetwork(NetworkBuilder):
@@ -103,7 +103,7 @@ def k_cuts(function: Function, sizes: Sequence[int], splittable: Collection[str]
     sent: list[float] = []
     for number in range(1, len(sizes) + 1):
         mesh = Mesh("cuts", tuple((f"cut{i + 1}", size) for i, size in enumerate(sizes[:number])))
-        network = sent_network(function, mesh, splittable)
+        network = published_network(function, mesh, splittable)
         allowed = [_allowed(node, mesh.names[:-1], chosen) for node in network.nodes]
         choices = _best(network, allowed)
         sent.append(_cost(network, choices))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem
-from mtfc.compiler.search.solver.contest_format import MalformedInstance, read, write
+from mtfc.driver.loading.contest_format import MalformedInstance, read, write
 from tests.search.solver_problems import problems
 
 EXAMPLE: dict[str, Any] = {
@@ -45,7 +45,7 @@ def test_compressed_files_are_read() -> None:
 
 
 @given(problems())
-def test_what_is_written_is_read_again(problem: AssignmentProblem) -> None:
+def test_written_instances_are_read_back(problem: AssignmentProblem) -> None:
     text = write(problem)
     assert write(read(text.encode())) == text
 
@@ -85,7 +85,7 @@ def test_malformed_files(path: list[str | int], value: Any, message: str) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"{", b"\xff\xff", b"\x1f\x8b\x00", b"[" * 100_000])
-def test_what_is_no_instance(content: bytes) -> None:
+def test_malformed_instances_are_refused(content: bytes) -> None:
     with pytest.raises(MalformedInstance):
         read(content)
 

@@ -36,7 +36,7 @@ def assigned(program: Program, mesh: Mesh, layout: Layout) -> Program:
 
 @settings(max_examples=20)
 @given(programs(), st.integers(0, 2**16))
-def test_a_written_tiling_is_what_was_chosen(generated: Generated, seed: int) -> None:
+def test_written_equation_layouts_are_those_chosen(generated: Generated, seed: int) -> None:
     """Choose any strategy for each equation: the file says so, and the results stay the same."""
     (program,), mesh = load(generated.source).programs, generated.mesh
     network, random = network_of(program, mesh), Random(seed)

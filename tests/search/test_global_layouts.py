@@ -61,7 +61,7 @@ test_no_layout_of_windows_costs_less = holds_for(SPATIAL, EXAMPLES)(
 
 
 @pytest.mark.parametrize(("matrix", "overhead"), [(None, 1e-3), (16, 0.0)])
-def test_what_is_sent_is_stored_and_read_again(matrix: int | None, overhead: float) -> None:
+def test_sent_arrays_are_stored_and_read_again(matrix: int | None, overhead: float) -> None:
     """On a TPU the dot and the addition of `x` are one kernel; bounds do not count elementwise kernels there."""
     text = """\
 dim batch = 256
@@ -116,7 +116,7 @@ COPYING = attrs.evolve(
 """A machine on which only kernels take time."""
 
 
-def test_what_a_loop_copies_for_products_is_in_the_bound() -> None:
+def test_copies_of_loop_slices_for_dots_are_in_the_bound() -> None:
     """A dot copies a slice of a layer's parameter. A layout that stores the parameter otherwise gathers it, and copies
     nothing.
     """
@@ -174,7 +174,7 @@ def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None
     assert found.layout.rules.get("batch") == ("x",)
 
 
-def test_what_the_compiler_does_not_combine_has_a_latency_of_its_own() -> None:
+def test_the_bound_knows_the_size_up_to_which_collectives_are_combined() -> None:
     assert CombineCollectives().max_bytes == COMBINED
 
 
@@ -227,7 +227,7 @@ def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
     assert found.lower_bound <= best.objective
 
 
-def test_what_is_fixed_stays_so_where_no_layout_is_known() -> None:
+def test_fixed_rules_stay_if_no_layout_is_known() -> None:
     """Fixed rules stay, even if layouts without them are better."""
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, fixed = LayoutPricer.of(program, TORUS), Rules((("batch", ("rows",)),))
@@ -319,7 +319,7 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
 
 
-def test_where_nothing_can_be_split_a_layout_has_no_neighbours() -> None:
+def test_a_layout_without_splittable_dimensions_has_no_neighbours() -> None:
     program, mesh = (
         load("model m(x: []) { param w: [] = ones(); y = x * w; return y }").programs[0],
         Mesh("one", ()),
@@ -396,7 +396,7 @@ def test_shapes_of_a_mesh() -> None:
 
 
 @pytest.mark.parametrize(("name", "hardware"), [("two_layer", SLOW_LINKS), ("digits", SLOW_LINKS)])
-def test_xla_sends_what_was_priced(name: str, hardware: Hardware) -> None:
+def test_xla_sends_the_predicted_bytes(name: str, hardware: Hardware) -> None:
     """A memory too small for all parameters makes the search split them."""
     program = example(name)
     whole = LayoutPricer.of(program, hardware)(Mesh("one", ()), Layout("none")).memory

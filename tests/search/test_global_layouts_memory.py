@@ -147,7 +147,7 @@ def test_no_layout_holds_less_than_its_bound(source: str) -> None:
 
 @pytest.mark.parametrize("hardware", (SLOW_LINKS, SLOW_CORES, TORUS), ids=lambda each: each.name)
 @pytest.mark.parametrize("source", (PRODUCT, MERGED))
-def test_what_merges_takes_no_time_of_its_own(source: str, hardware: Hardware) -> None:
+def test_merged_equations_take_no_time_of_their_own(source: str, hardware: Hardware) -> None:
     module = load(source)
     check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage=False)
 

@@ -16,7 +16,7 @@ def _check(text: str, hardware: Hardware, storage: bool, most: int | None = None
     check_bounds(module.programs[0], module.layouts[0].mesh, hardware, storage, most)
 
 
-def test_a_parameter_that_is_broadcast_is_not_stored_as_what_comes_of_it() -> None:
+def test_a_broadcast_parameter_is_not_stored_like_its_result() -> None:
     text = """\
 dim io = 1
 dim hidden = 4
@@ -48,7 +48,7 @@ model m(x: i32[batch, io]) {
     _check(text, SLOW_LINKS, storage=False)
 
 
-def test_a_gradient_may_be_split_otherwise_than_what_its_buffer_held_before() -> None:
+def test_a_gradient_may_reuse_a_buffer_that_was_split_otherwise() -> None:
     """The carry of the gradient's loop is whole. The gradient overwrites it, and is split as the parameter is stored."""
     text = """\
 dim io = 8
@@ -74,7 +74,7 @@ train m {
     _check(text, SLOW_LINKS, storage=True)
 
 
-def test_what_is_made_of_a_product_of_several_may_take_its_buffer() -> None:
+def test_the_reader_of_a_dot_of_several_operands_may_reuse_its_buffer() -> None:
     """The binary dots leave the dimensions in the order of the difference."""
     text = """\
 dim batch = 3
@@ -136,7 +136,7 @@ model m(x: f64[length, batch, hidden], y: f64[], z: f64[length, batch], u: i32[h
     _check(text, SLOW_LINKS, storage=False, most=6)
 
 
-def test_what_pads_may_read_a_part_of_what_is_whole() -> None:
+def test_a_pad_may_read_a_part_of_a_whole_array() -> None:
     """`pad` follows the rename of its result, so each shard reads its part of `h`; the minimum reads all of `h`."""
     text = """\
 dim batch = 2
@@ -154,7 +154,7 @@ model m(x: [batch, io]) {
     _check(text, SLOW_LINKS, storage=False)
 
 
-def test_what_is_gathered_for_windows_may_be_all_that_is_held() -> None:
+def test_an_array_gathered_for_windows_may_be_stored_only_whole() -> None:
     """Eight columns in 5 windows are never partitioned, so they are gathered and whole."""
     text = """\
 dim io = 8
@@ -267,7 +267,7 @@ model m(x: f64[time, batch]) {
     _check(text, SLOW_LINKS, storage=False)
 
 
-def test_products_that_are_equal_once_they_are_taken_in_an_order_are_held_once() -> None:
+def test_dots_that_become_equal_when_binarized_are_stored_once() -> None:
     """Both dots contract `y z` first, and then they are equal."""
     text = """\
 dim batch = 64

@@ -49,7 +49,9 @@ SQUARE = Mesh("square", (("rows", 2), ("cols", 2)))
     st.lists(st.sampled_from((2, 4, 6, 8, 12)), min_size=1, max_size=3),
     st.sampled_from(((2, 2), (2, 4), (3, 2))),
 )
-def test_a_conversion_costs_what_the_compiler_sends(sizes: list[int], shape: tuple[int, int]) -> None:
+def test_a_conversion_costs_the_bytes_that_the_compiler_sends(
+    sizes: list[int], shape: tuple[int, int]
+) -> None:
     mesh = Mesh("grid", (("rows", shape[0]), ("cols", shape[1]), ("unit", 1)))
     type = TensorType("f32", tuple(Dim(f"d{i}", size) for i, size in enumerate(sizes)))
     found = Conversions(mesh, lambda step: step.bytes_sent(mesh)).of(type)
@@ -71,7 +73,7 @@ LLAMA = ("llama", {"batch": 8}, (("gpus", 8),), "h100")
 
 
 @pytest.mark.parametrize(("name", "dims", "axes", "target"), (*NETWORKS, LLAMA), ids=str)
-def test_what_is_chosen_costs_that_when_it_is_compiled(
+def test_the_compiled_choice_costs_its_predicted_time(
     name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
 ) -> None:
     program, mesh, hardware = example(name, **dims), Mesh("grid", axes), machine(target)
@@ -90,9 +92,7 @@ def test_what_is_chosen_costs_that_when_it_is_compiled(
     ("name", "target", "devices", "bound"),
     [("lenet", "p100_cluster", 4, 0.545), ("alexnet", "h100", 8, 0.94)],
 )
-def test_what_is_proven_holds_for_what_is_compiled(
-    name: str, target: str, devices: int, bound: float
-) -> None:
+def test_proofs_hold_for_the_compiled_program(name: str, target: str, devices: int, bound: float) -> None:
     """A compiled program that differs from the network is not called optimal.
 
     LeNet's small all-reduces travel together, so data parallelism takes less than the solver's bound. The best tiling of AlexNet
@@ -144,7 +144,7 @@ def test_nothing_is_below_the_bound_where_programs_lie_in_the_processors_own_mem
 
 
 @pytest.mark.parametrize("target", ["tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"])
-def test_what_products_compute_of_their_operands_is_split_like_these(target: str) -> None:
+def test_elementwise_operands_of_a_dot_are_split_like_the_dot(target: str) -> None:
     """The kernel reads most bytes of the smaller operand."""
     text = """\
 dim batch = 128
@@ -165,7 +165,7 @@ model m(x: [batch, io], w: [io, hidden]) {
 
 
 @pytest.mark.parametrize("memory", [390e3, 427e3, 430e3, 600e3])
-def test_what_is_found_fits_when_it_is_compiled(memory: float) -> None:
+def test_the_compiled_result_fits_into_memory(memory: float) -> None:
     """The copy of a reshard takes memory that the solver does not count.
 
     For a little less than 427,008 bytes the solver finds a tiling that needs them all.
@@ -183,7 +183,7 @@ def test_what_is_found_fits_when_it_is_compiled(memory: float) -> None:
         assert pricing(mesh, found.layout).tiled <= memory
 
 
-def test_where_communication_overlaps_data_parallelism_can_be_the_best() -> None:
+def test_data_parallelism_can_be_best_if_communication_overlaps() -> None:
     """AlexNet at batch 1024: its communication hides behind the backward pass, and the tiling that sends less computes longer."""
     program, hardware = example("alexnet", batch=1024), machine("p2_8xlarge")
     line = Mesh("line", (("gpus", 8),))
@@ -208,7 +208,7 @@ def test_where_communication_overlaps_data_parallelism_can_be_the_best() -> None
 
 @settings(max_examples=20)
 @given(programs(), st.integers(0, 2**16))
-def test_a_compiled_tiling_sends_no_more_than_was_priced(generated: Generated, seed: int) -> None:
+def test_compiled_equation_layouts_send_no_more_than_predicted(generated: Generated, seed: int) -> None:
     """The compiler does at least as well as the network: it completes sums where that sends least."""
     (program,) = load(generated.source).programs
     network = network_of(program, generated.mesh)
@@ -266,7 +266,9 @@ SLOW_DEVICES = Hardware(
 @pytest.mark.parametrize(
     ("name", "dims"), [("two_layer", {}), ("soybean_mlp", {"batch": 8, "units": 16, "layers": 2})]
 )
-def test_a_tiling_on_xla_sends_what_was_priced_and_gives_the_same(name: str, dims: dict[str, int]) -> None:
+def test_xla_sends_the_predicted_bytes_of_equation_layouts_and_computes_the_same(
+    name: str, dims: dict[str, int]
+) -> None:
     program, mesh = example(name, **dims), Mesh("grid", (("rows", 2), ("cols", 4)))
     found = best_layouts(network_of(program, mesh, SLOW_DEVICES), None, monotonic() + 60)
     lowered = lower(program, mesh, found.layout)
@@ -293,7 +295,7 @@ def test_a_mesh_of_many_axes_ends_in_time_with_what_is_known(axes: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims", "axes", "target"), NETWORKS)
-def test_no_tiling_takes_less_than_its_products(
+def test_no_step_takes_less_than_its_dots(
     name: str, dims: dict[str, int], axes: tuple[tuple[str, int], ...], target: str
 ) -> None:
     """The bound of the dots is known before any choice; a step on a slow device takes little longer."""

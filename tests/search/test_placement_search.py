@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.backends.numpy.placement_transfers import holders, regions_held, replicated_pieces, transfers
+from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
@@ -163,7 +163,7 @@ def _bytes_of_gradients(space: PlacementSpace, strategy: Strategy, bundle: Param
         for step in bundle.steps:
             parts, devices = _placed(space, strategy, step)
             if parameter in step.arguments:
-                held |= set(regions_held(parameter, parts, step, devices.tolist()))
+                held |= set(stored_regions(parameter, parts, step, devices.tolist()))
         total += sum(
             2 * (cell.mask.bit_count() - 1) * cell.bytes for cell in replicated_pieces(parameter, held)
         )
@@ -264,7 +264,7 @@ def test_links_of_a_ring_are_one_for_each_direction() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_operators_are_blamed_for_adds_up(name: str) -> None:
+def test_times_attributed_to_operators_add_up_to_the_step(name: str) -> None:
     """The operators of the tasks on a longest path account for the whole step."""
     space, random = space_of(name, 8), Random(8)
     tasks = space.evaluator.tasks
@@ -290,7 +290,7 @@ def test_a_strategy_with_forced_configurations_is_the_best_of_those(asked: dict[
     """The space is small enough to evaluate all strategies."""
     space = space_of("dense", 2)
     known = placement_search(space, SearchBudget(60.0, 200))
-    within = space.holding(asked)
+    within = space.restricted_to(asked)
     found = forced_search(within, (known.best, *known.baselines.values()), SearchBudget(60.0, 200))
     every = list(product(*within.choices))
     assert len(every) == within.strategies < space.strategies

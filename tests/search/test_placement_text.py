@@ -66,7 +66,9 @@ def test_operators_that_are_not_named_are_whole_on_device_0() -> None:
         ("convolutions", "y_3: { h2: 2 } on [0, 1]", "E319", "operator `y_3`: shift needs `h2` whole"),
     ],
 )
-def test_what_operators_cannot_do(name: str, entry: str, code: str, message: str) -> None:
+def test_illegal_configurations_of_operators_are_refused(
+    name: str, entry: str, code: str, message: str
+) -> None:
     with pytest.raises(CompileError) as raised:
         read(name, f"placement p on 2 = {{ {entry} }}")
     (found,) = raised.value.diagnostics

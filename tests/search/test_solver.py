@@ -132,7 +132,7 @@ def test_excess_is_what_a_strategy_costs_more_at_least(problem: AssignmentProble
 
 @settings(MANY, max_examples=60)
 @given(problems())
-def test_a_core_of_the_gap_has_all_that_is_better(problem: AssignmentProblem) -> None:
+def test_a_core_of_the_gap_contains_all_better_choices(problem: AssignmentProblem) -> None:
     least = least_cost(problem)
     if least is None:
         return
@@ -218,7 +218,7 @@ def test_the_time_limit_is_kept(seconds: float) -> None:
     assert solution.lower_bound <= solution.cost == problem.cost(solution.choices)
 
 
-def test_what_cannot_be_is_proven() -> None:
+def test_infeasibility_is_proven() -> None:
     two = Ragged.of([[1, 2], [3, 4]])
     no_edges, no_tables = np.zeros((0, 2), np.int64), Ragged.of([])
     full = AssignmentProblem(two, two, np.array([[0, 2], [1, 3]]), no_edges, no_tables, limit=3)

@@ -18,7 +18,15 @@ from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
 from tests.harness import load
 from tests.search.equation_networks import compiled, example
-from tests.search.soybean_cuts import Cuts, Table, best_choices, counted_bytes, factors, k_cuts, sent_network
+from tests.search.soybean_cuts import (
+    Cuts,
+    Table,
+    best_choices,
+    counted_bytes,
+    factors,
+    k_cuts,
+    published_network,
+)
 
 LINE, GRID = Mesh("line", (("gpus", 16),)), Mesh("grid", (("groups", 4), ("gpus", 4)))
 
@@ -44,7 +52,7 @@ def cuts_of(program: Program, sizes: list[int]) -> tuple[Cuts, float]:
     """Return the cuts, and the fewest bytes that any tiling sends."""
     function, dims = prepared(program), set(program.dims)
     cuts = k_cuts(function, sizes, dims)
-    problem = to_problem(sent_network(function, cuts.mesh, dims), 1.0, None, "exact")
+    problem = to_problem(published_network(function, cuts.mesh, dims), 1.0, None, "exact")
     best = solve_with_memory(problem, monotonic() + 30)
     assert best.cost == best.lower_bound
     return cuts, best.cost

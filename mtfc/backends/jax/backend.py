@@ -205,7 +205,7 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
     tracker = ReplicationTracker(mesh, function)
     return Dialect(
         mesh=mesh,
-        column=lambda eqn: texts.get(eqn.results[0]) or _product(eqn, mesh) or OPS[eqn.op].jax,
+        column=lambda eqn: texts.get(eqn.results[0]) or _dot(eqn, mesh) or OPS[eqn.op].jax,
         lead=lambda type: (),
         index=tracker.index,
         dtype=_dtype,
@@ -217,7 +217,7 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
     )
 
 
-def _product(eqn: Equation, mesh: Mesh) -> Text | None:
+def _dot(eqn: Equation, mesh: Mesh) -> Text | None:
     """Return the text of a dot whose result is computed in another order of dimensions; None for other equations.
 
     `analysis/dot_operand_layout.py` chooses the order.

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
-from mtfc.backends.numpy.placement_transfers import holders, regions_held, replicated_pieces, transfers
+from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
@@ -217,7 +217,7 @@ class _Run:
             held = {
                 each
                 for step in own
-                for each in regions_held(parameter, self.of(step)[0], step, self.of(step)[1])
+                for each in stored_regions(parameter, self.of(step)[0], step, self.of(step)[1])
             }
             if not held:
                 continue

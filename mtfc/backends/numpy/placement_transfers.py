@@ -89,7 +89,7 @@ class ReplicatedPiece:
     bytes: int
 
 
-def regions_held(
+def stored_regions(
     parameter: Value, parts: OperatorParts, step: OperatorStep, devices: Sequence[int]
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], int]]:
     """Yield the different regions of a parameter that parts of a step use, and the mask of devices for each."""

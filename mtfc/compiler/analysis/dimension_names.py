@@ -53,7 +53,7 @@ def called(eqn: Equation, name: str) -> str:
 
 
 def computed(names: Dims) -> Dims:
-    """Return those names that the forward and the backward pass have."""
+    """Return the names that belong to the forward or the backward pass."""
     return frozenset(name for name in names if not name.startswith((PARAMS, OPTIMIZER)))
 
 

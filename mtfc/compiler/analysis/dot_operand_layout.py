@@ -128,7 +128,7 @@ class _Dot:
 
     @property
     def reordered(self) -> int:
-        """Return the elements of the arrays whose last dimension is not the one that XLA needs there."""
+        """Return the elements of the arrays that lack the last dimension that XLA needs."""
         is_paired = len(self.summed) == len(self.others) == 1 and self.other[:-2] == self.shared
         last = self.summed + self.others if is_paired else self.others or self.summed
         return (

@@ -41,7 +41,7 @@ Passes keep both.
 """
 
 YIELDED = -1
-"""Marks a loop's outputs, whose names are not names of values: it stands for one more loop."""
+"""Marks the outputs of a loop in a place, where it stands for one more loop: their names are not names of values."""
 
 
 def names_by_place(function: Function) -> Mapping[Place, str]:

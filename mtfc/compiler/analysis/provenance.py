@@ -58,7 +58,7 @@ class CollectiveCause:
 class SentArray:
     """One array that a collective sends.
 
-    bytes: bytes of the array on one processor, for all times in a step.
+    bytes: bytes of the array on one processor, summed over all sends in a step.
     times: how often the array is sent in a step.
     span, stage: the equation that the collective is charged to.
     used: the line of the first use in an equation, if there is one.

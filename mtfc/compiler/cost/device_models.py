@@ -23,7 +23,7 @@ def fusion_of(function: Function, mesh: Mesh, device: Device, whole: Function | 
 
 
 def fusion_of_program(function: Function, mesh: Mesh, device: Device, is_placed: bool = True) -> FusionModel:
-    """Return the kernels of a whole program or of a loop body. is_placed: True if its collectives are known."""
+    """Return the kernels of a whole program or of a loop body. is_placed: True if the collectives are explicit."""
     vmem = device.vmem
     has_loops = is_loop_body(function) or any(eqn.regions for eqn in function.body)
     if vmem is None or has_loops or whole_number(memory_on(function, mesh, device).total) > vmem.bytes:

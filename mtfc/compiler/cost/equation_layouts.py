@@ -24,7 +24,7 @@ from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Mesh, TensorType
 
 Placed = Sequence[Equation]
-"""One equation in several layouts: its operands and results are placed as each layout needs and makes them."""
+"""One equation in several layouts, each with the types of the operands and results in that layout."""
 
 
 def least_dot_seconds(function: Function, mesh: Mesh, device: Device) -> float:
@@ -67,9 +67,9 @@ class EquationTimes:
         ]
 
     def copying(self, eqn: Equation, value: Value, types: Sequence[TensorType]) -> list[float]:
-        """Return the seconds to copy an operand or result for a dot, placed in each of these ways.
+        """Return the seconds to copy an operand or result for a dot, for each of these placements.
 
-        Only a loop's slice and a result count. A view may be sent in between, which is not known here.
+        Only a loop's slice and a result count: a collective may stand between a view and the dot, which is not known here.
         """
         fusion = self.fusions[eqn.results[0]]
         if value not in fusion.copied(eqn) or value not in {*fusion.slices, *eqn.results}:
@@ -77,7 +77,7 @@ class EquationTimes:
         return [copy_seconds(fusion.bytes(type), self.device) for type in types]
 
     def _flops(self, placed: Placed, fusion: FusionModel) -> list[float]:
-        """Return the FLOPs in each layout, padding included; they are found once for equations that look alike."""
+        """Return the FLOPs in each layout, padding included; equal placements share the result."""
         key, numbers = id(placed), Numbers(self.mesh)
         if key not in self.flops:
             found = [OPS[each.op].flops(each, numbers) * fusion.mxu_padding(each) for each in placed]
@@ -91,7 +91,7 @@ class EquationTimes:
         return fusion.moved_as(eqn, [value.type for value in placed.results], seen)
 
     def _seen(self, fusion: FusionModel, value: Value, type: TensorType) -> list[TensorType]:
-        """Return the type of a value that is placed in this way, and those of the arrays that it is a view of."""
+        """Return the type of a value in this placement, and the types of the arrays that the value is a view of."""
         found = [type]
         for view in fusion.seen(value)[1:]:
             maker = fusion.makers[value]

@@ -24,7 +24,7 @@ from math import inf
 from mtfc.compiler.cost.task_graph import Id, Slot, Task, TaskGraph, Timeline
 
 Key = tuple[float, Id]
-"""The time at which a task is ready, and its id: the order of tasks."""
+"""The time at which a task is ready, and its id. Tasks of a device run in the order of these pairs."""
 
 
 def simulate(graph: TaskGraph) -> dict[Id, Slot]:
@@ -82,7 +82,7 @@ class Simulation:
             self._visit(key)
 
     def _visit(self, key: Key) -> None:
-        """Make the equations of one task hold. All tasks before `key` are final."""
+        """Recompute the times of one task by its equations. All tasks before `key` are final."""
         id = key[1]
         if id not in self.graph.tasks:
             return

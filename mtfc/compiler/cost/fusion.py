@@ -3,8 +3,8 @@
 The storage of each op (`opdef.Storage`) decides:
 
 - A reader of a view reads the value behind the view, but at most the bytes of the view.
-- An elementwise equation is fused with its readers. Its result is stored only if the function or a loop returns it, or if
-  something else than elementwise equations and reductions reads it.
+- An elementwise equation is fused with its readers. Its result is stored only if the function or a loop returns it, or if it has
+  a reader that is neither elementwise nor a reduction.
 - A dot and the `fold` that sums its windows are one kernel: the transpose of a convolution.
 
 On CPUs and GPUs dots are library kernels, which take whole arrays. XLA therefore copies each slice of a loop that a dot reads,
@@ -76,14 +76,14 @@ class FusionModel:
         return users(value, self.readers)
 
     def seen(self, value: Value) -> list[Value]:
-        """Return the value, the value that it is a view of, and so on."""
+        """Return the value, the value that it is a view of, and further sources down to an array that is no view."""
         found = [value]
         while (maker := self.makers.get(found[-1])) is not None and storage(maker) == "view":
             found.append(maker.operands[0])
         return found
 
     def views(self, value: Value) -> list[Value]:
-        """Return the same list down to the value in memory; an empty list if nothing is read from memory."""
+        """Return the list of `seen` down to the value in memory; an empty list if nothing is read from memory."""
         found = self.seen(value)
         maker = self.makers.get(found[-1])
         if found[-1] in self.near:
@@ -102,10 +102,10 @@ class FusionModel:
         """Return the op, or the name of the kernel that the op is a part of (`hardware.KERNELS`)."""
         if has_trait(eqn, "fold"):
             return "fold" if eqn.operands[0] in self.folded else "unpool"
-        is_windowed = any(map(self.is_window, eqn.operands))
+        reads_windows = any(map(self.is_window, eqn.operands))
         if has_trait(eqn, "dot"):
-            return "convolution" if is_windowed or eqn.result in self.folded else eqn.op
-        return "pool" if is_windowed and storage(eqn) == "reduced" else eqn.op
+            return "convolution" if reads_windows or eqn.result in self.folded else eqn.op
+        return "pool" if reads_windows and storage(eqn) == "reduced" else eqn.op
 
     def is_stored(self, eqn: Equation) -> bool:
         return any(value in self.stored or value in self.near for value in eqn.results)
@@ -136,7 +136,7 @@ class FusionModel:
     def moved_as(
         self, eqn: Equation, made: Sequence[TensorType], seen: Mapping[Value, Sequence[TensorType]]
     ) -> int:
-        """Return the same for other placements.
+        """Return the bytes of `moved` for other placements.
 
         made: types of the results. seen: types of each operand and of the values that it is a view of.
         """
@@ -189,11 +189,11 @@ class FusionModel:
     # Lower bounds under all layouts
 
     def least_bytes(self, type: TensorType) -> int:
-        """Return bytes of a whole tensor that its shards together exceed or equal, however it is split."""
+        """Return a lower bound on the bytes of all shards of a tensor together, under any layout."""
         return type.size * ITEM_BYTES[type.dtype]
 
     def upcasts(self, eqn: Equation) -> bool:
-        """True if the equation is computed in a wider dtype than it would be stored in."""
+        """True if the equation is computed in a wider dtype than the dtype of its result."""
         return False
 
     def clears(self, loop: Equation) -> bool:

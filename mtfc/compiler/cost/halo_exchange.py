@@ -122,7 +122,7 @@ class _HaloFinder:
                 )
 
     def _chain(self, eqn: Equation) -> Iterator[Equation]:
-        """Yield the equation, and those of the same op before it, which may be partitioned together."""
+        """Yield the equation and its predecessors of the same op, which may be partitioned together."""
         yield eqn
         maker = self.makers.get(eqn.operands[0])
         if maker is not None and maker.op == eqn.op:
@@ -164,7 +164,7 @@ class _HaloFinder:
             yield eqn, number
 
     def _met(self, eqn: Equation, bridge: Bridge) -> Dims:
-        """Return the names of the dimension before and after; none if some equation needs the dimension whole."""
+        """Return the names of the dimension before and after; no names if some equation needs the dimension whole."""
         after_it = self._after(eqn.results[0], bridge.target, frozenset())
         return after_it and after_it | self._before(eqn.operands[0], bridge.source)
 

@@ -22,9 +22,8 @@ KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", 
 """Kernels with rates of their own.
 
 pool: a reduction of windows. unpool: its gradient. convolution: a dot of windows, or a dot whose windows `fold` sums. transposed
-and
-reordered: what is transposed or reordered for a dot (`analysis/dot_operand_layout.py`). clear and round: what a TPU clears or
-rounds for a loop (`cost/tpu/tpu_fusion.py`).
+and reordered: arrays transposed or reordered for a dot (`analysis/dot_operand_layout.py`). clear and round: arrays that a TPU
+clears or rounds for a loop (`cost/tpu/tpu_fusion.py`).
 """
 
 
@@ -59,8 +58,8 @@ class Rate:
 class Scratchpad:
     """The memory on the chip of a TPU (VMEM, on v4 also CMEM).
 
-    latency: seconds before a dot starts whose operands and result lie there. Rates are in bytes/s, None for those of the main
-    memory: `reads` and `writes` of elementwise kernels and reductions, `factors` and `results` of dots.
+    latency: seconds before a dot starts if its operands and result lie in the scratchpad. Rates are in bytes/s; None stands for
+    the rate of the main memory: `reads` and `writes` of elementwise kernels and reductions, `factors` and `results` of dots.
     """
 
     bytes: float
@@ -77,9 +76,9 @@ class Device:
 
     flops: FLOP/s by dtype, each by the FLOPs of one kernel. memory: bytes. bandwidth: bytes/s of memory, by the bytes that one
     kernel reads and writes. overhead: seconds to start a kernel. ops: elements/s of ops and `KERNELS` that take longer than
-    their bytes; elements are those of the largest array read or written, of a table those that indices point at. overlap: how
-    much of the shorter of computing and
-    moving the longer one hides: 1 if a kernel loads while it computes. loop: seconds of an iteration besides its kernels.
+    moving their bytes. Elements are counted in the largest array read or written; of a table only the elements that indices point
+    at count. overlap: how much of the shorter of computing and moving the longer one hides: 1 if a kernel loads while it
+    computes. loop: seconds of an iteration besides its kernels.
 
     TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """
@@ -131,7 +130,7 @@ class Link:
     along one side. latency: seconds from one neighbour to the next. shared: the number of neighbouring devices that share this
     bandwidth. wraps: a part of a ring or side is a ring itself if its length is a multiple of this number, and if at least a
     block with such sides is in use; otherwise it is a line. None: only whole sides are rings. collectives: bandwidths of single
-    kinds of collectives; that of a permute depends on the bytes of one device.
+    kinds of collectives; the bandwidth of a permute depends on the bytes of one device.
     """
 
     name: str
@@ -175,7 +174,7 @@ class Hardware:
 
     @property
     def has_peak_figures(self) -> bool:
-        """True if the machine has peak figures only: kernels start in no time, and run at one rate, whatever their size."""
+        """True if the machine has peak figures only: kernels start in no time and run at one rate at every size."""
         rates = (*self.device.flops.values(), self.device.bandwidth)
         return not self.device.overhead and all(len(rate.points) == 1 for rate in rates)
 

@@ -47,7 +47,7 @@ class Most:
 
 @attrs.frozen(cache_hash=True)
 class Total:
-    """The sum of any number of terms, `times` over."""
+    """`times` times the sum of any number of terms."""
 
     terms: tuple[Term, ...]
     times: float = 1.0
@@ -65,9 +65,9 @@ class Unless:
 class Unmoved:
     """A term that counts only where an array is surely used as it is stored.
 
-    names: each dimension of the array as it is called in storage and where it is used. The rules of the one must not split it
-    further than the rules of the other. beside: dimensions of the equation that uses the array. No axis may be able to split two
-    of them, as one would have to give the axis up.
+    names: the name of each dimension of the array in storage and at the use. Neither name may have rules that split the dimension
+    further than the rules of the other name. beside: dimensions of the equation that uses the array. No axis may be able to split
+    two of them, because one of the two would lose the axis.
     """
 
     term: Term
@@ -79,7 +79,7 @@ Term = ShardedAmount | Least | Most | Total | Unless | Unmoved
 
 
 class MakeBlocks(Protocol):
-    """Makes what the `distribute` rule of an op partitions an equation with, for a number of shards."""
+    """Makes the block dimensions with which the `distribute` rule of an op partitions an equation into a number of shards."""
 
     def __call__(
         self,

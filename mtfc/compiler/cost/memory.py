@@ -74,7 +74,9 @@ ARGUMENTS: Mapping[str, tuple[Role, ...]] = {
 
 
 def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
-    """Return the memory of a placed function. Numbers decide where activations peak, also if amounts are formulas."""
+    """Return the memory of a placed function. The sizes of the file decide where activations peak, also if the amounts are
+    formulas.
+    """
     of_gradients, alive, at = held(function, mesh)
     arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
     everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
@@ -141,7 +143,7 @@ def _bytes(values: Iterable[Value], scale: Scale) -> Amount:
 
 
 def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
-    """Yield (line, bytes) of each value; the loop answers for the slices that it copies."""
+    """Yield (line, bytes) of each value. Slices that a loop copies count for the line of the loop."""
     lines: dict[Value, Span | None] = {each.value: each.span for each in function.arguments}
     wanted = set(values)
     for eqn in walk(function.body):
@@ -172,7 +174,7 @@ def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amo
 
 
 @attrs.frozen
-class HeldMemory:
+class LiveMemory:
     """The effect of holding arrays in memory, in bytes."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
@@ -192,7 +194,7 @@ class Splitting:
 
 @attrs.frozen
 class MemoryBound:
-    """A lower bound on the bytes that a step holds under every layout: those of `always`, and of one of the `points`."""
+    """A lower bound on the bytes of a step under every layout: the bytes of `always` and the bytes of any one of the `points`."""
 
     always: Mapping[Dims, int]
     points: tuple[Mapping[Splitting, int], ...]
@@ -247,9 +249,7 @@ def memory_bound(
 
 
 def _always_alive(function: Function) -> Iterator[Sequence[Value]]:
-    """Yield arguments, and the gradients with the values that were in their buffers before. Each may be split like any of
-    these.
-    """
+    """Yield arguments, and gradients with the earlier values of their buffers. A buffer may be split like any of its values."""
     yield from ([argument.value] for argument in function.arguments)
     yield from (buffer.values for buffer in by_gradients(function, SINGLE)[0])
 
@@ -285,7 +285,9 @@ def _equal(
     known: dict[Value, object],
     arguments: Iterable[tuple[Value, object]],
 ) -> Iterator[Value]:
-    """Yield those values. known: numbers, the same for values that may be equal. arguments: each with its key outside."""
+    """Yield the values of `equal_in`. known: a number for each value, the same for values that may be equal. arguments: the key
+    outside of the loop for each argument.
+    """
     numbers: dict[object, int] = {}
 
     def is_new(value: Value, key: object) -> bool:
@@ -317,7 +319,7 @@ def _keys(
 
 
 def _may_take_over(eqn: Equation, operand: Value) -> bool:
-    """Return True if a result may overwrite the operand; its dimensions may come in another order than here."""
+    """Return True if a result may overwrite the operand; a layout may give the result another order of dimensions."""
     if eqn.regions:
         return any(takes_over(eqn, operand, result, SINGLE) for result in eqn.results)
     index = rule_of(eqn).index
@@ -433,8 +435,8 @@ class _LastUses:
                 uses.setdefault(value, []).append((i, eqn))
         outputs = frozenset(output.value for output in function.outputs)
         views = unstored(function)
-        products = {i: eqn for i, eqn in enumerate(function.body) if replaced.get(eqn, eqn) is None}
-        multiplied = {i: set(_seen(eqn.operands, views)) for i, eqn in products.items()}
+        dots = {i: eqn for i, eqn in enumerate(function.body) if replaced.get(eqn, eqn) is None}
+        multiplied = {i: set(_seen(eqn.operands, views)) for i, eqn in dots.items()}
         return cls(uses, outputs, views, replaced, len(function.body), multiplied)
 
     def of_value(self, value: Value) -> list[_LastUse]:

@@ -27,7 +27,7 @@ import attrs
 from mtfc.compiler.cost.halo_exchange import Halos
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.lower_bounds import CommonProgram
-from mtfc.compiler.cost.memory import HeldMemory
+from mtfc.compiler.cost.memory import LiveMemory
 from mtfc.compiler.cost.moved_data import DataMovement
 from mtfc.compiler.cost.pending_sums import PendingSums
 from mtfc.compiler.cost.roofline import Kernels
@@ -42,13 +42,13 @@ class Effect(Protocol[Facts]):
     """One effect on the cost of a step."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        """Return the cost for one processor of a placed function, collectives and all."""
+        """Return the cost for one processor of a placed function with explicit collectives."""
 
     def bound(self, program: CommonProgram) -> Facts:
         """Return facts that bound the cost from below under every layout in which the common equations are as they are."""
 
 
-KERNELS, MEMORY = Kernels(), HeldMemory()
+KERNELS, MEMORY = Kernels(), LiveMemory()
 PENDING_SUMS, DATA_MOVEMENT, STORED_PARAMETERS = PendingSums(), DataMovement(), ParameterStorage()
 
 

@@ -42,7 +42,7 @@ Carriers = tuple[tuple[int, Dims, Pairs], ...]
 
 @attrs.frozen
 class DataMovement:
-    """The effect of bringing data from the layout of one equation to that of another, in seconds."""
+    """The effect of resharding data between the layouts of two equations, in seconds."""
 
     def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
         return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("data movement"))
@@ -53,7 +53,8 @@ class DataMovement:
 
 @attrs.frozen
 class Gate:
-    """An equation on the way of data, which reads the data split as the equation or its uses are. bytes: the fewest before it.
+    """An equation on a path of data, which reads the data split like the equation or its uses. bytes: the fewest bytes on the
+    path before the equation.
 
     carriers: for each dimension of the operand that may stay split, its size, the names under which it may be split, and the
     pairs that must be split alike. dims: all dimensions that may split a value before the gate.
@@ -66,7 +67,7 @@ class Gate:
 
 @attrs.frozen
 class DataPath:
-    """A path of data to an equation that reduces, or to a loop: the values on it, and the fewest bytes on it.
+    """A path of data to an equation that reduces, or to a loop: the values on the path, and the fewest bytes of any of them.
 
     names: for each dimension of the first value, its name at the end and the pairs that must be split alike. The name is None if
     the dimension is whole at the end or on the way. dims: all dimensions that may split a value on the path. gates: the last one
@@ -138,8 +139,8 @@ def _names(eqn: Equation, names: Names) -> Names:
 
 
 def _bytes_after(eqn: Equation, path: _Path) -> int:
-    """Return the fewest bytes of a path that goes on through an equation. If that is replaced, only the share that it reads
-    passes.
+    """Return the fewest bytes of a path that goes on through an equation. If a layout replaces the equation, only the share that
+    it reads passes.
     """
     bridge = bridge_of(eqn)
     least = min(path.bytes, eqn.results[0].type.local_bytes(SINGLE))
@@ -174,9 +175,11 @@ class _PathFinder:
     def moves(self, source: Value, reduced: Iterable[str] = ()) -> Iterator[MovedData]:
         """Yield the data of a value, unless the value keeps all of its names."""
         own, paths = self.names.own[source], {path.names: path for path in self.paths(source)}
-        changing = [path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)]
-        if changing:
-            yield MovedData(own, (*sorted(own), *reduced), tuple(changing), self.trips)
+        resharded_paths = [
+            path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)
+        ]
+        if resharded_paths:
+            yield MovedData(own, (*sorted(own), *reduced), tuple(resharded_paths), self.trips)
 
     def paths(self, source: Value) -> Iterator[DataPath]:
         """Yield a shortest path to each equation that reduces, and to each loop."""
@@ -213,7 +216,7 @@ class _PathFinder:
         return Gate(int(path.bytes * (bridge.share if bridge else 1)), self._dims(path), carriers)
 
     def _later_names(self, eqn: Equation, name: str) -> Dims:
-        """Return the names of a dimension of an equation's iteration space there, and wherever its results are used."""
+        """Return the names of a dimension of an equation's iteration space, in the equation and in all uses of its results."""
         if (eqn, name) not in self.later:
             self.later[eqn, name] = self._find_later_names(eqn, name)
         return self.later[eqn, name]

@@ -68,7 +68,7 @@ class SumStop:
 
 @attrs.frozen
 class SumRoute:
-    """The stops from an equation that sums over `reduced` to a use that needs the sum; `moved` of that use as for a stop.
+    """The stops from an equation that sums over `reduced` to a use that needs the sum. moved: see `SumStop`, for this use.
 
     item_bytes: the fewest bytes of an element on the route.
     """
@@ -138,7 +138,7 @@ class _SumGraph:
     is_common: IsCommon
     arrays: dict[Value, WholeArray] = attrs.field(factory=dict)
     whole: dict[Value, Dims] = attrs.field(factory=dict)
-    ways: dict[Value, list[_LinearUse]] = attrs.field(factory=lambda: defaultdict(list))
+    linear_uses: dict[Value, list[_LinearUse]] = attrs.field(factory=lambda: defaultdict(list))
     needed: dict[Value, Dims] = attrs.field(factory=dict)
     needing: dict[Value, list[Equation]] = attrs.field(factory=lambda: defaultdict(list))
     sources: list[tuple[Equation, Dims, bool]] = attrs.field(factory=list)
@@ -166,7 +166,7 @@ class _SumGraph:
         for i, value in enumerate(eqn.operands):
             moved = (iteration(eqn, rule, value) | further) - self._made(value)
             if i in linear:
-                self.ways[value].append(_LinearUse(eqn.result, eqn, own_dims(eqn, rule), moved))
+                self.linear_uses[value].append(_LinearUse(eqn.result, eqn, own_dims(eqn, rule), moved))
             else:
                 self._needs(value, moved)
                 self.needing[value].append(eqn)
@@ -183,23 +183,23 @@ class _SumGraph:
                 self.arrays[each] = self.arrays[each].part(bridge.share)
 
     def _needs(self, value: Value, moved: Dims) -> None:
-        """Note a use; of several uses, the one counts that has the dimensions under their own names."""
+        """Note a use. If a value has several uses, only dimensions that all of them move count."""
         self.needed[value] = self.needed.get(value, moved) & moved
 
     def _loop(self, eqn: Equation, trips: int) -> None:
-        """Add the uses of a loop: a sum may be carried around, and may leave stacked."""
+        """Add the uses of a loop: a sum may be carried to the next iteration, and may leave the loop stacked."""
         region = region_of(eqn)
         self._body(region, trips * dim_of(eqn).size)
         carries = {a.value.name: a.value for a in region.arguments if a.role == "carried"}
         for operand, argument in pairs(eqn):
             if argument.role == "carried":
-                self.ways[operand].append(_LinearUse(argument.value, moved=self._unmade(operand)))
+                self.linear_uses[operand].append(_LinearUse(argument.value, moved=self._unmade(operand)))
             else:
                 self._needs(operand, self._unmade(operand))
         for result, output in zip(eqn.results, region.outputs, strict=True):
             leaving = (result, carries[output.updates]) if output.updates else (result,)
             moved = self._unmade(output.value)
-            self.ways[output.value] += (_LinearUse(value, moved=moved) for value in leaving)
+            self.linear_uses[output.value] += (_LinearUse(value, moved=moved) for value in leaving)
 
     def routes(self) -> Iterator[SumRoute]:
         """Yield for each sum the route whose smallest array is largest; any route gives a bound.
@@ -211,51 +211,55 @@ class _SumGraph:
             value = eqn.results[0]
             if value not in following:
                 continue
-            ways = list(self._ways(value, following)) if may_pass else []
-            yield self._route(eqn, reduced, ways)
-            for i, way in enumerate(ways):
-                if other := self._leaving(way, ways[i - 1].to if i else value, following):
-                    yield self._route(eqn, reduced, [*ways[:i], other, *self._ways(other.to, following)])
+            uses = list(self._uses_along(value, following)) if may_pass else []
+            yield self._route(eqn, reduced, uses)
+            for i, use in enumerate(uses):
+                if other := self._leaving(use, uses[i - 1].to if i else value, following):
+                    yield self._route(
+                        eqn, reduced, [*uses[:i], other, *self._uses_along(other.to, following)]
+                    )
 
-    def _ways(self, value: Value, following: Mapping[Value, _LinearUse | None]) -> Iterator[_LinearUse]:
-        while (way := following[value]) is not None:
-            yield way
-            value = way.to
+    def _uses_along(self, value: Value, following: Mapping[Value, _LinearUse | None]) -> Iterator[_LinearUse]:
+        while (use := following[value]) is not None:
+            yield use
+            value = use.to
 
     def _leaving(
-        self, way: _LinearUse, value: Value, following: Mapping[Value, _LinearUse | None]
+        self, use: _LinearUse, value: Value, following: Mapping[Value, _LinearUse | None]
     ) -> _LinearUse | None:
-        """Return the way out of a loop, in place of the way to the next iteration."""
+        """Return the use out of a loop, in place of the use to the next iteration."""
         others = [
-            each for each in self.ways[value] if each.by is None and each is not way and each.to in following
+            each
+            for each in self.linear_uses[value]
+            if each.by is None and each is not use and each.to in following
         ]
-        return others[0] if way.by is None and others else None
+        return others[0] if use.by is None and others else None
 
-    def _route(self, eqn: Equation, reduced: Dims, ways: Sequence[_LinearUse]) -> SumRoute:
-        reached = (_LinearUse(eqn.results[0]), *ways)
-        stops = [self._stop(way, after) for way, after in zip(reached, (*ways, None), strict=True)]
+    def _route(self, eqn: Equation, reduced: Dims, uses: Sequence[_LinearUse]) -> SumRoute:
+        reached = (_LinearUse(eqn.results[0]), *uses)
+        stops = [self._stop(use, after) for use, after in zip(reached, (*uses, None), strict=True)]
         moved = self.needed.get(stops[-1].value, frozenset())
         item = min(ITEM_BYTES[stop.value.type.dtype] for stop in stops)
         return SumRoute(reduced, tuple(stops), moved, item)
 
-    def _stop(self, way: _LinearUse, after: _LinearUse | None) -> SumStop:
-        own, made = self.names.own[way.to], self._made(way.to)
-        readers = tuple(self.needing[way.to]) if after is None else (after.by,) if after.by else ()
-        return SumStop(way.to, self.arrays[way.to], own, made, way.crossed, way.moved, readers)
+    def _stop(self, use: _LinearUse, after: _LinearUse | None) -> SumStop:
+        own, made = self.names.own[use.to], self._made(use.to)
+        readers = tuple(self.needing[use.to]) if after is None else (after.by,) if after.by else ()
+        return SumStop(use.to, self.arrays[use.to], own, made, use.crossed, use.moved, readers)
 
     def _made(self, value: Value) -> Dims:
         return self.names.own[value] - self.whole.get(value, frozenset())
 
     def _unmade(self, value: Value) -> Dims:
-        """Return the dimensions that loops may split of a value that is made whole along them."""
+        """Return the dimensions along which a value is computed whole, but which loops may split."""
         return self.names.own[value] & self.whole.get(value, frozenset())
 
     def _widest(self) -> dict[Value, _LinearUse | None]:
         """Return for each value with a route the next use on its widest route; None where the route ends."""
         before: dict[Value, list[tuple[Value, _LinearUse]]] = defaultdict(list)
-        for value, ways in self.ways.items():
-            for way in ways:
-                before[way.to].append((value, way))
+        for value, uses in self.linear_uses.items():
+            for use in uses:
+                before[use.to].append((value, use))
         order = count()
         queue: list[tuple[int, int, int, Value, _LinearUse | None]] = [
             (-self._size(value), 0, next(order), value, None) for value in self.needed

@@ -53,7 +53,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 
 REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
-"""Elements that are rearranged for a dot, by the names of their rates."""
+"""Functions that count the elements rearranged for a dot, by the names of their rates."""
 
 
 @attrs.frozen
@@ -66,12 +66,14 @@ class KernelWork:
 
 
 def work(function: Function, mesh: Mesh, device: Device) -> list[KernelWork]:
-    """Return the work of each equation of a placed function: none for collectives, that beside the iterations for loops."""
+    """Return the work of each equation of a placed function. Collectives have none; loops have their costs besides the
+    iterations.
+    """
     return work_in(function, fusion_of_program(function, mesh, device))
 
 
 def work_in(function: Function, fusion: FusionModel) -> list[KernelWork]:
-    """Return the same for kernels that are known already."""
+    """Return the work of each equation, for given kernels."""
     loops = fusion.loop_costs(function)
     return [KernelWork(0, *loops[eqn]) if eqn.regions else _work(eqn, fusion) for eqn in function.body]
 
@@ -261,7 +263,9 @@ def _completing(
     reads: _Reads,
     sums: Mapping[Value, Collection[Equation]],
 ) -> Iterator[tuple[Value, _KernelParts]]:
-    """Yield the sums that change the kernel when they are completed here: results not stored yet, operands not read yet."""
+    """Yield the sums whose completion here changes the kernel: results that it does not store yet, operands that it does not read
+    yet.
+    """
     if eqn.results[0] in sums and reads.is_passing(eqn):
         moved = (*parts.moved, *reads.stored(eqn))
         yield eqn.result, attrs.evolve(parts, moved=moved, overhead=reads.fusion.device.overhead)
@@ -272,12 +276,12 @@ def _completing(
 
 
 def _fastest(eqn: Equation, device: Device) -> float:
-    """Return the elements/s of the fastest kernel that the op may be, or be a part of."""
+    """Return the elements/s of the fastest kernel that may compute the op."""
     return max(device.ops.get(name, inf) for name in (eqn.op, _joined(eqn)))
 
 
 def _joined(eqn: Equation) -> str:
-    """Return the kernel that the op may be a part of, or the op."""
+    """Return the name of a larger kernel that may compute the op, or the op."""
     if has_trait(eqn, "fold"):
         return "unpool"
     if has_trait(eqn, "dot"):
@@ -287,10 +291,8 @@ def _joined(eqn: Equation) -> str:
 
 @attrs.frozen(eq=False, slots=False)
 class _Reads:
-    """The reads of the equations of a function, which must be asked for in order.
-
-    known: values of which it is known whether they are stored. slices: slices of arguments of the whole function. before: arrays
-    that were read before.
+    """The reads of the equations of a function, which must be queried in the order of the equations. known: values that are known
+    to be stored or not. slices: slices of arguments of the whole function. before: arrays that were read before.
 
     A folded array is read again where halos are added to it, and the sum may not be stored. So only the first use of an array
     counts where halos may be added to it.
@@ -361,7 +363,7 @@ class _Reads:
         return tuple(found)
 
     def is_passing(self, eqn: Equation) -> bool:
-        """Return True if the only result is not stored, but would be if it were sent."""
+        """Return True if the only result stays in the kernel, but would be stored for a collective."""
         return len(eqn.results) == 1 and eqn.result not in self.fusion.stored | self.fusion.folded
 
     def stored(self, eqn: Equation) -> Iterator[Term]:
@@ -400,7 +402,7 @@ def _needed(eqn: Equation, value: Value, names: DimensionNames) -> Dims:
 
 
 def _split(eqn: Equation, names: DimensionNames) -> Dims:
-    """Return all names of the dimensions of the iteration space that can be computed in parts."""
+    """Return all names of those dimensions of the iteration space that a layout may split."""
     rule = rule_of(eqn)
     if rule.reduced:
         return own_dims(eqn, rule)

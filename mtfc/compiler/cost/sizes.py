@@ -59,7 +59,7 @@ class Numbers:
 class FormulaSizes:
     """Sizes as formulas in the names of dimensions and mesh axes.
 
-    An axis that is called as a dimension is written with its mesh's name: `line.batch`.
+    An axis with the name of a dimension is written with its mesh's name: `line.batch`.
     """
 
     def __init__(self, dims: Collection[Dim], mesh: Mesh) -> None:

@@ -38,7 +38,7 @@ from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
 
 COMPUTE = "processor 0"
-"""The device that computes; no link has such a name."""
+"""The device that computes. No link has this name."""
 
 IN_LOOPS = " in loops"
 
@@ -83,9 +83,9 @@ class Event:
 
 @attrs.frozen
 class StepTime:
-    """The seconds of one execution of a function, in all and by source line, and its timeline.
+    """The seconds of one execution of a function, in total and by source line, and its timeline.
 
-    busy: seconds of each lane. ideal: seconds of the FLOPs at the peak rates of the device. dtypes: those of dots.
+    busy: seconds of each lane. ideal: seconds of the FLOPs at the peak rates of the device. dtypes: the dtypes of dots.
     """
 
     seconds: float
@@ -119,7 +119,7 @@ class _Item:
     ideal: float = 0.0
     inside: StepTime | None = None
     occupies: bool = False
-    """True if the processor does nothing else meanwhile, though it is no device of `seconds`."""
+    """True if the processor does nothing else meanwhile, although `seconds` does not have the processor as a device."""
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -166,7 +166,7 @@ class _Simulator:
         return _Item(eqn, seconds, lines, inside.ideal * trips, inside)
 
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
-        """Return the item of a collective. In a combined one, the line of each operand answers for its bytes."""
+        """Return the item of a collective. The bytes of each operand of a combined collective count for the operand's line."""
         sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
         seconds = lanes_of(eqn, self.topology)
         whole = max(seconds.values(), default=0.0)
@@ -180,7 +180,7 @@ class _Simulator:
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
-    """Yield a task for each device of each equation. Readers of an equation without tasks wait for what the equation waits for.
+    """Yield a task for each device of each equation. Readers of an equation without tasks wait for the tasks before the equation.
 
     fence: the tasks of the last collective that occupied the processor. before: the tasks that the processor ran since then.
     """
@@ -188,16 +188,16 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
     before: list[Id] = []
     fence: tuple[Id, ...] = ()
     for i, item in enumerate(items):
-        waits = tuple(dict.fromkeys(id for value in item.eqn.operands for id in after.get(value, ())))
+        dependencies = tuple(dict.fromkeys(id for value in item.eqn.operands for id in after.get(value, ())))
         ids = tuple((i, k) for k in range(len(item.seconds)))
         if item.occupies and ids:
-            waits, before, fence = (*waits, *fence, *before), [], ids
+            dependencies, before, fence = (*dependencies, *fence, *before), [], ids
         elif COMPUTE in item.seconds:
-            waits = (*waits, *fence)
+            dependencies = (*dependencies, *fence)
             before += ids
         for id, (device, seconds) in zip(ids, item.seconds.items(), strict=True):
-            yield Task(id, device, seconds, waits)
-        after.update(dict.fromkeys(item.eqn.results, ids or waits))
+            yield Task(id, device, seconds, dependencies)
+        after.update(dict.fromkeys(item.eqn.results, ids or dependencies))
 
 
 def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> StepTime:
@@ -205,7 +205,7 @@ def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> St
     lines: dict[Span | None, Seconds] = {}
     for item in items:
         _add(lines, item.lines)
-    for number, seconds in _waits(graph, timeline, end):
+    for number, seconds in _pauses(graph, timeline, end):
         _add(lines, _exposed(items[number], seconds))
     busy: dict[str, float] = {}
     for item in items:
@@ -234,7 +234,7 @@ def _exposed(item: _Item, seconds: float) -> Lines:
     }
 
 
-def _waits(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
+def _pauses(graph: TaskGraph, timeline: Timeline, end: float) -> Iterator[tuple[int, float]]:
     """Yield (number of equation, seconds) for the causes of each pause of `processor 0`; they add up to the pauses."""
     queues: dict[str, list[Id]] = {}
     for id in sorted(timeline, key=lambda id: (timeline[id].start, timeline[id].ready, id)):
@@ -262,10 +262,10 @@ def _chain(
         slot = timeline[id]
         yield id[0], until - max(slot.start, since)
         until = slot.start
-        causes = [each for each in (*graph.tasks[id].after, before.get(id)) if each is not None]
-        if not causes:
+        predecessors = [each for each in (*graph.tasks[id].after, before.get(id)) if each is not None]
+        if not predecessors:
             return
-        id = _latest(causes, timeline)
+        id = _latest(predecessors, timeline)
 
 
 def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:

@@ -43,8 +43,8 @@ class ParameterStorage:
 class StoredParameter:
     """A parameter that is stored under the dimensions `array.dims` and used under the dimensions `used`.
 
-    pairs: each dimension as it is called in storage and where it is used, if one collective for each dimension gathers the
-    parameter. item_bytes: bytes of an element on the way.
+    pairs: the name of each dimension in storage and at the use, if one collective for each dimension gathers the parameter.
+    item_bytes: bytes of an element on the way.
     """
 
     array: WholeArray
@@ -115,9 +115,8 @@ def _needing(function: Function, is_common: IsCommon) -> set[Equation]:
 def _uses_of_parameter(
     value: Value, uses: Mapping[Value, list[Equation]], needing: set[Equation], trips: int
 ) -> list[_ParameterUse]:
-    """Return the uses of a parameter, at the fewest bytes on the way: one for each loop that slices it, and one outside of loops.
-
-    A value that is computed of the parameter and used outside of loops is not stored like the parameter.
+    """Return the uses of a parameter, at the fewest bytes on the way: one use for each loop that slices the parameter, and one
+    use outside of loops. A value that is computed from the parameter and used outside of loops is not stored like the parameter.
     """
     loops: list[_ParameterUse] = []
     outside: list[_ParameterUse] = []

@@ -41,7 +41,7 @@ from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Axes, Mesh
 
 COMBINED = 4 * 2**20
-"""Bytes of an array from which on it travels in a collective of its own; smaller arrays may share one latency."""
+"""The bytes from which an array has its own collective; smaller arrays may share one latency."""
 
 
 @attrs.frozen
@@ -173,7 +173,7 @@ class Topology:
 
     @classmethod
     def at_peak(cls, mesh: Mesh, hardware: Hardware) -> Topology:
-        """The mesh on links that are always as fast as they can be: no collective takes less time than on these."""
+        """The mesh on links that always have their highest bandwidth: a lower bound for the time of each collective."""
         links = (
             attrs.evolve(link, bandwidth=Rate.constant(link.peak), collectives={}) for link in hardware.links
         )
@@ -204,7 +204,7 @@ class Topology:
         return found | times
 
     def _copy(self, c: Crossing, sending: Sending, local: float, whole: float) -> float:
-        """Return the seconds in a shared memory, where a device copies the data that it gets."""
+        """Return the seconds in a shared memory, where each device copies the data that it receives."""
         members = self.used[c.lane.name] if sending.pattern == "permutation" else c.size
         copied = whole * sending.rounds if sending.pattern == "ring" else local
         return members * c.lane.link.latency + copied / self.bandwidth(c, sending.kind, whole)

@@ -130,7 +130,8 @@ def _charges(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -
 
 
 def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale) -> Iterator[Charge]:
-    """Yield one charge per operand, so that each source line answers for its bytes. Only the first counts as a collective.
+    """Yield one charge per operand, so that bytes count for the operand's source line. Only the first charge counts as a
+    collective.
 
     An operand of a combined collective belongs to the equation that made it.
     """

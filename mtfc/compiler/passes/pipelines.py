@@ -146,7 +146,3 @@ def _parse_pass(name: str, options: str) -> Pass:
         raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(PASSES)}")
     pairs = [option.partition("=") for option in options.split(",") if option.strip()]
     return PASSES[name].with_options({key.strip(): value.strip() for key, _, value in pairs})
-
-
-def print_pipeline(passes: Iterable[Pass]) -> str:
-    return ",".join(map(str, passes))

@@ -1,4 +1,4 @@
-"""The result of every search: the best that was found, its price, and a lower bound of everything else."""
+"""The result of every search: the best layout that was found, its price, and a lower bound for all others."""
 
 from __future__ import annotations
 

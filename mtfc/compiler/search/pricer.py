@@ -1,4 +1,4 @@
-"""Prices a model under one layout after another. The model is differentiated once, and compiled for each layout."""
+"""The prices of a model under many layouts. The model is differentiated once, and compiled for each layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LayoutPricer:
         return cls(attrs.evolve(program, functions=(step,)), hardware)
 
     def undistributed(self) -> Function:
-        """Return the function as it is under all layouts."""
+        """Return the function before any layout is applied."""
         program = self.program
         for each in layout_independent():
             program = each.run(program)

@@ -21,7 +21,9 @@ def prepared(program: Program, mesh: Mesh | None = None, layout: Layout | None =
     return whole.function("step" if whole.has_function("step") else "forward")
 
 
-def placeable(program: Program, mesh: Mesh | None = None, layout: Layout | None = None) -> dict[str, Tensor]:
+def layout_targets(
+    program: Program, mesh: Mesh | None = None, layout: Layout | None = None
+) -> dict[str, Tensor]:
     """Return each layout target by its name, as a tensor with the dimensions that can be split there."""
     names = layout_target_names(prepared(program, mesh, layout))
     return {name: _tensor(thing, name) for thing, name in names.items()}

@@ -14,7 +14,7 @@ from mtfc.compiler.passes.pipelines import Observer, lower
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.sources import Sources
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
@@ -130,12 +130,12 @@ def choose(
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
     """Raise `CompileError` if a layout is illegal for the program."""
     for each in declared:
-        diagnostics.extend(check_layout(program, each, placeable))
+        diagnostics.extend(check_layout(program, each, layout_targets))
     diagnostics.raise_if_errors()
 
 
 def _errors(program: Program, declared: DeclaredLayout) -> bool:
-    return any(each.severity == "error" for each in check_layout(program, declared, placeable))
+    return any(each.severity == "error" for each in check_layout(program, declared, layout_targets))
 
 
 def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None) -> Iterable[LayoutOnMesh]:

@@ -16,7 +16,7 @@ from mtfc.driver.errors import say
 
 
 @contextmanager
-def held(message: str) -> Iterator[None]:
+def delayed_interrupt(message: str) -> Iterator[None]:
     """Raise `KeyboardInterrupt` at the end of the block if Ctrl-C comes during the block; a second Ctrl-C ends the process at
     once.
 
@@ -28,14 +28,14 @@ def held(message: str) -> Iterator[None]:
         return
     came = False
 
-    def wait(*_: object) -> None:
+    def note(*_: object) -> None:
         nonlocal came
         came = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with suppress(RuntimeError):  # a line was being written when the signal came
             say(message)
 
-    signal.signal(signal.SIGINT, wait)
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:

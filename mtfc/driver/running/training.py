@@ -18,7 +18,7 @@ from mtfc.driver.data.inputs import Batches
 from mtfc.driver.data.npz import Array, Arrays, write_npz
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.running.execution import Session
-from mtfc.driver.running.interrupts import held
+from mtfc.driver.running.interrupts import delayed_interrupt
 from mtfc.driver.running.rewind import Rewind
 from mtfc.driver.running.steps import BatchResults, evaluate, losses_of, reported, step_of
 from mtfc.reports.run_report import StepRecord
@@ -97,7 +97,7 @@ class TrainingRun:
     def _step(self, i: int) -> None:
         """Run step `i`; if the run saves its results, Ctrl-C waits for the end of the step."""
         message = f"interrupted: results are saved after step {i + 1}; Ctrl-C again ends at once"
-        with held(message) if self.rewind else nullcontext():
+        with delayed_interrupt(message) if self.rewind else nullcontext():
             start = time.perf_counter()
             if self.rewind:
                 self.rewind.before(i)

@@ -1,4 +1,4 @@
-"""The time that Numba takes to compile loops, which counts for no search.
+"""The time that Numba takes to compile loops. No search includes this time in its budget.
 
 Numba compiles loops when they first run after an installation, and keeps the result. That takes seconds.
 """

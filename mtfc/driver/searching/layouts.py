@@ -11,7 +11,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Progress, silent
 from mtfc.compiler.search.pricer import LayoutPricer
-from mtfc.driver.loading.layout_targets import placeable, prepared
+from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
 from mtfc.driver.searching.compilation_time import timing_compilation
@@ -117,7 +117,7 @@ class LayoutAnswer:
         name = declared_name(text, found.layout.name)
         inserted = insert_layout(text, found.mesh, found.layout, declared)
         model = options.choice.model
-        warnings = check(inserted, file, None, model, name, None, sources.neighbour, placeable)
+        warnings = check(inserted, file, None, model, name, None, sources.neighbour, layout_targets)
         codes = {each.code for each in warnings}
         allowed = [code for code in OF_LAYOUTS if code in codes]
         return insert_layout(text, found.mesh, found.layout, declared, allowed)
@@ -125,7 +125,7 @@ class LayoutAnswer:
     def exported(self) -> str:
         """Return the question to the solver about the mesh of the result, for `mtfc solve`."""
         from mtfc.compiler.search.per_equation.per_equation_search import exported
-        from mtfc.compiler.search.solver.contest_format import write
+        from mtfc.driver.loading.contest_format import write
 
         program, mesh = self.finder.program, self.result.found.mesh
         problem = exported(prepared(program), set(program.dims), mesh, self.finder.pricer.hardware)

@@ -37,7 +37,7 @@ BEFORE_PROOF = 0.1
 """The part of the time before an exhaustive search begins."""
 
 FEW = 10_000
-"""A space with at most so many strategies is always searched exhaustively."""
+"""The most strategies of a space that is always searched exhaustively."""
 
 
 @attrs.frozen(eq=False)
@@ -77,7 +77,7 @@ class PlacementAnswer:
         best = self.result
         graph = best.space.graph
         rules = asked_configurations(options.why_not, best.space.devices, graph, self.task.selection.scope)
-        within, known = best.space.holding(rules), (best.found.best, *best.found.baselines.values())
+        within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
         find = partial(forced_search, within, known, progress=silent)
         found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
         written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))

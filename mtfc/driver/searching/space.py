@@ -79,8 +79,8 @@ class SearchTask:
 class SearchedSpace:
     """A space, and the function that searches it.
 
-    objectives: what can be least there. takes: the options that no other space takes. has_meshes: False if a result has devices
-    without a mesh.
+    objectives: the quantities that a search of the space can minimize. takes: the options that no other space takes. has_meshes:
+    False if a result has devices without a mesh.
     """
 
     name: str

@@ -13,7 +13,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, NothingFits
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.layout_targets import placeable
+from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
 from mtfc.frontend.elaborate import Module, elaborate
@@ -104,7 +104,7 @@ def asked_rules(options: SearchOptions, sources: Sources, meshes: Sequence[Mesh]
     tree = parse(sources.texts[file], file, diagnostics)
     module = elaborate(tree, diagnostics, choice.dims, choice.model, sources.neighbour, choice.settings)
     diagnostics.raise_if_errors()
-    known = placeable(module.programs[0]) if options.space == "tiling" else {}
+    known = layout_targets(module.programs[0]) if options.space == "tiling" else {}
     asked = AskedRules(options.why_not, module, options.space, tuple(meshes), known)
     asked.check()
     return asked

@@ -32,7 +32,7 @@ ROWS, LANES = 8, 128
 
 @attrs.frozen
 class Tiles(Numbers):
-    """Sizes of one processor's arrays with the padding of a device; `pixels` are those of `pixels_of`."""
+    """Sizes of one processor's arrays with the padding of a device. pixels: see `pixels_of`."""
 
     device: Device
     pixels: Set[Dim]
@@ -74,7 +74,7 @@ def _split_dims(equations: Iterable[Equation], mesh: Mesh) -> Iterator[tuple[Dim
 
 
 def stored_bytes(type: TensorType, mesh: Mesh, device: Device, pixels: Set[Dim] = frozenset()) -> int:
-    """Return the bytes of one processor's array in memory; `pixels` are those of `pixels_of`."""
+    """Return the bytes of one processor's array in memory. pixels: see `pixels_of`."""
     if device.mxu_size is None:
         return prod(type.local_shape(mesh)) * ITEM_BYTES[type.dtype]
     return _tiled(type, mesh, pixels)[0] * ITEM_BYTES[type.dtype]
@@ -86,7 +86,7 @@ def register_bytes(type: TensorType, mesh: Mesh, pixels: Set[Dim] = frozenset())
 
 
 def least_tiled_bytes(type: TensorType) -> int:
-    """Return bytes of a whole tensor that its shards together exceed or equal, however it is split.
+    """Return a lower bound on the bytes of all shards of a tensor together, under any layout.
 
     All shards together have at least the lanes of the whole. This does not hold for rows, as small tiles have fewer.
     """
@@ -98,7 +98,7 @@ def least_tiled_bytes(type: TensorType) -> int:
 
 
 def _tiled(type: TensorType, mesh: Mesh, pixels: Set[Dim]) -> tuple[int, int]:
-    """Return the elements of an array in whole tiles, and in as many tiles of 8 rows."""
+    """Return the elements of an array in whole tiles, and in the same number of tiles of 8 rows."""
     shape = type.local_shape(mesh)
     size = prod(shape)
     if size == 0 or not shape:

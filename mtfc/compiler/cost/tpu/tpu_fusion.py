@@ -48,7 +48,7 @@ REGISTERS = "f32"
 class TpuFusion(FusionModel):
     """The kernels of a function on a TPU.
 
-    pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots that are added to something.
+    pixels: dimensions along which no tiles lie (`pixels_of`). ends: values stored in place of dots whose only use is an addition.
     crosses_stages: True if elementwise equations of another stage may belong to the kernel of a dot.
     """
 
@@ -73,13 +73,13 @@ class TpuFusion(FusionModel):
         self.stored = self.stored - added | self.ends
 
     def _is_accumulated(self, value: Value) -> bool:
-        """True for a dot that is only added to something."""
+        """True for a dot whose only use is an addition."""
         found, maker = list(self.users(value)), self.makers.get(value)
         is_added = value not in self.returned and bool(found) and all(has_trait(eqn, "add") for eqn in found)
         return is_added and maker is not None and is_dot(maker)
 
     def _end(self, value: Value) -> Value:
-        """Return the last value of a chain of elementwise equations, each of which is the only reader of the one before."""
+        """Return the last value of a chain of elementwise equations in which each is the only reader of the previous one."""
         while (follower := self._follower(value)) is not None:
             value = follower.result
         return value
@@ -125,7 +125,7 @@ class TpuFusion(FusionModel):
         return self._in_registers(type) > self.bytes(type.with_dtype(REGISTERS))
 
     def copied(self, eqn: Equation) -> Iterator[Value]:
-        """Yield nothing: dots are no library kernels here."""
+        """Yield nothing: on TPUs dots are not library kernels."""
         yield from ()
 
     # Seconds

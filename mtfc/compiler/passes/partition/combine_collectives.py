@@ -150,8 +150,8 @@ def patient(function: Function) -> set[Equation]:
         passes_on = has_trait(eqn, "all_reduce") or not (
             eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results))
         )
-        waits = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
-        if not waits:
+        is_patient = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
+        if not is_patient:
             needed.update(eqn.operands)
         elif has_trait(eqn, "all_reduce"):
             found.add(eqn)
@@ -216,8 +216,8 @@ class ReductionCombiner:
         """Return True for an equation that computes a scalar, without an all-reduce, from a scalar that waits."""
         if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
             return False
-        waits = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
-        return waits and not any(value.type.dims for value in (*eqn.operands, eqn.result))
+        is_patient = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
+        return is_patient and not any(value.type.dims for value in (*eqn.operands, eqn.result))
 
     def _settle(self) -> None:
         """Emit every waiting equation."""

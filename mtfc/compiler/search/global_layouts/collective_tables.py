@@ -18,7 +18,8 @@ from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, axe
 STATES = 5
 """The states of an axis for a sum, one digit each.
 
-0: not used; 1: the sum is completed over the axis by an all-reduce; 2: by half of one; 3: the axis may split the sum; 4: it does.
+0: not used; 1: an all-reduce completes the sum over the axis; 2: half an all-reduce completes the sum; 3: the axis may split the
+sum; 4: the axis splits the sum.
 """
 
 Seconds: TypeAlias = NDArray[np.float64]
@@ -26,7 +27,7 @@ Seconds: TypeAlias = NDArray[np.float64]
 
 @attrs.frozen(slots=False, eq=False)
 class CollectiveTables:
-    """Tables of lower bounds. degrees: the processors along each set of axes. tables: those that were asked for."""
+    """Tables of lower bounds. degrees: the processors along each set of axes. tables: the tables that were requested so far."""
 
     mesh: Mesh
     hardware: Hardware
@@ -60,7 +61,7 @@ class CollectiveTables:
         return self._steps("all_reduce", size, COMBINED)
 
     def gathering(self, size: int) -> Seconds:
-        """Return the same table for an all-reduce that travels alone; an all-gather is half of it."""
+        """Return the table of `reduction` for an all-reduce that travels alone. An all-gather takes half the time."""
         return self._steps("all_reduce", size, 0)
 
     def exactly(self, size: int) -> Seconds:
@@ -120,12 +121,12 @@ class CollectiveTables:
 
     @cached_property
     def pending(self) -> Integers:
-        """The part of a code for [axes to complete over, those of them with half an all-reduce]."""
+        """The part of a code for [axes to complete over, the axes among these with half an all-reduce]."""
         return self._places[:, None] + self._places[None]
 
     @cached_property
     def splitting(self) -> Integers:
-        """The part of a code for [axes that split the array, axes that may]."""
+        """The part of a code for [axes that split the array, axes that may split the array]."""
         return self._places[:, None] + 3 * self._places[None]
 
     @cached_property

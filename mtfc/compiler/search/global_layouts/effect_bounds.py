@@ -43,7 +43,7 @@ ANY = (1 << len(AXES)) - 1
 
 @attrs.frozen(eq=False)
 class MaskRange:
-    """Layouts that are known in part: [layout, column] is the set of axes that split a dimension at least, and at most."""
+    """Partially decided layouts: [layout, column] has the axes that surely split a dimension, and the axes that may split it."""
 
     low: Rows
     high: Rows
@@ -79,15 +79,14 @@ class SearchSetting:
         return found
 
 
-class EffectBounds:
-    """The bounds of effects for some layouts. Unions of masks and tables of terms are found once."""
+class LayoutTerms:
+    """The terms of lower bounds for some layouts. Unions of masks and values of terms are found once."""
 
     def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
         self._alike: dict[Pairs, Rows] = {}
         self._terms: dict[Term, Seconds] = {}
-        self._masked: dict[tuple[Dims, int], Booleans] = {}
 
     # Masks
 
@@ -123,7 +122,7 @@ class EffectBounds:
     # Terms
 
     def total(self, terms: Mapping[Term, int] | Mapping[ShardedAmount, int]) -> Seconds:
-        """Return the sum of some terms, each as often as it is said."""
+        """Return the sum of some terms, each multiplied by its number."""
         total = np.zeros(self.number)
         for term, times in terms.items():
             total += times * self.term(term)
@@ -173,10 +172,20 @@ class EffectBounds:
                 found |= high[:, one] & high[:, other]
         return found
 
+
+class EffectBounds(LayoutTerms):
+    """The bounds of single effects for some layouts: halos, stored parameters and moved data."""
+
+    def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
+        super().__init__(setting, known)
+        self._masked: dict[tuple[Dims, int], Booleans] = {}
+
     # Halos
 
     def halos(self) -> tuple[Seconds, Seconds]:
-        """Return the seconds on links and those of kernels, where all dimensions of a region are split over the same axes."""
+        """Return the seconds on links and the seconds of kernels for halos, if all dimensions of a region are split over the same
+        axes.
+        """
         sent, joined = np.zeros(self.number), np.zeros(self.number)
         for mask in np.flatnonzero(self.setting.degrees > 1).tolist():
             for halo, times in self.setting.step.halos(int(self.setting.degrees[mask])).items():
@@ -208,7 +217,7 @@ class EffectBounds:
     # Stored parameters
 
     def stored(self, parameters: Mapping[StoredParameter, int]) -> Seconds:
-        """Return the seconds to gather parameters over each axis that splits them in storage and not where they are used."""
+        """Return the seconds to gather parameters over each axis that splits them in storage and not at their use."""
         total = np.zeros(self.number)
         for parameter, times in parameters.items():
             seconds = self._by_dims(parameter) if parameter.pairs else self._by_axes(parameter)
@@ -247,7 +256,7 @@ class EffectBounds:
     # Moved data
 
     def moved(self, moved: Iterable[MovedData]) -> Seconds:
-        """Return the seconds of all data that changes its placement. Data that shares a path answers for a part of it."""
+        """Return the seconds of all data that changes its placement. Data that share a path also share its cost."""
         found = [(data, [self._leaving(data, path) for path in data.paths]) for data in moved]
         sharing: dict[Value, Integers] = {}
         nothing = np.zeros(self.number, np.uint8)
@@ -265,16 +274,11 @@ class EffectBounds:
 
     def _leaving(self, data: MovedData, path: DataPath) -> Rows:
         """Return the axes that split a dimension of the data, and not the same dimension at the end of the path."""
-        contested, once = np.zeros(self.number, np.uint8), np.zeros(self.number, np.uint8)
-        for column in self.setting.columns(frozenset(data.beside)):
-            mask = self.known.high[:, column]
-            contested |= once & mask
-            once |= mask
         leaving = np.zeros(self.number, np.uint8)
         for old, new, pairs in path.names:
             stays = self.high(frozenset(filter(None, (new,)))) & self.alike(pairs)
             leaving |= self.low(frozenset((old,))) & ~stays
-        return leaving & ~contested
+        return leaving & ~self._shared(self.setting.columns(frozenset(data.beside)))
 
     def _path(self, path: DataPath, leaving: Rows, sharing: Mapping[Value, Integers]) -> Seconds:
         seconds, rows = np.zeros(self.number), np.flatnonzero(leaving)

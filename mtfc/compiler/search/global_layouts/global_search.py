@@ -44,17 +44,19 @@ COMPILED = 6
 """Layouts that are compiled at the end of each descent."""
 
 DIVING = 0.2
-"""The part of the time to dive for a layout where none is known."""
+"""The part of the time for a dive if no layout is known."""
 
 ROUNDING = 1e-9
 """The relative error of a bound."""
 
 
 MANY = 1 << 8
-"""Rows whose full bounds take little longer than that of one row. Fewer rows wait until there are more, or all is decided."""
+"""The number of rows whose full bounds take little longer than the bound of one row. Fewer rows wait until there are more, or
+until all columns are decided.
+"""
 
 BEAM = 1 << 6
-"""Partial layouts that a dive follows at once."""
+"""The partial layouts that a dive follows at the same time."""
 
 NEVER = 1e9
 """Seconds that no step takes."""
@@ -80,9 +82,9 @@ class PartialLayouts:
 
 @attrs.frozen(eq=False)
 class Branching:
-    """A mesh, its bound, and the order in which columns are decided: those of the heaviest work first, storage last.
+    """A mesh, its bound, and the order in which columns are decided: columns with the heaviest work first, storage last.
 
-    joints: axes that could be one with the next axis, on a mesh that is searched too.
+    joints: axes that another searched mesh joins with the next axis.
     """
 
     bound: LayoutBound
@@ -191,7 +193,7 @@ class Branching:
         return self.full(block, np.inf, until) if block.depth == len(self.order) else block
 
     def neighbours(self, row: Rows) -> Rows:
-        """Return the row, and all rows that split one dimension otherwise; storage follows the computation."""
+        """Return the row, and all rows that differ in the split of one dimension; storage follows the computation."""
         space, columns = self.bound.space, frozenset(range(len(row)))
         changed = [
             space.extended(row[None], column, columns - {column}, self.bound.mesh)[0]
@@ -327,7 +329,7 @@ class BranchAndBound:
             self.try_row(on, block.rows[0], float(block.bounds[0]))
 
     def _split_nothing(self, on: Branching) -> None:
-        """Price the layout that splits only what must be split: there was no time to find another."""
+        """Price the layout that splits as little as allowed: there was no time to find another layout."""
         self.try_row(on, on.row(Rules()), 0.0)
 
     def _has_best(self, on: Branching) -> bool:
@@ -336,7 +338,7 @@ class BranchAndBound:
     def _descend(self, on: Branching, until: float) -> None:
         """Change one dimension at a time until no change improves the bound, and compile the last layout and the next best.
 
-        The descent starts at the best layout if that is on this mesh, and else where only that is split which must be.
+        The descent starts at the best layout if that layout is on this mesh, else at the layout that splits as little as allowed.
         """
         row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []

@@ -36,15 +36,15 @@ BLOCK = 1 << 12
 """Layouts that are bounded between two looks at the clock."""
 
 KEPT = 3
-"""Points of the program that are kept for each dimension that may be split: those that hold most then."""
+"""The number of points of the program that are kept for each dimension that may be split: the points with the most bytes."""
 
 SPLIT = 8.0
-"""The number of processors that the dimension is split over for that."""
+"""The number of processors over which the dimension is split to choose these points."""
 
 
 @attrs.frozen(slots=False, eq=False)
 class LayoutBound(SearchSetting):
-    """The bound for layouts on one mesh. sums: the bounds of pending sums, by the facts that they are of."""
+    """The bound for layouts on one mesh. sums: the bounds of pending sums by their facts."""
 
     sums: dict[int, SumBound] = attrs.field(factory=dict)
 
@@ -68,7 +68,7 @@ class LayoutBound(SearchSetting):
     # Memory and arithmetic
 
     def memory(self, known: MaskRange) -> Seconds:
-        """Return the bytes of arguments and gradients, and of the most that is alive besides; without gathered copies."""
+        """Return the bytes of arguments and gradients, plus the most bytes of other live values, without gathered copies."""
         unions: dict[Columns, Rows] = {}
         shares = np.ones((len(known.low), len(self._alive)))
         for i, (columns, unless) in enumerate(self._alive):
@@ -110,7 +110,7 @@ class LayoutBound(SearchSetting):
         return self._by_regime(known, lambda bound, some: bound._of_each(some, storage_is_open, until))
 
     def sure_seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
-        """Return a smaller bound, found sooner: of equations that are common however mixed dimensions are split."""
+        """Return a faster, smaller bound, which counts only equations that are common under every split of mixed dimensions."""
         return self._by_regime(known, lambda bound, some: bound._of_common(some, storage_is_open, until))
 
     def effects(self, known: MaskRange) -> Mapping[str, Seconds]:
@@ -230,7 +230,7 @@ class LayoutBound(SearchSetting):
 
 
 def largest_points(points: Iterable[Mapping[Splitting, int]]) -> tuple[list[Splitting], Seconds]:
-    """Return the points that hold most where nothing is split, or one dimension is, as bytes: [point, splitting]."""
+    """Return the points with the most bytes if nothing is split, or if one dimension is split, as bytes: [point, splitting]."""
     points = list(points)
     number: dict[Splitting, int] = {}
     for point in points:

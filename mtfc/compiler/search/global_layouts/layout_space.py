@@ -52,7 +52,7 @@ class LayoutColumn:
 
 @attrs.frozen(slots=False)
 class LayoutSpace:
-    """The columns: those of the computation first, those of the state last. fixed: rules that every layout has."""
+    """The columns: first the computation, last the optimizer's state. fixed: rules that every layout has."""
 
     columns: tuple[LayoutColumn, ...]
     fixed: Rules
@@ -84,7 +84,7 @@ class LayoutSpace:
         return [mask for mask in sets if dim.size % degree(mask, mesh) == 0]
 
     def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
-        """Return each row with each set of axes that the column may have beside decided columns, and the numbers of the old
+        """Return each row with each set of axes that the column may have with the decided columns, and the numbers of the old
         rows.
         """
         base, beside = self.columns[column].base, self.columns[column].beside
@@ -116,7 +116,7 @@ class LayoutSpace:
         return low, high
 
     def _added(self, rows: Rows, column: int, decided: Columns) -> Rows:
-        """Return the axes that decided columns of the same rules add to those of their bases."""
+        """Return the axes that decided columns of the same rules add to the axes of their bases."""
         kind = self.columns[column].name.partition(".")[0]
         added = np.zeros(len(rows), np.uint8)
         for i in decided & self.storing:
@@ -183,7 +183,7 @@ def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterato
 
 
 def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
-    """Yield ordered factorizations; of one processor, the only mesh has one axis of size one."""
+    """Yield ordered factorizations. One processor has a single mesh, with one axis of size one."""
     if number == 1:
         yield (product,)
         return

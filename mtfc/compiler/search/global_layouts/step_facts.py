@@ -1,9 +1,9 @@
 """The facts of a step that bound all effects, by the dimensions that layouts split.
 
-The facts are those of equations that all layouts in question have. An op that mixes the positions of a split dimension, such as a
-window or a shift, is replaced by other equations. Which dimensions must be split for that, its `distribute` rule is asked itself,
-for every number of shards that divides the sizes. A slice of one element, for example, is never partitioned: its operand is
-gathered.
+The facts are about equations that all layouts in question have. An op that mixes the positions of a split dimension, such as a
+window or a shift, is replaced by other equations. The `distribute` rule of the op tells which dimensions must be split for a
+replacement, for every number of shards that divides the sizes. A slice of one element, for example, is never partitioned: its
+operand is gathered.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Facts:
     """The facts of equations that some layouts have in common.
 
     completing: for each value in which a sum may be completed, the kernels that this makes longer, without and with the sum.
-    gathered_bytes: the fewest bytes of an element of a parameter that is gathered; 0 where a parameter never is.
+    gathered_bytes: the fewest bytes of an element of each gathered parameter; 0 for a parameter that is never gathered.
     """
 
     kernels: Mapping[Term, int]
@@ -166,8 +166,8 @@ def new_blocks() -> MakeBlocks:
 
 
 def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]:
-    """Return the equations that layouts replace, with the dimensions that are split then: theirs, or those of the same op
-    after.
+    """Return the equations that layouts replace, with the sets of split dimensions for which they do. A later equation of the
+    same op adds its sets.
     """
     found: dict[Equation, DimSets] = {}
     uses, names = uses_of(function), names_of(function)
@@ -182,9 +182,9 @@ def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]
 
 
 def mixed_in(function: Function) -> dict[Equation, Dims]:
-    """Return all dimensions whose positions an equation mixes, or those of the same op after it.
+    """Return all dimensions whose positions an equation, or a later equation of the same op, mixes.
 
-    Where these are whole, nothing is gathered or replaced, whether the op's rule applies to them or not.
+    If these dimensions are whole, nothing is gathered or replaced, whether the op's rule applies or not.
     """
     found: dict[Equation, Dims] = {}
     uses = uses_of(function)

@@ -1,17 +1,17 @@
 """The lower bound of completing all pending sums of a step, for many layouts at once.
 
-Over each axis a sum ends at one stop of its route: before the first equation that the axis splits. Over several axes it may end
-at several stops: at one over some axes, while it is still pending over the others, and further on over these. Such a sum costs at
-least the least over all orders in which it may end over its axes, each step at the stop where that is cheapest.
+Over each axis a sum is completed at one stop of its route: before the first equation that the axis splits. A sum over several
+axes may be completed at several stops: at one stop over some axes, at a later stop over the others. The cost of the sum is at
+least the minimum over all orders of its axes, with each step at its cheapest stop.
 
 Sums share the collectives that complete them. Where several sums end at one stop, each answers for a part, the same part whatever
 axes it ends over there. No sum ends twice at one stop, and none costs more alone than all that end there together. The parts at
 each stop add up to one, so all sums together cost no more than any choice of stops: a flow is no larger than a cut. Parts are in
 proportion to the cost of each sum by itself, so that cheap sums leave room for those that cost much everywhere.
 
-A completed sum is sent, so it is stored for that, and read again: kernels that would not store it take longer then.
+A completed sum is sent, and therefore stored and read again. So kernels that would not store the sum take longer.
 
-Layouts are few where much is decided, and stops are many. So all stops of all routes are looked up together.
+When most columns are decided, layouts are few and stops are many. So all stops of all routes are looked up together.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows
 from mtfc.compiler.search.global_layouts.step_facts import Facts
 
 LEAST = 1e-30
-"""Seconds that are next to nothing, and may be divided by."""
+"""Nearly zero seconds, which can be a divisor."""
 
 AT_ONCE = 1 << 18
-"""Stops of layouts that are looked up together; more would not fit in the processor's caches."""
+"""The number of stops of layouts that are looked up together; more stops would not fit in the processor's caches."""
 
 
 Find: TypeAlias = Callable[[Iterable[Dims]], Rows]
@@ -64,7 +64,7 @@ class _SumTables:
 
 @attrs.frozen(eq=False)
 class _AlikeSums:
-    """Sums that are pending over the same axes where they arise, and the places of all: the stops of one after those of another.
+    """Sums that are pending over the same axes where they arise, and their places: the stops of all sums, one sum after another.
 
     layouts: the layout of each sum. first: the first place of each sum. sums, stops: of each place. comes: True at a place that
     the pending sum may reach. costs: by the axes that a sum is pending over, and those of them that it ends over, the cost at
@@ -80,7 +80,7 @@ class _AlikeSums:
     costs: Mapping[tuple[int, int], Seconds]
 
     def least(self, parts: Seconds | float = 1.0) -> Seconds:
-        """Return the least cost of each sum, if it answers for these parts of its places: the best of all orders."""
+        """Return the least cost of each sum over all orders, if the sum pays these parts of the cost at its places."""
         found: dict[int, Seconds] = {}
         for (pending, over), costs in self.costs.items():
             later = found.get(pending & ~over, 0.0)

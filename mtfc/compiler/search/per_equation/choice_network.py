@@ -28,8 +28,8 @@ Owner = Equation | Argument | Output | Value
 class ChoiceNode:
     """A choice: strategies of an equation, placements of a port, or of a version, whose owner is the value.
 
-    costs: of each option, all executions together. held: bytes of each option while [birth, death). shared: the number of first
-    options that are no copies, as the value stays where it was made.
+    costs: the cost of each option, for all executions together. held: the bytes of each option during [birth, death). shared: the
+    number of leading options that are not copies, because the value stays where it was made.
     """
 
     owner: Owner
@@ -43,7 +43,7 @@ class ChoiceNode:
 
 @attrs.frozen(eq=False)
 class ChoiceEdge:
-    """Costs for each pair of options, infinite where they do not go together. [options of `first`, options of `second`]"""
+    """Costs for each pair of options, infinite for incompatible pairs. [options of `first`, options of `second`]"""
 
     first: int
     second: int
@@ -52,9 +52,8 @@ class ChoiceEdge:
 
 @attrs.frozen(eq=False)
 class ChoiceNetwork:
-    """The choices that a function leaves.
-
-    free: equations without operands. Each follows a node that uses it, and is placed as the options of that node need it.
+    """The choices of a function. free: equations without operands. Each such equation follows a node that uses its result, and
+    has the placement that the node's option needs.
     """
 
     function: Function
@@ -78,9 +77,7 @@ def unit_of(network: ChoiceNetwork) -> float:
 
 
 def to_problem(network: ChoiceNetwork, unit: float, memory: float | None, name: str) -> AssignmentProblem:
-    """Return the problem with `unit` integers per unit of cost, and at most `memory` bytes held at any time unless that is
-    None.
-    """
+    """Return the problem with `unit` integers per unit of cost. memory: the most bytes in use at any time, if limited."""
     nodes = network.nodes
     return AssignmentProblem(
         costs=Ragged.of([_integers(node.costs, unit) for node in nodes]),

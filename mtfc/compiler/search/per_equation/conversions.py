@@ -32,13 +32,13 @@ StepPrice = Callable[[ReshardStep], float]
 """Returns the cost of one collective."""
 
 ONE_STEP = 2.0**-10
-"""The weight of one more step, in bytes."""
+"""The weight of each further step of a chain, in bytes."""
 
 Item = TypeVar("Item")
 
 
 def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
-    """Yield the items. Raises `NotFound` when one is asked for later than `until`, a time of `time.monotonic`.
+    """Yield the items. Raises `NotFound` at the first item after `until`, a time of `time.monotonic`.
 
     A mesh of many axes leaves too many choices to find them all.
     """
@@ -49,18 +49,13 @@ def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
 
 
 def seconds_on(topology: Topology, weight: float = 1.0) -> StepPrice:
-    """Return a price: the seconds of a collective by itself, times a weight."""
+    """Return the function that prices a collective: its seconds alone, times a weight."""
 
     def price(step: ReshardStep) -> float:
         lanes = topology.seconds(step.op, step.axes, step.before.local_bytes(topology.mesh))
         return weight * max(lanes.values(), default=0.0)
 
     return lambda step: price(step) if has_trait(step, "sends") else 0.0
-
-
-def bytes_sent(mesh: Mesh) -> StepPrice:
-    """Return a price: the bytes that all processors send together, which SoyBean minimizes (section 4.2)."""
-    return lambda step: step.bytes_sent(mesh) * mesh.devices
 
 
 @attrs.frozen(eq=False)
@@ -76,7 +71,7 @@ class TensorPlacements:
 
 
 class Conversions:
-    """The placements of tensors on one mesh. They are found once for tensors that differ only in the names of dimensions.
+    """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result.
 
     until: the time of `time.monotonic` after which `NotFound` is raised.
     """
@@ -200,7 +195,7 @@ def placements(type: TensorType, mesh: Mesh, reduction: str = "sum") -> Iterator
 
 
 def orders(roles: tuple[tuple[str, str | None], ...], dims: tuple[str, ...]) -> Iterator[dict[str, Axes]]:
-    """Yield the splits in which each axis has its role; several if two axes split one dimension."""
+    """Yield the splits in which each axis has its role: several splits if two axes split one dimension."""
     groups = {dim: tuple(axis for axis, role in roles if role == dim) for dim in dims}
     split = {dim: group for dim, group in groups.items() if group}
     for choice in product(*(permutations(group) for group in split.values())):

@@ -46,7 +46,7 @@ class Strategy:
 
 @attrs.frozen(eq=False)
 class PlacedStrategies:
-    """The strategies of equations that look alike, and an equation placed by each of them."""
+    """The strategies that equal equations share, and one equation placed by each strategy."""
 
     strategies: tuple[Strategy, ...]
     placed: tuple[Equation, ...]
@@ -117,7 +117,7 @@ def _roles(eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], axis: str, mesh
 def divides(
     eqn: Equation, rule: LayoutRule, dims: Sequence[Dim], layout: Mapping[str, Axes], mesh: Mesh
 ) -> bool:
-    """Return True if the op can be computed in these parts, and results and operands divide evenly."""
+    """Return True if the op can be computed in these parts, and its results and operands divide evenly."""
     reduced = {dim.name for dim in rule.reduced}
     for dim in dims:
         axes = layout.get(dim.name, ())

@@ -30,21 +30,11 @@ from mtfc.compiler.search.per_equation.conversions import (
 from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
 
 Work = Callable[[Equation, Sequence[Equation]], Sequence[float]]
-"""Returns the costs of one execution of an equation, placed in each of these ways."""
+"""Returns the costs of one execution of an equation, for each of these placements."""
 
 
 Copying = Callable[[Equation, Value, Sequence[TensorType]], Sequence[float]]
-"""Returns the costs of one copy of an operand or result for an equation, placed in each of these ways, if it is not sent."""
-
-
-def no_work(eqn: Equation, placed: Sequence[Equation]) -> Sequence[float]:
-    """Return no costs: only communication counts."""
-    return [0.0] * len(placed)
-
-
-def no_copying(eqn: Equation, value: Value, types: Sequence[TensorType]) -> Sequence[float]:
-    """Return no costs: nothing is copied."""
-    return [0.0] * len(types)
+"""Returns the costs of one copy of an operand or result for an equation, for each of these placements, without sends."""
 
 
 KEPT_FOREVER = 1 << 40
@@ -53,12 +43,18 @@ KEPT_FOREVER = 1 << 40
 
 @attrs.frozen(eq=False)
 class _ValueSource:
-    """The node that makes a value, and the placement by each of its options; the last `sent` options may have been sent."""
+    """The node that makes a value, and the placement of the value under each option. Under the last `sent` options the value may
+    have been sent.
+    """
 
     node: int
     placements: TensorPlacements
     made: Indices
     sent: int = 0
+
+    def conversions(self, types: Iterable[TensorType]) -> Numbers:
+        """Return the costs to bring the value into other placements: [option of the source, placement]."""
+        return self.placements.costs[np.ix_(self.made, self.placements.indices(types))]
 
     def costs(self, use: _ValueUse) -> Numbers:
         """Return the costs of one use: [option of the source, option of the use]."""
@@ -72,7 +68,7 @@ class _ValueSource:
 
 @attrs.frozen(eq=False)
 class _ValueUse:
-    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for it."""
+    """A node that uses a value, the placement that each of its options needs, and the cost of a copy for each option."""
 
     node: int
     needed: Indices
@@ -93,30 +89,107 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 
 
 @attrs.define(eq=False)
-class NetworkBuilder:
-    """Builds the network of one function.
+class ValueNetwork:
+    """Collects nodes and edges. For each value, it knows the node that makes the value and the nodes that use it.
 
-    splittable: dimensions that a layout can name. work, copying: costs of equations. gradients: the weight of communicating
-    gradients to the update. until: the time of `time.monotonic` after which `NotFound` is raised.
+    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `NotFound` is
+    raised. unstored: values without memory of their own, with the values that they are read from.
     """
 
     mesh: Mesh
     conversions: Conversions
+    gradients: float = attrs.field(default=1.0, kw_only=True)
+    until: float = attrs.field(default=inf, kw_only=True)
+    nodes: list[ChoiceNode] = attrs.field(factory=list, init=False)
+    edges: list[ChoiceEdge] = attrs.field(factory=list, init=False)
+    sources: dict[Value, _ValueSource] = attrs.field(factory=dict, init=False)
+    uses: dict[Value, list[_ValueUse]] = attrs.field(factory=dict, init=False)
+    unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict, init=False)
+    clock: int = attrs.field(default=0, init=False)
+
+    def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
+        self.nodes.append(ChoiceNode(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
+        return len(self.nodes) - 1
+
+    def _bytes(self, types: Iterable[TensorType]) -> Numbers:
+        return np.array([type.local_bytes(self.mesh) for type in types], np.float64)
+
+    def _comes_from(
+        self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum"
+    ) -> None:
+        placements = self.conversions.of(value.type, reduction)
+        self.sources[value] = _ValueSource(node, placements, placements.indices(types))
+
+    def _edge(self, first: int, second: int, costs: Numbers) -> None:
+        if first == second or not costs.any():
+            return
+        if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
+            costs = np.multiply(costs, self.gradients, out=costs.copy(), where=np.isfinite(costs))
+        self.edges.append(ChoiceEdge(first, second, costs))
+
+    def _kept(self, value: Value, until: int) -> None:
+        """Keep a value in memory until a time. If the value is not stored, keep the arrays that it is read from."""
+        for source in self.unstored.get(value, ()):
+            if source in self.sources:
+                self._kept(source, until)
+        node = self.nodes[self.sources[value].node]
+        node.death = max(node.death, until)
+
+    def _connect(self, function: Function, times: int) -> None:
+        """Add edges from each value to the equations that use the value. If several equations use it, the edges go through a
+        version.
+        """
+        values = [argument.value for argument in function.arguments]
+        values += [value for eqn in function.body for value in eqn.results]
+        for value in in_time(values, self.until):
+            uses = self.uses.get(value, [])
+            if len(uses) > 1:
+                self._version(value, self.sources[value], uses, times)
+            elif uses:
+                self._needs(self.sources[value], uses[0], times)
+
+    def _needs(self, source: _ValueSource, use: _ValueUse, times: int) -> None:
+        self._edge(source.node, use.node, source.costs(use) * times)
+
+    def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
+        """Add a version: the value as it is made, or a copy in the placement of its first use, which other uses share."""
+        first, *others = uses
+        needs = {int(i) for use in others for i in use.needed}
+        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
+        places, origin = source.placements, self.nodes[source.node]
+        same = np.unique(source.made)
+        options = [places.types[i] for i in (*same, *copies)]
+        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
+        number = self._node(value, options, held)
+        node = self.nodes[number]
+        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
+        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
+        moved = places.costs[np.ix_(source.made, copies)] * times
+        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
+        given = _ValueSource(number, places, same).costs(first) * times
+        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
+        self._edge(number, first.node, np.concatenate([given, taken]))
+        version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
+        for use in others:
+            self._needs(version, use, times)
+
+
+@attrs.define(eq=False)
+class NetworkBuilder(ValueNetwork):
+    """Builds the network of one function.
+
+    splittable: dimensions that a layout can name. work, copying: costs of equations. pending: values that may hold a pending sum.
+    makers: equations without operands, by their results. free: the node that such an equation follows, and the placements that
+    the node's options need. choices: strategies, shared by equal equations.
+    """
+
     splittable: Collection[str]
     work: Work
-    copying: Copying = no_copying
-    gradients: float = 1.0
-    until: float = inf
-    nodes: list[ChoiceNode] = attrs.field(factory=list)
-    edges: list[ChoiceEdge] = attrs.field(factory=list)
-    pending: set[Value] = attrs.field(factory=set)
-    sources: dict[Value, _ValueSource] = attrs.field(factory=dict)
-    uses: dict[Value, list[_ValueUse]] = attrs.field(factory=dict)
-    makers: dict[Value, Equation] = attrs.field(factory=dict)
-    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict)
-    unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict)
-    choices: dict[object, PlacedStrategies] = attrs.field(factory=dict)
-    clock: int = 0
+    copying: Copying
+    pending: set[Value] = attrs.field(factory=set, init=False)
+    makers: dict[Value, Equation] = attrs.field(factory=dict, init=False)
+    free: dict[Equation, tuple[int, Sequence[TensorType]]] = attrs.field(factory=dict, init=False)
+    choices: dict[object, PlacedStrategies] = attrs.field(factory=dict, init=False)
 
     def network(self, function: Function) -> ChoiceNetwork:
         self.pending = self.sums(function)
@@ -133,12 +206,6 @@ class NetworkBuilder:
     def sums(self, function: Function) -> set[Value]:
         """Return the values that may hold a pending sum."""
         return may_be_pending(function)
-
-    # Nodes and edges
-
-    def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
-        self.nodes.append(ChoiceNode(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
-        return len(self.nodes) - 1
 
     def _port(self, owner: Owner, value: Value, birth: int, death: int) -> int:
         """Add a node for a value that enters, with all its placements."""
@@ -160,30 +227,6 @@ class NetworkBuilder:
             )
         ]
 
-    def _bytes(self, types: Iterable[TensorType]) -> Numbers:
-        return np.array([type.local_bytes(self.mesh) for type in types], np.float64)
-
-    def _comes_from(
-        self, value: Value, node: int, types: Sequence[TensorType], reduction: str = "sum"
-    ) -> None:
-        placements = self.conversions.of(value.type, reduction)
-        self.sources[value] = _ValueSource(node, placements, placements.indices(types))
-
-    def _edge(self, first: int, second: int, costs: Numbers) -> None:
-        if first == second or not costs.any():
-            return
-        if _stage(self.nodes[second]) == "update" != _stage(self.nodes[first]):
-            costs = np.multiply(costs, self.gradients, out=costs.copy(), where=np.isfinite(costs))
-        self.edges.append(ChoiceEdge(first, second, costs))
-
-    def _kept(self, value: Value, until: int) -> None:
-        """Hold a value until a time. If it is not stored, hold the arrays that it is read from."""
-        for source in self.unstored.get(value, ()):
-            if source in self.sources:
-                self._kept(source, until)
-        node = self.nodes[self.sources[value].node]
-        node.death = max(node.death, until)
-
     # Equations
 
     def _body(self, function: Function, times: int) -> None:
@@ -199,7 +242,7 @@ class NetworkBuilder:
                 self._equation(eqn, times, replaced)
 
     def _equation(self, eqn: Equation, times: int, replaced: Collection[Value]) -> None:
-        """Add an equation. A result that replaces an argument is written over it, and holds nothing."""
+        """Add an equation. A result that replaces an argument overwrites it, and takes no further memory."""
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
         choices = self._choices(eqn, pending)
@@ -215,7 +258,7 @@ class NetworkBuilder:
             self._comes_from(value, node, choices.made(i), rule.reduction)
 
     def _choices(self, eqn: Equation, pending: list[int]) -> PlacedStrategies:
-        """Return the strategies of an equation, the same for all that look alike."""
+        """Return the strategies of an equation; equal equations share them."""
         types = tuple(tuple(value.type for value in values) for values in (eqn.operands, eqn.results))
         key = (eqn.op, types, tuple(sorted(eqn.attrs.items())), tuple(pending))
         if key not in self.choices:
@@ -227,7 +270,7 @@ class NetworkBuilder:
         return strategies(eqn, self.mesh, self.splittable, pending, self.until)
 
     def _uses(self, eqn: Equation, value: Value, node: int, types: Sequence[TensorType]) -> None:
-        """Add a use of a value, which holds the value unless a result is written over it."""
+        """Add a use of a value. The value stays in memory during the use unless a result overwrites it."""
         if self._is_free(value, node, types):
             return
         needed = self.sources[value].placements.indices(types)
@@ -272,13 +315,12 @@ class NetworkBuilder:
         if self._is_free(operand, port, types):
             return
         source = self.sources[operand]
-        places, whole = source.placements, [attrs.evolve(type, pending=()) for type in types]
-        ways = [each for each in (whole, types) if places.numbers.keys() >= set(each)]
-        costs = [places.costs[np.ix_(source.made, places.indices(each))] for each in ways]
+        whole, known = [attrs.evolve(type, pending=()) for type in types], source.placements.numbers.keys()
+        costs = [source.conversions(each) for each in (whole, types) if known >= set(each)]
         self._edge(source.node, port, np.min(costs, axis=0) * times)
 
     def _invariant(self, operand: Value, port: int, times: int) -> None:
-        """Connect an invariant: the operand itself, or a copy that is placed otherwise and held beside it."""
+        """Connect an invariant: the operand itself, or a copy in another placement, which takes memory beside the operand."""
         node, types = self.nodes[port], self._types(port)
         node.options, node.shared = (*types, *types), len(types)
         node.costs = np.zeros(2 * len(types))
@@ -289,9 +331,8 @@ class NetworkBuilder:
         if self._is_free(operand, port, (*types, *types)):
             return
         source = self.sources[operand]
-        needed = source.placements.indices(types)
-        costs = source.placements.costs[np.ix_(source.made, needed)] * times
-        same = np.where(source.made[:, None] == needed, 0.0, np.inf)
+        costs = source.conversions(types) * times
+        same = np.where(source.made[:, None] == source.placements.indices(types), 0.0, np.inf)
         self._edge(source.node, port, np.concatenate([same, costs], axis=1))
 
     def _sliced(self, operand: Value, port: int, times: int) -> None:
@@ -301,8 +342,7 @@ class NetworkBuilder:
         if self._is_free(operand, port, stacks):
             return
         source = self.sources[operand]
-        needed = source.placements.indices(stacks)
-        costs = source.placements.costs[np.ix_(source.made, needed)] * times
+        costs = source.conversions(stacks) * times
         kept = [_splits(source.placements.types[i], types[0].names) for i in source.made]
         same = np.array([[splits == type.splits for type in types] for splits in kept])
         self._edge(source.node, port, np.where(same, costs, np.inf))
@@ -313,7 +353,9 @@ class NetworkBuilder:
     def _leaves(
         self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
     ) -> None:
-        """Connect a result: a carry leaves as it goes around, a yielded value is placed in any way in each iteration."""
+        """Connect a result. A carry leaves with the placement that it has between iterations; a yielded value has any placement
+        in each iteration.
+        """
         source = self.sources.get(output.value)
         if output.updates is not None:
             port, types = ports[output.updates], self._types(ports[output.updates])
@@ -329,7 +371,7 @@ class NetworkBuilder:
         self._comes_from(result, port, types)
 
     def _given_away(self, source: _ValueSource, output: Output, port: int) -> _ValueUse:
-        """Return the use by an output of a loop; a value that is kept of each iteration may have to be copied."""
+        """Return the use by an output of a loop. A value that the loop stacks may need a copy in each iteration."""
         types, maker = self._types(port), self.nodes[source.node].owner
         copied = np.zeros(len(types))
         if output.updates is None and isinstance(maker, Equation):
@@ -337,58 +379,20 @@ class NetworkBuilder:
         return _ValueUse(port, source.placements.indices(types), copied)
 
     def _given(self, output: Output, ports: Mapping[str, int]) -> None:
-        """Connect an output: it is placed like the argument that it replaces, or completed where it is."""
+        """Connect an output. It has the placement of the argument that it replaces; else pending sums are completed in its own
+        placement.
+        """
         source = self.sources.get(output.value)
         if source is None:
             return
-        costs = source.placements.costs
         if output.updates is not None:
             port = ports[output.updates]
-            needed = source.placements.indices(self._types(port))
-            self._edge(source.node, port, costs[np.ix_(source.made, needed)])
+            self._edge(source.node, port, source.conversions(self._types(port)))
             return
         self._kept(output.value, KEPT_FOREVER)
         made = [source.placements.types[i] for i in source.made]
         complete = source.placements.indices(type.split_by(shown_layout(type)) for type in made)
-        self.nodes[source.node].costs += costs[source.made, complete]
-
-    # Uses
-
-    def _connect(self, function: Function, times: int) -> None:
-        """Add edges from each value to the equations that use it; through a version if there are several."""
-        values = [argument.value for argument in function.arguments]
-        values += [value for eqn in function.body for value in eqn.results]
-        for value in in_time(values, self.until):
-            uses = self.uses.get(value, [])
-            if len(uses) > 1:
-                self._version(value, self.sources[value], uses, times)
-            elif uses:
-                self._needs(self.sources[value], uses[0], times)
-
-    def _needs(self, source: _ValueSource, use: _ValueUse, times: int) -> None:
-        self._edge(source.node, use.node, source.costs(use) * times)
-
-    def _version(self, value: Value, source: _ValueSource, uses: Sequence[_ValueUse], times: int) -> None:
-        """Add a version: the value as it is made, or a copy as its first use needs it, which the other uses find there."""
-        first, *others = uses
-        needs = {int(i) for use in others for i in use.needed}
-        copies = np.array([i for i in np.unique(first.needed) if i in needs], np.intp)
-        places, origin = source.placements, self.nodes[source.node]
-        same = np.unique(source.made)
-        options = [places.types[i] for i in (*same, *copies)]
-        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
-        number = self._node(value, options, held)
-        node = self.nodes[number]
-        node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
-        kept = np.where(source.made[:, None] == same, 0.0, np.inf)
-        moved = places.costs[np.ix_(source.made, copies)] * times
-        self._edge(source.node, number, np.concatenate([kept, moved], axis=1))
-        given = _ValueSource(number, places, same).costs(first) * times
-        taken = np.where(copies[:, None] == first.needed, 0.0, np.inf)
-        self._edge(number, first.node, np.concatenate([given, taken]))
-        version = _ValueSource(number, places, np.concatenate([same, copies]), len(copies))
-        for use in others:
-            self._needs(version, use, times)
+        self.nodes[source.node].costs += source.placements.costs[source.made, complete]
 
 
 ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {

@@ -36,9 +36,7 @@ from mtfc.compiler.search.solver.assignment_problem import (
     Infeasible,
     NotFound,
 )
-from mtfc.compiler.search.solver.solve import Progress as SolverProgress
 from mtfc.compiler.search.solver.solve import Solution, solve
-from mtfc.compiler.search.solver.solve import silent as solve_silently
 
 RELAXED = 0.6
 """The part of the time for the problem without memory."""
@@ -48,8 +46,8 @@ RELAXED = 0.6
 class EquationLayouts:
     """A layout for each equation, its cost and the lower bound of all, in the unit of the network: seconds, or bytes sent.
 
-    memory: bytes that one processor holds at most, according to the network. is_interrupted: True if `KeyboardInterrupt` ended
-    the search.
+    memory: the most bytes that one processor needs at any time, according to the network. is_interrupted: True if
+    `KeyboardInterrupt` ended the search.
     """
 
     layout: Layout
@@ -65,7 +63,7 @@ class EquationLayouts:
 
 @attrs.frozen
 class Weights:
-    """The weight of a second of communication, and its further weight on the way of gradients to the update.
+    """The weight of a second of communication, and a further weight for communication of gradients before the update.
 
     The rest of the backward pass can hide the communication of gradients.
     """
@@ -121,7 +119,7 @@ def layout_of(option: Strategy | TensorType) -> dict[str, Axes]:
 
 
 def best_layouts(
-    network: ChoiceNetwork, memory: float | None, deadline: float, progress: SolverProgress = solve_silently
+    network: ChoiceNetwork, memory: float | None, deadline: float, progress: Progress = silent
 ) -> EquationLayouts:
     """Return the best layouts that are found before `deadline`, a time of `time.monotonic`, and need at most `memory` bytes.
 
@@ -135,12 +133,11 @@ def best_layouts(
     return EquationLayouts(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
 
 
-def solve_with_memory(
-    problem: AssignmentProblem, deadline: float, progress: SolverProgress = solve_silently
-) -> Solution:
+def solve_with_memory(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
     """Solve a problem, first without its limit on memory.
 
-    That is much easier, and its bound also holds with the limit. If the solution fits, it is the best with memory, too.
+    The problem without the limit is much easier, and its bound also holds with the limit. If the solution fits, it is the best
+    with memory, too.
     """
     started = monotonic()
     relaxed = attrs.evolve(problem, limit=None)
@@ -187,17 +184,18 @@ WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
     "time": (Weights(),),
     "overlap": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
 }
-"""The weights that the solver is asked with. Where communication overlaps, no weights are right, and all solutions are compared.
+"""The weights for the solver. No weights describe communication that overlaps, so the search compares the solutions for all of
+these weights.
 """
 
 SMALL = 0.005
 """The relative difference up to which a compiled cost counts as equal to the solver's."""
 
 ROUNDING = 1e-10
-"""The same in seconds: the solver counts in picoseconds."""
+"""The same difference in seconds: the solver counts in picoseconds."""
 
 TIGHTENED = 3
-"""The most times that the solver is given less memory, if its solution needs more than it says."""
+"""The most times that the solver runs again with less memory, if its compiled solution needs more memory than predicted."""
 
 
 @attrs.frozen
@@ -332,7 +330,7 @@ def _on(
 ) -> EquationLayouts:
     unit = unit_of(network)
 
-    def tell(doing: str, cost: int | None, bound: int | None) -> None:
+    def tell(doing: str, cost: float | None, bound: float | None) -> None:
         seconds = [None if each is None else each / unit for each in (cost, bound)]
         progress(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
 

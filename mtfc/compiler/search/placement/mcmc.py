@@ -64,7 +64,7 @@ class McmcResult:
 class McmcSearch:
     """A search for a strategy of one graph, reproducible from a seed.
 
-    held: operators with fewer configurations than others that are alike. They are not changed as part of a layer.
+    restricted: operators with fewer configurations than others that are alike. They are not changed as part of a layer.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class McmcSearch:
         choices: Sequence[OperatorConfigurations],
         seed: int = 0,
         progress: Progress = silent,
-        held: Collection[int] = (),
+        restricted: Collection[int] = (),
     ) -> None:
         self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
         self.progress = progress
         self.best: EvaluatedStrategy | None = None
-        self.held = held
-        self.layers = _layers(evaluator, choices, held)
+        self.restricted = restricted
+        self.layers = _layers(evaluator, choices, restricted)
         graph = evaluator.tasks.graph
         self.samples = [samples_of(graph, operator) for operator in graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
@@ -88,7 +88,7 @@ class McmcSearch:
         }
 
     def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> McmcResult:
-        """Run chains from all starts, which share the time, then descend from what they find, the best first.
+        """Run chains from all starts, which share the time, then descend from their results, the best first.
 
         Raises `NothingFits` if no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far,
         and is raised if there is none.
@@ -179,7 +179,7 @@ class McmcSearch:
         for i in range(first, min(first + length, count)):
             dim = self.samples[i]
             degrees = ((dim.name, parts),) if dim is not None and parts > 1 else ()
-            if i not in self.held and (parts == 1 or (degrees and degrees in self.choices[i].legal)):
+            if i not in self.restricted and (parts == 1 or (degrees and degrees in self.choices[i].legal)):
                 found[i] = Configuration(degrees, devices)
         return found
 
@@ -208,13 +208,13 @@ class McmcSearch:
 
 
 def _layers(
-    evaluator: StrategyEvaluator, choices: Sequence[OperatorConfigurations], held: Collection[int]
+    evaluator: StrategyEvaluator, choices: Sequence[OperatorConfigurations], restricted: Collection[int]
 ) -> list[list[int]]:
-    """Group operators that share parameters and have the same legal degrees, without held operators."""
+    """Group operators that share parameters and have the same legal degrees, without restricted operators."""
     graph = evaluator.tasks.graph
     found: Mapping[object, list[int]] = {}
     for number, operator in enumerate(graph.operators):
         own = parameters_of(graph, operator)
-        if own and number not in held:
+        if own and number not in restricted:
             found.setdefault((own, choices[number].degrees), []).append(number)  # type: ignore[attr-defined]
     return [operators for operators in found.values() if len(operators) > 1]

@@ -397,7 +397,7 @@ def _uses(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Value, Region]]
 
 @attrs.frozen
 class PartLength:
-    """A length of dimension `name` of something in the middle part, for each degree of the operator's dimension `by`."""
+    """A length of dimension `name` in the middle part, for each degree of the operator's dimension `by`."""
 
     name: str
     by: str | None

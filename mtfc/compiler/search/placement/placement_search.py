@@ -37,7 +37,7 @@ from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 class PlacementSpace:
     """The configurations of each operator of a graph, and the evaluator of strategies.
 
-    held: operators whose configurations are restricted.
+    restricted: operators whose configurations are restricted.
     """
 
     graph: OperatorGraph
@@ -45,12 +45,14 @@ class PlacementSpace:
     devices: int
     choices: list[OperatorConfigurations]
     evaluator: StrategyEvaluator
-    held: frozenset[int] = frozenset()
+    restricted: frozenset[int] = frozenset()
 
-    def holding(self, asked: Mapping[int, Configuration]) -> PlacementSpace:
+    def restricted_to(self, asked: Mapping[int, Configuration]) -> PlacementSpace:
         """Restrict operators, by number, to some degrees, and to some devices if the configuration has any."""
-        choices = [each.holding(asked[i]) if i in asked else each for i, each in enumerate(self.choices)]
-        return attrs.evolve(self, choices=choices, held=frozenset(asked))
+        choices = [
+            each.restricted_to(asked[i]) if i in asked else each for i, each in enumerate(self.choices)
+        ]
+        return attrs.evolve(self, choices=choices, restricted=frozenset(asked))
 
     @property
     def strategies(self) -> int:
@@ -157,7 +159,7 @@ def _chains(
     for name, strategy in given.items():
         known[name] = within.evaluator.full(strategy)
     starts = sorted(known.values(), key=lambda each: each.seconds)
-    if not within.choices:  # a model that gives back what it is given
+    if not within.choices:  # a model that returns its inputs unchanged
         return McmcResult(starts[0], len(known), locally_optimal=True)
     if budget.seconds > 4 * (time.perf_counter() - begin):
         starts.append(within.evaluator.full(random_strategy(within.choices, Random(seed))))
@@ -172,17 +174,17 @@ def forced_search(
     budget: SearchBudget,
     progress: Progress = silent,
 ) -> PlacementResult:
-    """Search a space with held operators, from known strategies in which these operators are changed. Raises like
+    """Search a space with restricted operators, from known strategies in which these operators are changed. Raises like
     `placement_search`.
     """
     starts: dict[Strategy, None] = {}
     for each in known:
         strategy = list(each.strategy)
-        for operator in within.held:
+        for operator in within.restricted:
             legal = list(within.choices[operator])
             strategy[operator] = strategy[operator] if strategy[operator] in legal else legal[0]
         starts[tuple(strategy)] = None
-    search = McmcSearch(within.evaluator, within.choices, progress=progress, held=within.held)
+    search = McmcSearch(within.evaluator, within.choices, progress=progress, restricted=within.restricted)
     found = search.run([within.evaluator.full(each) for each in starts], budget)
     return PlacementResult(
         within, found.best, {}, found.evaluated, found.locally_optimal, found.is_interrupted

@@ -230,7 +230,7 @@ class _Tables:
 
     def _raise(self, found: Array, step: OperatorStep, name: BlockName) -> None:
         added = BlockName("added", name.of)
-        if self.tasks.clips:  # what is added up is waited for by all updates
+        if self.tasks.clips:  # all updates wait for the sum
             least = self._build(name).seconds.max(initial=0.0)
             end = self._between(BlockName("back", step), added)[1].max(axis=1, initial=-inf) + least
         else:

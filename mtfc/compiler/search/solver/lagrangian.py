@@ -133,7 +133,7 @@ def total_cost(a: NetworkArrays, choices: Integers) -> int:
 def reparametrize(
     a: NetworkArrays, theta: Integers, messages: Integers, rest: Integers, pair_rest: Integers
 ) -> int:
-    """Move costs between nodes and edges as messages say, exactly; return the resulting bound.
+    """Move costs between nodes and edges by the messages, without rounding; return the resulting bound.
 
     For any messages, every choice costs the bound plus its entries of `rest` (per strategy) and of `pair_rest` (of each
     edge, in the table of the arc from its lower node). All of these entries are at least 0.
@@ -154,7 +154,9 @@ def reparametrize(
 def _keep_part(
     a: NetworkArrays, theta: Integers, messages: Integers, node: int, rest: Integers, given: Integers
 ) -> int:
-    """Return the least of what a node keeps after giving parts to its chains; `given` receives what edges give to the node."""
+    """Return the least cost that a node keeps after giving parts to its chains; `given` receives the costs that edges give to the
+    node.
+    """
     first, count = a.first[node], a.first[node + 1] - a.first[node]
     for s in range(count):
         rest[first + s] = theta[first + s]
@@ -178,7 +180,7 @@ def _keep_part(
 
 @jit
 def _edge_rest(a: NetworkArrays, given: Integers, node: int, arc: int, pair_rest: Integers) -> int:
-    """Reduce what an edge keeps of its costs to a minimum of 0; return the reduction."""
+    """Reduce the costs that an edge keeps to a minimum of 0; return the reduction."""
     other = a.head[arc]
     count, others = a.first[node + 1] - a.first[node], a.first[other + 1] - a.first[other]
     own, back, table = a.slot[arc], a.slot[a.back[arc]], a.table[arc]

@@ -1,4 +1,4 @@
-"""Local search: choose the strategies of all nodes of a tree in the network anew, optimally given all other nodes.
+"""Local search: choose new strategies for all nodes of a tree in the network, optimally for the choices of all other nodes.
 
 A tree grows from a random node so that no two of its nodes have another edge between them. Dynamic programming then finds its
 best choices at given prices for memory (subproblem trees: Hamze and de Freitas, 2004). A result is accepted if it is cheaper
@@ -140,7 +140,7 @@ def improve(
     tree: SearchTree,
     rounds: int,
 ) -> float:
-    """Choose the nodes of `rounds` trees anew; return the cost saved. `choices` and `used`, per row, are changed.
+    """Choose new strategies for the nodes of `rounds` trees; return the cost saved. `choices` and `used`, per row, are changed.
 
     `price` is the price of a byte of each item while trees are solved. `penalty` is the cost of a byte beyond the free
     memory in each row. Where it is 0, no result is accepted that uses more than is free, or more than before.

@@ -42,8 +42,8 @@ class MemoryItem:
 def rows_of(intervals: Integers) -> Integers:
     """Map half-open intervals of time to intervals of rows. [nodes, 2]
 
-    A row is a time at which something begins to be held, if something else ends before anything more begins. At any other
-    time no more is held than at one of these.
+    A row is a time at which an interval begins and after which another interval ends before any begins. At any other time, no
+    more bytes are used than at one of these times.
     """
     empty = intervals[:, 0] >= intervals[:, 1]
     starts, ends = intervals[~empty, 0], intervals[~empty, 1]
@@ -165,8 +165,8 @@ class ReducibleNetwork:
         return complete
 
     def settle_memory(self) -> None:
-        """Subtract what every strategy uses from the free memory, and drop rows that cannot be exceeded. Raises
-        `Infeasible`.
+        """Subtract the bytes that all strategies of a node use from the free memory, and drop rows that cannot be exceeded.
+        Raises `Infeasible`.
         """
         most = np.zeros(len(self.free), np.int64)
         for node in self.nodes:
@@ -295,14 +295,6 @@ def separable(network: ReducibleNetwork, node: int) -> list[int]:
     return []
 
 
-def alone(network: ReducibleNetwork, node: int) -> list[int]:
-    """Keep the cheapest strategy of a node without edges and memory."""
-    if network.tables[node] or network.items[node]:
-        return []
-    network.keep(node, network.costs[node].argmin(axis=0, keepdims=True))
-    return [node]
-
-
 def fold_leaf(network: ReducibleNetwork, node: int) -> list[int]:
     """Remove a node with one neighbour, if its cheapest strategy always uses the least memory as well."""
     if len(network.tables[node]) != 1:
@@ -362,14 +354,5 @@ def dominated(network: ReducibleNetwork, node: int) -> list[int]:
     return [node, *network.tables[node]]
 
 
-RULES: tuple[Rule, ...] = (
-    forbidden,
-    single,
-    alone,
-    fold_leaf,
-    merge,
-    separable,
-    fold_between,
-    dominated,
-)
+RULES: tuple[Rule, ...] = (forbidden, single, fold_leaf, merge, separable, fold_between, dominated)
 """The rules, in the order in which they are tried."""

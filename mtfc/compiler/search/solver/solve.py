@@ -6,12 +6,12 @@ Many problems are small after reduction. These are solved exactly at once, in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 
 import attrs
 import numpy as np
 
+from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Infeasible, Integers
 from mtfc.compiler.search.solver.exact import ExactOutcome
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
@@ -47,14 +47,6 @@ class Solution:
     choices: tuple[int, ...]
     seconds: float
     is_interrupted: bool = False
-
-
-Progress = Callable[[str, int | None, int | None], None]
-"""Receives the current activity, and the best cost and the best bound where known."""
-
-
-def silent(doing: str, cost: int | None, bound: int | None) -> None:
-    """Report nothing."""
 
 
 def solve(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:

@@ -11,11 +11,11 @@ in turn, with everything around them fixed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
 
 import numpy as np
 
+from mtfc.compiler.search.found import Progress
 from mtfc.compiler.search.jit import warm_up
 from mtfc.compiler.search.solver.assignment_problem import (
     FORBIDDEN,
@@ -68,9 +68,7 @@ WEAKEST = 0.003
 class SolverSearch:
     """The state of the search on one network, and the task of the second processor."""
 
-    def __init__(
-        self, network: ReducibleNetwork, until: float, progress: Callable[[str, int | None, int | None], None]
-    ) -> None:
+    def __init__(self, network: ReducibleNetwork, until: float, progress: Progress) -> None:
         self.network, self.end, self.until, self.progress = network, until, until, progress
         self.arrays = pack(network)
         self.certifying = BOUND_PER_PAIR * len(self.arrays.pair_cost)

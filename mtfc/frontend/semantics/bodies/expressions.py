@@ -252,7 +252,7 @@ class Expressions:
         return self.folded(node.span, lambda a, b: fold(node.op, a, b), left.result, right.result)
 
     def folded(self, span: Span, function: Callable[..., Number], *numbers: Value | Number) -> Number | None:
-        """Return the value of a function of numbers; None, and an error, if it has none."""
+        """Return the value of a function of numbers; None, and an error, if the function has no value there."""
         try:
             return function(*numbers)
         except ConstantError as error:

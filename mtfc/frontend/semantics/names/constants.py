@@ -21,7 +21,7 @@ LIMIT = 2**63 - 1
 """The largest size, and the largest integer in an expression."""
 
 TOO_LARGE = {"f32": (2 - 2**-24) * 2.0**127, "bf16": (2 - 2**-8) * 2.0**127, "f16": 65520.0, "f64": inf}
-"""The least numbers that round to infinity."""
+"""The least number of each dtype that rounds to infinity."""
 
 INTEGERS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 

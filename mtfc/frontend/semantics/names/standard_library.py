@@ -107,7 +107,7 @@ def declaration(section: UnparsedDeclaration) -> ast.Declaration:
 
 
 def declarations(module: str, kind: type[N]) -> list[N]:
-    """Return the declarations of one kind, all parsed: for kinds of which a module has few."""
+    """Return the declarations of one kind, all parsed, for kinds with few declarations in a module."""
     keyword = {ast.DimDecl: "dim", ast.ImportDecl: "import"}[kind]
     parsed = (declaration(section) for section in sections(module) if section.keyword == keyword)
     return [each for each in parsed if isinstance(each, kind)]

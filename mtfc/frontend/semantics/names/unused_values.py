@@ -176,7 +176,7 @@ def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
 
 
 def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[_Node, ...]]]:
-    """Yield the unused names, each with the nodes that only it needs. The last comes first, as reading follows binding."""
+    """Yield the unused names, each with the nodes that only it needs. The last name comes first: uses follow definitions."""
     seen = set(live)
     named = [node for node in left if node.names]
     for node in reversed(named):

@@ -21,7 +21,7 @@ from mtfc.frontend.syntax import ast
 
 @attrs.frozen
 class TrainReports:
-    """TrainReports names besides the loss, in order, and the function of the learning rate where that is reported."""
+    """The outputs to report besides the loss, in order, and the function of the learning rate if the rate is reported."""
 
     names: tuple[str, ...] = ()
     learning_rate: Function | None = None

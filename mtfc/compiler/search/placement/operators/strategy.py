@@ -67,7 +67,7 @@ class OperatorConfigurations:
     lists: Mapping[int, DeviceLists]
     only: Configuration | None = None
 
-    def holding(self, asked: Configuration) -> OperatorConfigurations:
+    def restricted_to(self, asked: Configuration) -> OperatorConfigurations:
         """Return the configurations with the degrees of `asked`, and with its devices if it has any."""
         return attrs.evolve(self, degrees=(asked.degrees,), only=asked if asked.devices else None)
 
@@ -236,7 +236,7 @@ def node_size(hardware: Hardware) -> int:
 
 
 def _by(dim: Dim | None, choices: OperatorConfigurations, devices: range) -> Configuration:
-    """Split along one dimension into as many parts as there are devices, or as many as it can be divided into."""
+    """Split along one dimension into one part per device, or into the largest number of parts that the dimension allows."""
     if dim is None:
         return Configuration((), (devices[0],))
     legal = (((dim.name, n),) for n in range(len(devices), 1, -1))
@@ -252,8 +252,8 @@ def samples_of(graph: OperatorGraph, operator: Operator) -> Dim | None:
 def _units(graph: OperatorGraph, operator: Operator) -> Dim | None:
     """Return the units of a dense layer: an operator with a dot, parameters, and one dimension besides the samples."""
     others = [dim for dim in operator.dims if dim.name not in graph.samples]
-    has_product = any(has_trait(eqn, "dot") for step in operator.steps for eqn in step.equations)
-    return others[0] if len(others) == 1 and has_product and parameters_of(graph, operator) else None
+    has_dot = any(has_trait(eqn, "dot") for step in operator.steps for eqn in step.equations)
+    return others[0] if len(others) == 1 and has_dot and parameters_of(graph, operator) else None
 
 
 def parameters_of(graph: OperatorGraph, operator: Operator) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def propose_blocks(
 
 
 ROOM = 2
-"""The room allocated, as a multiple of what is loaded, so that loading is rare."""
+"""The allocated room, as a multiple of the loaded tasks and edges. Large room makes loading rare."""
 SLACK = 256
 """Room in addition to that."""
 
@@ -206,8 +206,8 @@ class StrategyEvaluator:
     def _proposed(
         self, numbers: Array, placed: FlatStrategy, old: EvaluatedStrategy, limit: float
     ) -> tuple[float, int, Array]:
-        """Return seconds, change of bytes sent, and bytes that each device holds. The caller sets what is known
-        afterwards; an interrupt leaves nothing known.
+        """Return seconds, change of bytes sent, and bytes that each device holds. The caller updates the known strategy
+        afterwards; an interrupt leaves no known strategy.
         """
         is_loaded = False
         while True:

@@ -26,7 +26,7 @@ LARGEST = 4 * 10**18
 
 
 class MalformedInstance(Exception):
-    """The file is not an instance. The message says where, what was expected and what was found."""
+    """The file is not an instance. The message names the place, the expected and the found value."""
 
 
 def read(content: bytes) -> AssignmentProblem:
@@ -77,7 +77,7 @@ def _parsed(content: bytes) -> Any:
         return json.loads(content)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedInstance(f"expected JSON: {error}") from None
-    except ValueError:  # what Python says of a number of thousands of digits is about a setting of its own
+    except ValueError:  # Python's message about numbers of thousands of digits names a setting of Python
         raise MalformedInstance(
             f"expected numbers of at most {LARGEST}; one has thousands of digits"
         ) from None
