@@ -96,10 +96,10 @@ def _simulate_placement(
 
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
-    from mtfc.compiler.search.placement.placed_step import placed_step
     from mtfc.compiler.search.placement.placement_search import placement_space
     from mtfc.driver.searching.compilation_time import timing_compilation
     from mtfc.frontend.layouts.placements import strategy_of
+    from mtfc.reports.placed_step import placed_step
     from mtfc.reports.placed_step_report import SimulatedPlacement
 
     _check_devices(placement, hardware, target)

@@ -27,9 +27,9 @@ from mtfc.reports.table import aligned, wrapped
 if TYPE_CHECKING:
     from mtfc.compiler.search.placement.operators.operator_graph import Operator
     from mtfc.compiler.search.placement.operators.strategy import Configuration
-    from mtfc.compiler.search.placement.placed_step import Attribution
     from mtfc.compiler.search.placement.placement_search import PlacementResult
     from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
+    from mtfc.reports.placed_step import Attribution
 
 # Layouts
 
@@ -140,7 +140,7 @@ class PlacementDifference:
 
     def lines(self) -> dict[Line, list[Attribution]]:
         """Return the figures under both placements by line of the file. An operator counts for the line of its last equation."""
-        from mtfc.compiler.search.placement.placed_step import Attribution, attributions
+        from mtfc.reports.placed_step import Attribution, attributions
 
         graph, tasks = self.best.space.graph, self.best.space.evaluator.tasks
         file = source_file([graph.function])
@@ -180,7 +180,7 @@ class PlacementDifference:
 
 
 def _line(operator: Operator, file: str | None) -> Line:
-    from mtfc.compiler.search.placement.placed_step import span_of
+    from mtfc.reports.placed_step import span_of
 
     span = span_of(operator)
     return line_of(span.inside(file) if span else None)
@@ -231,7 +231,7 @@ def _rows(each: PlacementDifference, sources: Mapping[str, str]) -> list[str]:
         if one != other or line in changed:
             rows.append([place_text(line, own), source_text(line, texts), *_changes(one, other)])
             rows += [["", f"  {text}", "", "", ""] for text in _placements(changed.get(line, ()))]
-    from mtfc.compiler.search.placement.placed_step import Attribution
+    from mtfc.reports.placed_step import Attribution
 
     one, other = (sum(blames, Attribution()) for blames in zip(*lines.values(), strict=True))
     return fitted([*rows, ["all", "", *_changes(one, other)]])

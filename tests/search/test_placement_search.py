@@ -25,7 +25,6 @@ from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy, random_strategy
-from mtfc.compiler.search.placement.placed_step import Attribution, attributions, longest_path, placed_step
 from mtfc.compiler.search.placement.placement_search import (
     PlacementSpace,
     forced_search,
@@ -38,6 +37,7 @@ from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrateg
 from mtfc.compiler.search.placement.strategy_bounds import lower_bound
 from mtfc.compiler.search.placement.strategy_tasks import ParameterBundle, ValueUse
 from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.reports.placed_step import Attribution, attributions, longest_path, placed_step
 from tests.search.placement_programs import PROGRAMS, prepared
 from tests.search.test_placement_simulator import assert_kept
 

@@ -19,6 +19,7 @@ import numpy as np
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.placement.operators.strategy import OperatorConfigurations
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.compiler.search.placement.simulator.full_simulator import ROUNDING
 from mtfc.compiler.search.placement.strategy_bounds import (
     StrategyBounds,
     TablesTooLarge,
@@ -26,9 +27,6 @@ from mtfc.compiler.search.placement.strategy_bounds import (
     transfer_times,
 )
 from mtfc.compiler.search.placement.task_graph_builder import Array
-
-ROUNDING = 1e-9
-"""Sums in another order differ by less, relatively."""
 
 
 @attrs.frozen

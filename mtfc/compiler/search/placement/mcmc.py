@@ -22,13 +22,12 @@ from random import Random
 
 import attrs
 
-from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.search.found import NothingFits, Progress, silent
-from mtfc.compiler.search.placement.operators.operator_graph import Operator
 from mtfc.compiler.search.placement.operators.strategy import (
     Configuration,
     OperatorConfigurations,
     parameters_of,
+    samples_of,
 )
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 
@@ -81,7 +80,8 @@ class McmcSearch:
         self.best: EvaluatedStrategy | None = None
         self.restricted = restricted
         self.layers = _layers(evaluator, choices, restricted)
-        self.samples = [_samples(operator, evaluator) for operator in evaluator.tasks.graph.operators]
+        graph = evaluator.tasks.graph
+        self.samples = [samples_of(graph, operator) for operator in graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
         self.lists = {
             n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
@@ -205,10 +205,6 @@ class McmcSearch:
             since += 1
             at = (at + 1) % len(changed)
         return current, True
-
-
-def _samples(operator: Operator, evaluator: StrategyEvaluator) -> Dim | None:
-    return next((dim for dim in operator.dims if dim.name in evaluator.tasks.graph.samples), None)
 
 
 def _layers(

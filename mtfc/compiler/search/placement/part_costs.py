@@ -67,16 +67,6 @@ def part_cost(
     return seconds["forward"], seconds["backward"], kept
 
 
-def peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
-    """Return the seconds of the FLOPs of both passes of the middle part, at the peak rates of the device."""
-    function = flow.local(step, parts, middle(parts.degrees)).function()
-    done = work_in(function, fusion_of(function, ONE, device))
-    return sum(
-        each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
-        for eqn, each in zip(function.body, done, strict=True)
-    )
-
-
 def optimizer_states(training: Training | None) -> int:
     """Return the largest number of optimizer states of a parameter."""
     updates = training.updates if training is not None else ()
@@ -252,7 +242,7 @@ class CostTemplate(NamedTuple):
 @jit
 def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
     """Return the tables of a form, and the numbers to append to those that exist."""
-    parts, count = _product(degrees), len(shape.tables)
+    parts, count = degrees.prod(), len(shape.tables)
     size = begin
     found = np.empty((count, 4), np.int64)
     for table in range(count):
@@ -270,14 +260,6 @@ def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
         _rows(numbers[found[table, 2] - begin :], shape.follows[table], degrees, parts)
         _bounds(numbers[found[table, 3] - begin :], shape, table, degrees, found[table, 0])
     return found, numbers
-
-
-@jit_internal
-def _product(degrees: Array) -> int:
-    found = 1
-    for degree in degrees:
-        found *= degree
-    return found
 
 
 @jit_internal

@@ -125,16 +125,10 @@ TICK = 2.0**-44
 
 class BlockBuffers(NamedTuple):
     """Buffers for blocks. used [3]: tasks, edges, and tasks before the current block; overflowing entries are only counted.
-    members [device]: a scratch set of devices. Other fields: see `TaskBlocks`.
+    members [device]: a scratch set of devices.
     """
 
-    offsets: Array
-    edge_offsets: Array
-    device: Array
-    seconds: Array
-    edges: Array
-    sent: Array
-    held: Array
+    blocks: TaskBlocks
     used: Array
     members: Array
 
@@ -161,20 +155,15 @@ def build_blocks(
         if tasks <= room[0] and edges <= room[1]:
             break
         room[0], room[1] = max(tasks, room[0]), max(edges, room[1])
+    b = out.blocks
     return TaskBlocks(
-        out.offsets,
-        out.edge_offsets,
-        out.device[:tasks],
-        out.seconds[:tasks],
-        out.edges[:edges],
-        out.sent,
-        out.held,
+        b.offsets, b.edge_offsets, b.device[:tasks], b.seconds[:tasks], b.edges[:edges], b.sent, b.held
     )
 
 
 @jit_internal
 def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
-    return BlockBuffers(
+    blocks = TaskBlocks(
         np.empty(count + 1, np.int64),
         np.empty(count + 1, np.int64),
         np.empty(tasks, np.int32),
@@ -182,9 +171,8 @@ def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
         np.empty((edges, 4), np.int64),
         np.zeros(count, np.int64),
         np.zeros((count, devices)),
-        np.zeros(3, np.int64),
-        np.empty(devices, np.bool_),
     )
+    return BlockBuffers(blocks, np.zeros(3, np.int64), np.empty(devices, np.bool_))
 
 
 @jit_no_refcount
@@ -196,7 +184,7 @@ def _build(
     groups: ReplicaGroups,
     out: BlockBuffers,
 ) -> None:
-    out.offsets[0] = out.edge_offsets[0] = 0
+    out.blocks.offsets[0] = out.blocks.edge_offsets[0] = 0
     for i in range(len(numbers)):
         own = numbers[i]
         kind = graph.blocks[own, 0]
@@ -217,15 +205,15 @@ def _build(
             _add_stored(own, i, graph, groups, out)
         else:
             _add_updates(own, i, graph, groups, out)
-        out.offsets[i + 1], out.edge_offsets[i + 1] = out.used[0], out.used[1]
+        out.blocks.offsets[i + 1], out.blocks.edge_offsets[i + 1] = out.used[0], out.used[1]
 
 
 @jit_inline
 def _add_task(out: BlockBuffers, device: int, seconds: float) -> int:
     """Append a task to the current block; return its number there."""
     at = out.used[0]
-    if at < len(out.device):
-        out.device[at], out.seconds[at] = device, np.ceil(seconds / TICK) * TICK
+    if at < len(out.blocks.device):
+        out.blocks.device[at], out.blocks.seconds[at] = device, np.ceil(seconds / TICK) * TICK
     out.used[0] += 1
     return int(at - out.used[2])
 
@@ -233,9 +221,9 @@ def _add_task(out: BlockBuffers, device: int, seconds: float) -> int:
 @jit_inline
 def _add_edge(out: BlockBuffers, block: int, task: int, after: int, other: int) -> None:
     """Make the second task wait for the first."""
-    at = out.used[1]
-    if at < len(out.edges):
-        out.edges[at, 0], out.edges[at, 1], out.edges[at, 2], out.edges[at, 3] = block, task, after, other
+    at, edges = out.used[1], out.blocks.edges
+    if at < len(edges):
+        edges[at, 0], edges[at, 1], edges[at, 2], edges[at, 3] = block, task, after, other
     out.used[1] += 1
 
 
@@ -249,7 +237,7 @@ def _add_pass(
     for part in range(tables.forms[form, PARTS]):
         if graph.blocks[own, 0] == STEP:
             _add_task(out, devices[part], tables.seconds[form, 0])
-            out.held[i, devices[part]] += tables.forms[form, KEPT]
+            out.blocks.held[i, devices[part]] += tables.forms[form, KEPT]
         else:
             _add_task(out, devices[part], tables.seconds[form, 1])
             _add_edge(out, before, part, own, part)
@@ -270,7 +258,7 @@ def _add_transfers(
         first = sums
         if is_pending:
             _find_holders(tables, given, piece, parts, here, out.members)
-            sums += _tasks_of_sum(_count_members(out.members))
+            sums += _tasks_of_sum(out.members.sum())
         for part in range(targets):
             size = item * _common_elements(tables, given, piece, wanted, part, dims)
             if size == 0:
@@ -280,7 +268,7 @@ def _add_transfers(
                 task = sums - 1 if is_pending else giver
                 ends = _add_transfer(i, here[giver], there[part], size, graph, out)
                 if ends >= 0:
-                    out.held[i, there[part]] += size
+                    out.blocks.held[i, there[part]] += size
                 _connect(own, block, task, after, part, ends, out)
             else:
                 task = first if is_pending else giver
@@ -330,7 +318,7 @@ def _add_transfer(i: int, source: int, target: int, size: int, graph: FlatGraph,
     """Add a transfer; return its task, or -1 on one device."""
     if source == target:
         return -1
-    out.sent[i] += size
+    out.blocks.sent[i] += size
     seconds = graph.latency[source, target] + size / graph.bandwidth[source, target]
     return _add_task(out, graph.port[source, target], seconds)
 
@@ -352,25 +340,19 @@ def _find_holders(
     tables: PartTables, table: int, piece: int, parts: int, devices: Array, members: Array
 ) -> None:
     """Mark the devices that have a part with a piece."""
-    _clear(members)
+    members[:] = False
     for part in range(parts):
         if tables.numbers[tables.tables[table, ROWS] + part] == piece:
             members[devices[part]] = True
 
 
 @jit_inline
-def _clear(members: Array) -> None:
-    for device in range(len(members)):
-        members[device] = False
-
-
-@jit_inline
 def _add_all_reduce(own: int, i: int, members: Array, size: int, graph: FlatGraph, out: BlockBuffers) -> Any:
     """Add a sum of `size` bytes on each of some devices; return its first and its last task."""
-    start, count, seconds = _add_task(out, graph.idle, 0.0), _count_members(members), 0.0
+    start, count, seconds = _add_task(out, graph.idle, 0.0), members.sum(), 0.0
     if count > 1:
         seconds = _all_reduce_seconds(members, count, size, graph)
-        out.sent[i] += 2 * (count - 1) * size
+        out.blocks.sent[i] += 2 * (count - 1) * size
     for device in range(len(members) if count > 1 else 0):
         if members[device]:
             task = _add_task(out, graph.port[device, _next_member(members, device)], seconds)
@@ -402,14 +384,6 @@ def _next_member(members: Array, device: int) -> int:
     while not members[other]:
         other = (other + 1) % len(members)
     return other
-
-
-@jit_inline
-def _count_members(members: Array) -> int:
-    found = 0
-    for is_member in members:
-        found += is_member
-    return found
 
 
 @jit_inline
@@ -463,7 +437,7 @@ def _add_norm(
     own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
 ) -> None:
     """Add the all-reduce of the gradient norm, among all devices that have gradients."""
-    _clear(out.members)
+    out.members[:] = False
     for user in range(len(graph.users)):
         step, back = graph.users[user]
         for part in range(tables.forms[strategy.form[step], PARTS] if back >= 0 else 0):
@@ -479,12 +453,12 @@ def _add_updates(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out:
     bundle, before, end = graph.blocks[own, 1], graph.blocks[own, 2], -1
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
-        end += _tasks_of_sum(_count_members(members))
+        end += _tasks_of_sum(members.sum())
         for device in range(len(members)):
             if members[device]:
                 task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory)
                 _add_edge(out, before, 0 if graph.clips else end, own, task)
-                out.held[i, device] += size * (2 + graph.states)
+                out.blocks.held[i, device] += size * (2 + graph.states)
 
 
 @jit_inline
@@ -494,7 +468,7 @@ def _add_stored(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: 
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         for device in range(len(graph.port)):
             if groups.members[number, device]:
-                out.held[i, device] += groups.sizes[number]
+                out.blocks.held[i, device] += groups.sizes[number]
 
 
 @jit_inline
@@ -641,8 +615,8 @@ def _piece_size(number: int, marks: Array, steps: Array, bounds: Array, holders:
         size *= high - low
         for region in range(len(bounds)):
             inside[region] &= bounds[region, 2 * dim] <= low and bounds[region, 2 * dim + 1] >= high
+    mine[:] = False
     for device in range(len(mine)):
-        mine[device] = False
         for region in range(len(bounds)):
             mine[device] |= inside[region] and holders[region, device]
         is_held |= mine[device]

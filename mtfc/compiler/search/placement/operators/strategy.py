@@ -9,6 +9,7 @@ consecutive devices only: 10 ** 11 strategies for six layers on four devices (se
 from __future__ import annotations
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
@@ -37,10 +38,6 @@ class Configuration:
 
     degrees: tuple[tuple[str, int], ...]
     devices: tuple[int, ...]
-
-    @cached_property
-    def by_dim(self) -> dict[str, int]:
-        return dict(self.degrees)
 
 
 Strategy = tuple[Configuration, ...]
@@ -208,7 +205,7 @@ def data_parallel_strategy(
 ) -> Strategy:
     """Split every operator by samples, over as many devices as the samples can be divided into."""
     return tuple(
-        _by(_samples(graph, operator), legal, range(devices))
+        _by(samples_of(graph, operator), legal, range(devices))
         for operator, legal in zip(graph.operators, choices, strict=True)
     )
 
@@ -228,18 +225,14 @@ def expert_strategy(
     if is_recurrent(graph):
         return _layer_by_layer(graph, choices, min(node_size(hardware), devices), devices)
     return tuple(
-        _by(_units(graph, operator) or _samples(graph, operator), legal, range(devices))
+        _by(_units(graph, operator) or samples_of(graph, operator), legal, range(devices))
         for operator, legal in zip(graph.operators, choices, strict=True)
     )
 
 
 def node_size(hardware: Hardware) -> int:
     """Return the number of devices that all links but the outermost connect."""
-    size = 1
-    for link in hardware.links[:-1]:
-        for each in link.sizes:
-            size *= each
-    return size
+    return prod(size for link in hardware.links[:-1] for size in link.sizes)
 
 
 def _by(dim: Dim | None, choices: OperatorConfigurations, devices: range) -> Configuration:
@@ -251,7 +244,8 @@ def _by(dim: Dim | None, choices: OperatorConfigurations, devices: range) -> Con
     return Configuration(degrees, tuple(devices[: prod(degree for _, degree in degrees)]))
 
 
-def _samples(graph: OperatorGraph, operator: Operator) -> Dim | None:
+def samples_of(graph: OperatorGraph, operator: Operator) -> Dim | None:
+    """Return the dimension of an operator that holds samples, if any."""
     return next((dim for dim in operator.dims if dim.name in graph.samples), None)
 
 
@@ -270,10 +264,7 @@ def parameters_of(graph: OperatorGraph, operator: Operator) -> tuple[str, ...]:
 
 def is_recurrent(graph: OperatorGraph) -> bool:
     """Return whether more than two operators share a parameter, as the iterations of a loop do."""
-    users: dict[str, int] = {}
-    for operator in graph.operators:
-        for name in parameters_of(graph, operator):
-            users[name] = users.get(name, 0) + 1
+    users = Counter(name for operator in graph.operators for name in parameters_of(graph, operator))
     return max(users.values(), default=0) > 2
 
 
@@ -299,6 +290,6 @@ def _layer_by_layer(
     layers = layer_numbers(graph)
     count = max(layers) + 1
     return tuple(
-        _by(_samples(graph, operator), legal, range(layer * node // count, devices, node))
+        _by(samples_of(graph, operator), legal, range(layer * node // count, devices, node))
         for operator, legal, layer in zip(graph.operators, choices, layers, strict=True)
     )

@@ -20,17 +20,15 @@ from mtfc.compiler.search.placement.simulator.full_simulator import (
     simulate,
 )
 from mtfc.compiler.search.placement.simulator.incremental_simulator import (
-    apply_change,
-    commit_change,
-    revert_change,
-    simulate_change,
-)
-from mtfc.compiler.search.placement.simulator.simulator_state import (
     StateArrays,
     allocate,
+    apply_change,
+    commit_change,
     load_state,
     open_state,
+    revert_change,
     room,
+    simulate_change,
 )
 from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.compiler.search.placement.task_graph_builder import (
@@ -61,7 +59,7 @@ def propose_strategy(
     last: int,
     memory: StateArrays,
     held: Array,
-    limits: tuple[float, float, float],
+    limits: tuple[float, float],
 ) -> Any:
     """Build the changed blocks of a strategy and propose them: see `propose_blocks`.
 
@@ -80,13 +78,13 @@ def propose_blocks(
     last: int,
     memory: StateArrays,
     held: Array,
-    limits: tuple[float, float, float],
+    limits: tuple[float, float],
 ) -> Any:
     """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
     holds.
 
     edge_targets: see `apply_change`. last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a
-    device has, seconds of the new step, and seconds of the old step.
+    device has, and seconds of the step.
     """
     current, change, run = open_state(memory)
     if last == KEPT:
@@ -102,7 +100,7 @@ def propose_blocks(
         return ENDED, np.inf, sent, held
     if not apply_change(current, numbers, new, edge_targets, change, run):
         return CROWDED, np.inf, sent, held
-    seconds = simulate_change(current, change, run, limits[2], limits[1])
+    seconds = simulate_change(current, change, run, limits[1])
     if seconds == np.inf:
         revert_change(current, change, run)
         return ENDED, seconds, sent, held
@@ -124,18 +122,6 @@ class SimulatedGraph:
 
 
 @attrs.frozen(eq=False)
-class SimulatedBlocks:
-    """A task graph and its timeline before its edges are indexed."""
-
-    blocks: TaskBlocks
-    timeline: TaskTimes
-
-    @cached_property
-    def base(self) -> SimulatedGraph:
-        return SimulatedGraph(indexed_graph(self.blocks), self.timeline)
-
-
-@attrs.frozen(eq=False)
 class EvaluatedStrategy:
     """A strategy and its step.
 
@@ -149,27 +135,28 @@ class EvaluatedStrategy:
     sent: int
     held: Array
     _tasks: StrategyTasks
-    _simulated: SimulatedBlocks | None = None
+    _simulated: tuple[TaskBlocks, TaskTimes] | None = None
 
     @cached_property
     def base(self) -> SimulatedGraph:
         """The task graph with its timeline. Requires finite seconds."""
         assert self.seconds < inf
-        return (self._simulated or simulate_blocks(self._tasks, self.placed)[0]).base
+        blocks, timeline = self._simulated or simulate_blocks(self._tasks, self.placed)[:2]
+        return SimulatedGraph(indexed_graph(blocks), timeline)
 
 
 def simulate_blocks(
     tasks: StrategyTasks, placed: FlatStrategy, limit: float = inf, numbers: Array | None = None
-) -> tuple[SimulatedBlocks, float]:
-    """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1). Return the makespan,
-    infinite if it exceeds the limit or the memory.
+) -> tuple[TaskBlocks, TaskTimes, float]:
+    """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1).
+
+    Return the graph, its timeline and the makespan, which is infinite if it exceeds the limit or the memory.
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
-    found = SimulatedBlocks(blocks, times)
     if blocks.held.sum(axis=0).max(initial=0) > tasks.memory:
-        return found, inf
-    return found, float(simulate(blocks, times, limit, tasks.links.idle + 1))
+        return blocks, times, inf
+    return blocks, times, float(simulate(blocks, times, limit, tasks.links.idle + 1))
 
 
 class StrategyEvaluator:
@@ -192,9 +179,9 @@ class StrategyEvaluator:
         """Evaluate a strategy by full simulation."""
         self.count += 1
         placed = self.tasks.placed(strategy)
-        found, seconds = simulate_blocks(self.tasks, placed, limit)
-        held, sent = found.blocks.held.sum(axis=0), int(found.blocks.sent.sum())
-        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, found)
+        blocks, times, seconds = simulate_blocks(self.tasks, placed, limit)
+        held, sent = blocks.held.sum(axis=0), int(blocks.sent.sum())
+        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, (blocks, times))
 
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
@@ -239,7 +226,7 @@ class StrategyEvaluator:
                 last,
                 self._memory,
                 old.held,
-                (float(self.tasks.memory), limit, old.seconds),
+                (float(self.tasks.memory), limit),
             )
             if becomes != CROWDED:
                 return seconds, sent, held
@@ -264,6 +251,6 @@ class StrategyEvaluator:
 
     def _compile(self) -> None:
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
-        found = simulate_blocks(self.tasks, placed, inf, none)[0]
+        found = simulate_blocks(self.tasks, placed, inf, none)[:2]
         nothing = EvaluatedStrategy((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)
         self._proposed(none, placed, nothing, inf)

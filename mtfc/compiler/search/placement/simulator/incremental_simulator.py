@@ -1,84 +1,265 @@
 """Delta simulation: the timeline of a changed task graph from the old one, equal to full simulation to the last bit.
 
-`apply_change` puts the replaced blocks beside the current graph. `simulate_change` simulates only what changes. It skips the
-queue up to the first place where the timelines may differ, then takes tasks one by one as full simulation does. As soon as the
-new state differs from the old one only by a time shift, it copies the old timeline, shifted, up to the next task that may be
-affected. This is the case when
+`apply_change` puts the replaced blocks beside the current graph. `simulate_change` keeps the old timeline up to the first place
+where the two may differ, and takes the other tasks one by one as full simulation does. `commit_change` writes an accepted
+change over the current graph, and `revert_change` removes it.
 
-- the tasks taken are those before some place of the old queue, except new and removed tasks
-- all of these that have not ended, in either timeline, end later by the same shift, and none is new or removed
+The predecessors of a task are looked up when the first of them ends in a simulation. So the tasks that are kept cost nothing.
+Times are multiples of `TICK`, so their sums are exact in any order.
 
-Then devices become free later by this shift, or are free already, and the same holds for successors. The order of further tasks
-follows from this alone, up to the first affected task. Times are multiples of `TICK`, so sums are exact, and a shift changes no
-order.
+A task graph and its timeline are changed in place. Task numbers are stable: new blocks get numbers after all others, and removed
+tasks leave gaps. So a proposal takes time for its changes only. When the room is used up, everything is loaded anew.
 
-The predecessors of a task are looked up when the first of them is taken in an *epoch*. An epoch begins whenever a stretch of
-the old timeline is copied; so copied tasks cost nothing more. `commit_change` writes an accepted change over the current graph,
-and `revert_change` removes it.
+The state is a few arrays, grouped by task, edge, block or device. Passing an array to a compiled function takes 0.1
+microseconds, and there are fifty kinds of numbers.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from mtfc.compiler.search.jit import jit_inline, jit_no_refcount
-from mtfc.compiler.search.placement.simulator.full_simulator import clear, drop, put
-from mtfc.compiler.search.placement.simulator.simulator_state import (
-    AFFECTED,
-    ALTERED,
-    BEFORE,
-    EDGES,
-    ENDS,
-    EPOCH,
-    FIRST,
-    GONE,
-    INDEX,
-    LIVE,
-    LOST,
-    MARKED,
-    NEAR,
-    NEW,
-    NONE,
-    NUMBERS,
-    OLD,
-    PASSED,
-    SAME,
-    SHIFTS,
-    TAKEN,
-    TASKS,
-    WAITING,
-    CurrentGraph,
-    DeltaRun,
-    GraphChange,
-    queue,
+from mtfc.compiler.search.jit import jit, jit_inline, jit_internal, jit_no_refcount
+from mtfc.compiler.search.placement.simulator.full_simulator import (
+    IndexedGraph,
+    TaskTimes,
+    clear,
+    drop,
+    put,
 )
 from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
-EXACT = 256.0
-"""Sums of multiples of a tick are exact below this many seconds."""
-WORTH = 48
-"""The smallest number of tasks that are copied at once, as the check has a cost, too."""
+StateArrays = tuple[Array, ...]
+
+NONE = 2**32 - 1
+"""No task, edge or place. Numbers are unsigned, so that Numba generates no checks for negative indices."""
+ENDS = 2
+"""Arrays by task have this many more entries than tasks."""
+SAME, ALTERED, LOST = range(3)
+"""Marks of tasks: unchanged; affected, which is new or has new predecessors; removed."""
+INDEX = 32
+"""Bits of a key for the number of a task in its block."""
+
+TASKS, LIVE, WAITING, BEFORE, EPOCH = range(5)
+"""Entries of `counts`."""
+NUMBERS, NEW, MARKED, EDGES, FIRST = range(5, 10)
+NEAR, TAKEN, AFFECTED = range(10, 13)
+"""The meaning of the entries of `counts`:
+
+- of the current graph: task numbers in use, tasks in the queue, used entries of the two edge pools, and the epoch
+- of a change: its blocks, its new tasks, marked tasks, edges, and the first place of the queue that it touches; later the first
+  place from which tasks are simulated
+- of a simulation: the task where the search for a queue position begins; tasks taken; and tasks affected
+"""
+
+
+class CurrentGraph(NamedTuple):
+    """A task graph and its timeline.
+
+    seconds, device [task]. key [task]: its block and its number there, which break ties. ready, end [task]: the timeline.
+    done [task]: seconds of it and of all earlier tasks on its device. place [task]: its place in the queue; previous
+    [task]: the task before it on its device, or NONE. order [place]: the task.
+
+    successors: `successor_count[task]` entries from `successor_first[task]`. predecessors: the same, and owner: the blocks
+    of these edges. begin, size, sent [block]: first task, tasks, bytes sent between devices. held [block, device]: bytes
+    kept. load [device]: seconds of all its tasks. earliest [device]: the place of its first task.
+    """
+
+    counts: Array
+    seconds: Array
+    ready: Array
+    end: Array
+    done: Array
+    key: Array
+    device: Array
+    place: Array
+    previous: Array
+    order: Array
+    successor_first: Array
+    successor_count: Array
+    predecessor_first: Array
+    predecessor_count: Array
+    successors: Array
+    predecessors: Array
+    owner: Array
+    begin: Array
+    size: Array
+    sent: Array
+    held: Array
+    load: Array
+    earliest: Array
+
+
+class GraphChange(NamedTuple):
+    """Blocks that are replaced. The current graph stays as it was; its arrays by task also have entries for new tasks.
+
+    Between proposals nothing is replaced: all marks are SAME, there are no edges here, `begin` equals that of the current
+    graph, and all ends in `DeltaRun` are infinite.
+
+    numbers: the replaced blocks. is_anew [block]. begin, size, sent [block], held [block, device]: as in the current graph;
+    for unchanged blocks `begin` only. load [device]: seconds of all its tasks. mark [task]: SAME, ALTERED or LOST; marked:
+    all tasks with other marks than SAME.
+
+    All edges to affected tasks are here, and the old lists do not count for them: source, target, owner [edge];
+    first_successor, first_predecessor [task]: the first edge with this source, or target; next_successor, next_predecessor
+    [edge]: the next such edge, or NONE.
+    """
+
+    numbers: Array
+    is_anew: Array
+    begin: Array
+    size: Array
+    sent: Array
+    held: Array
+    load: Array
+    mark: Array
+    marked: Array
+    first_successor: Array
+    first_predecessor: Array
+    source: Array
+    target: Array
+    owner: Array
+    next_successor: Array
+    next_predecessor: Array
+
+
+class DeltaRun(NamedTuple):
+    """A simulation of a change.
+
+    ready, end [task]: the new timeline; the end is infinite for tasks that were not taken yet. soonest, missing [task]:
+    ready time as far as known, and number of open predecessors; both are valid where seen [task] is the current epoch.
+    after, before: the ready queue, see `full_simulator.py`. order: tasks in the order in which they were taken.
+
+    affected: affected tasks. moved: room for a list of tasks. free [device]: the end of its last task. load [device]: its
+    work and its idle time so far. work [device]: room. last [device]: the last old task that was kept, or NONE. first_done,
+    first_last [device]: seconds of the tasks before the first that was taken; the last of them.
+    """
+
+    ready: Array
+    end: Array
+    soonest: Array
+    missing: Array
+    seen: Array
+    after: Array
+    before: Array
+    order: Array
+    affected: Array
+    moved: Array
+    free: Array
+    load: Array
+    work: Array
+    first_done: Array
+    last: Array
+    first_last: Array
+
+
+def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) -> StateArrays:
+    """Allocate room for some numbers of tasks, edges and blocks. `computing` devices are not ports."""
+    tasks += ENDS
+    return (
+        np.zeros(13, np.uint32),
+        np.full((7, tasks), np.inf),
+        np.zeros(tasks, np.int64),
+        np.full((18, tasks), NONE, np.uint32),
+        np.zeros(tasks, np.uint8),
+        np.zeros((8, edges), np.uint32),
+        np.zeros((8, blocks), np.int64),
+        np.zeros((2, blocks, computing)),
+        np.zeros((6, devices)),
+        np.zeros((3, devices), np.uint32),
+    )
+
+
+def room(memory: StateArrays) -> tuple[int, int]:
+    """Return the number of tasks and edges for which there is room."""
+    return memory[1].shape[1] - ENDS, memory[5].shape[1]
+
+
+@jit_internal
+def open_state(memory: StateArrays):  # type: ignore[no-untyped-def]
+    """Name the parts of the state: the current graph, a change, and its simulation."""
+    counts, f, keys, i, marks, e, b, held, d, last = memory
+    graph = f[0], f[1], f[2], f[3], keys, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], e[0], e[1], e[2]
+    current = CurrentGraph(counts, *graph, b[0], b[1], b[2], held[0], d[0], last[0])
+    edges = e[3], e[4], e[5], e[6], e[7]
+    change = GraphChange(b[3], b[4], b[5], b[6], b[7], held[1], d[1], marks, i[16], i[8], i[9], *edges)
+    tasks = f[4], f[5], f[6], i[10], i[11], i[12], i[13], i[14], i[15], i[17]
+    run = DeltaRun(*tasks, d[2], d[3], d[4], d[5], last[1], last[2])
+    return current, change, run
+
+
+@jit
+def load_state(memory: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
+    """Load a graph and its timeline, for which there is room."""
+    current, change, run = open_state(memory)
+    _load(graph, times, current, change, run)
 
 
 @jit_no_refcount
-def simulate_change(
-    current: CurrentGraph, change: GraphChange, run: DeltaRun, makespan: float, limit: float
-) -> float:
-    """Simulate a change of a timeline with a known makespan; return the new makespan, or infinity beyond the limit."""
+def _load(
+    graph: IndexedGraph, times: TaskTimes, current: CurrentGraph, change: GraphChange, run: DeltaRun
+) -> None:
+    count, edges = len(graph.device), len(graph.owner)
+    current.counts[:] = 0
+    current.counts[TASKS] = current.counts[LIVE] = count
+    current.counts[WAITING] = current.counts[BEFORE] = edges
+    for block in range(len(graph.sent)):
+        current.begin[block], current.size[block] = (
+            graph.offsets[block],
+            graph.offsets[block + 1] - graph.offsets[block],
+        )
+        change.begin[block], change.is_anew[block] = current.begin[block], 0
+        current.sent[block] = graph.sent[block]
+        for device in range(current.held.shape[1]):
+            current.held[block, device] = graph.held[block, device]
+        for task in range(graph.offsets[block], graph.offsets[block + 1]):
+            current.key[task] = (block << INDEX) + task - graph.offsets[block]
+    for task in range(count):
+        current.device[task], current.seconds[task] = graph.device[task], graph.seconds[task]
+        current.ready[task], current.end[task] = times.ready[task], times.end[task]
+        current.successor_first[task], current.predecessor_first[task] = (
+            graph.successors.first[task],
+            graph.predecessors.first[task],
+        )
+        current.successor_count[task] = graph.successors.first[task + 1] - graph.successors.first[task]
+        current.predecessor_count[task] = graph.predecessors.first[task + 1] - graph.predecessors.first[task]
+    for edge in range(edges):
+        current.successors[edge], current.predecessors[edge] = (
+            graph.successors.other[edge],
+            graph.predecessors.other[edge],
+        )
+        current.owner[edge] = graph.owner[edge]
+    run.last[:] = NONE
+    current.load[:] = 0.0
+    current.earliest[:] = NONE
+    for place in range(count):
+        queue(current, times.order[place], place, current.load, run.last)
+    change.mark[:] = 0
+    change.first_successor[:] = NONE
+    run.end[:] = np.inf
+    run.seen[:] = NONE
+
+
+@jit_inline
+def queue(current: CurrentGraph, task: int, place: int, done: Array, last: Array) -> None:
+    """Append a task to the queue, after `done` seconds of its device and its `last` task."""
+    device = current.device[task]
+    current.order[place], current.place[task] = task, place
+    done[device] += current.seconds[task]
+    current.done[task], current.previous[task] = done[device], last[device]
+    last[device] = task
+    current.earliest[device] = min(current.earliest[device], place)
+
+
+@jit_no_refcount
+def simulate_change(current: CurrentGraph, change: GraphChange, run: DeltaRun, limit: float) -> float:
+    """Simulate a change; return the new makespan, or infinity beyond the limit."""
     if not _begin(current, change, run, limit):
         return np.inf
-    tried, ends = 0, np.uint32(len(run.after) - 1)
+    ends = np.uint32(len(run.after) - 1)
     while run.after[ends] != ends:
-        task, place = run.after[ends], current.counts[PASSED]
-        if place >= tried and _is_shifted(current, change, run, task, place, makespan):
-            shift, until = run.soonest[task] - current.ready[task], _unmarked(change, place)
-            until, now = _unaffected_until(current, change, run, place, until, shift, True)
-            tried = max(until, place + WORTH)
-            if until - place >= WORTH:
-                if not _take_over(current, change, run, until, now, shift, limit):
-                    return np.inf
-                continue
-        if run.load[take_task(current, change, run, task)] > limit:
+        if run.load[take_task(current, change, run, run.after[ends])] > limit:
             return np.inf
     return float(run.free.max())
 
@@ -86,13 +267,9 @@ def simulate_change(
 @jit_inline
 def _begin(current: CurrentGraph, change: GraphChange, run: DeltaRun, limit: float) -> bool:
     """Skip the tasks that do not change. Return False if the limit is certain to be exceeded."""
-    until = current.counts[FIRST]
-    current.counts[FIRST] = current.counts[TAKEN] = current.counts[GONE] = 0
-    run.latest[:] = run.late[:] = -np.inf
-    run.shift[:] = 0.0
-    until, now = _unaffected_until(current, change, run, 0, until, 0.0, False)
-    current.counts[FIRST] = current.counts[PASSED] = current.counts[OLD] = until
-    _find_last(current, run, until)
+    current.counts[TAKEN] = 0
+    now = _first_change(current, change, run)
+    _find_last(current, run, current.counts[FIRST])
     for device in range(len(run.last)):
         last = run.last[device]
         run.first_last[device], run.first_done[device] = last, current.done[last] if last != NONE else 0.0
@@ -100,7 +277,7 @@ def _begin(current: CurrentGraph, change: GraphChange, run: DeltaRun, limit: flo
         run.load[device] = change.load[device] + run.free[device] - run.first_done[device]
         if run.load[device] > limit:
             return False
-    _begin_epoch(current, change, run, now, 0.0)
+    _find_ready(current, change, run, now)
     return True
 
 
@@ -121,147 +298,49 @@ def _find_last(current: CurrentGraph, run: DeltaRun, place: int) -> None:
 
 
 @jit_inline
-def _is_shifted(
-    current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int, place: int, makespan: float
-) -> bool:
-    """Return whether the new state differs from the old state at a place only by a time shift."""
-    are_taken = current.counts[OLD] + current.counts[GONE] == place
-    if not are_taken or current.place[task] != place or change.mark[task] != SAME:
-        return False
-    now, before = run.soonest[task], current.ready[task]
-    is_exact = now == before or max(makespan, makespan + (now - before)) < EXACT
-    return bool(is_exact and _shift_agrees(run, now - before, now, before))
-
-
-@jit_inline
-def _unmarked(change: GraphChange, place: int) -> int:
-    """Return the next place of an affected or removed task, or the end of the queue."""
-    while not change.is_marked[place]:
-        place += 1
-    return place
-
-
-@jit_inline
-def _shift_agrees(run: DeltaRun, shift: float, now: float, before: float) -> bool:
-    """Return whether all tasks that have not ended, in either timeline, are shifted by `shift`."""
-    agrees = run.late[0] <= now and run.late[1] <= before
-    for i in range(SHIFTS):
-        if run.shift[i] != shift:
-            agrees &= run.latest[i] <= now and run.latest[i] - run.shift[i] <= before
-    return bool(agrees)
-
-
-@jit_inline
-def _unaffected_until(
-    current: CurrentGraph,
-    change: GraphChange,
-    run: DeltaRun,
-    place: int,
-    until: int,
-    shift: float,
-    is_begun: bool,
-) -> tuple[int, float]:
-    """Return the place, at most `until`, up to which the old queue stays the same but for a shift, and a time in the new
-    timeline: exactly the tasks before this place are ready before this time.
+def _first_change(current: CurrentGraph, change: GraphChange, run: DeltaRun) -> float:
+    """Set FIRST to the place up to which the queue stays the same. Return a time: exactly the tasks before this place are
+    ready before it.
     """
+    until = current.counts[FIRST]
     soonest = current.ready[current.order[until]] if until < current.counts[LIVE] else np.inf
-    i = 0
-    while i < current.counts[AFFECTED]:
-        task = run.affected[i]
-        if run.end[task] < np.inf:
-            current.counts[AFFECTED] -= 1
-            run.affected[i] = run.affected[current.counts[AFFECTED]]
-            run.critical[i] = run.critical[current.counts[AFFECTED]]
-            continue
-        if not is_begun or (run.critical[i] != NONE and end_of(current, run, run.critical[i]) < np.inf):
-            run.critical[i] = _blocking_task(current, change, run, task)
-        if run.critical[i] == NONE:
-            soonest = min(soonest, run.soonest[task] - shift if is_begun else 0.0)
-        elif change.mark[run.critical[i]] == SAME:
-            soonest = min(soonest, current.end[run.critical[i]])
-        i += 1
-    low, high = place, until
-    while low < high:
-        middle = (low + high) >> 1
+    for i in range(current.counts[AFFECTED]):
+        soonest = min(soonest, _soonest_ready(current, change, run.affected[i]))
+    low = 0
+    while low < until:
+        middle = (low + until) >> 1
         if current.ready[current.order[middle]] < soonest:
             low = middle + 1
         else:
-            high = middle
-    return low, soonest + shift
+            until = middle
+    current.counts[FIRST] = until
+    return float(soonest)
 
 
 @jit_inline
-def _blocking_task(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int) -> int:
-    """Return an open predecessor of an affected task: an affected one, else the last to end, else NONE."""
-    found: int = np.uint32(NONE)  # type: ignore[assignment]
-    e = change.first_predecessor[task]
+def _soonest_ready(current: CurrentGraph, change: GraphChange, task: int) -> float:
+    """Return when an affected task is ready, or infinity if it waits for another affected task."""
+    soonest, e = 0.0, change.first_predecessor[task]
     while e != NONE:
-        found = _later_of(current, change, run, found, change.source[e])
+        source = change.source[e]
+        soonest = max(soonest, current.end[source] if change.mark[source] == SAME else np.inf)
         e = change.next_predecessor[e]
-    return found
+    return float(soonest)
 
 
 @jit_inline
-def _later_of(current: CurrentGraph, change: GraphChange, run: DeltaRun, found: int, other: int) -> int:
-    if end_of(current, run, other) < np.inf or (found != NONE and change.mark[found] != SAME):
-        return found
-    is_later = found == NONE or change.mark[other] != SAME or current.end[other] > current.end[found]
-    return other if is_later else found
-
-
-@jit_inline
-def _take_over(
-    current: CurrentGraph,
-    change: GraphChange,
-    run: DeltaRun,
-    until: int,
-    now: float,
-    shift: float,
-    limit: float,
-) -> bool:
-    """Copy old tasks up to some place, shifted. All others are ready at `now` or later. Return False if the limit is exceeded."""
-    begin, at = current.counts[PASSED], current.counts[TAKEN]
-    run.work[:] = 0.0
-    for place in range(begin, until):
-        task = current.order[place]
-        device = current.device[task]
-        run.order[at] = task
-        at += 1
-        run.ready[task], run.end[task] = current.ready[task] + shift, current.end[task] + shift
-        run.work[device] += current.seconds[task]
-        run.last[device] = task
-    current.counts[OLD] += until - begin
-    current.counts[TAKEN], current.counts[PASSED] = at, until
-    for device in range(len(run.free)):
-        if run.last[device] != NONE and current.place[run.last[device]] >= begin:
-            end = run.end[run.last[device]]
-            run.load[device] += end - run.free[device] - run.work[device]
-            run.free[device] = end
-        if run.load[device] > limit:
-            return False
-    _begin_epoch(current, change, run, now, shift)
-    return True
-
-
-@jit_inline
-def _begin_epoch(current: CurrentGraph, change: GraphChange, run: DeltaRun, now: float, shift: float) -> None:
-    """Begin an epoch: enqueue the ready tasks among successors of tasks that end at `now` or later, and among affected tasks."""
+def _find_ready(current: CurrentGraph, change: GraphChange, run: DeltaRun, now: float) -> None:
+    """Enqueue the ready tasks among successors of tasks that end at `now` or later, and among affected tasks."""
     current.counts[EPOCH] += 1
     current.counts[NEAR] = clear(run.after, run.before)
     for device in range(len(run.last)):
         task = run.last[device]
-        while task != NONE:
-            if change.mark[task] != LOST:
-                end = end_of(current, run, task)
-                if end < now:
-                    break
-                note_shift(run, shift, end)
-                _check_successors(current, change, run, task)
+        while task != NONE and current.end[task] >= now:
+            _check_successors(current, change, run, task)
             task = current.previous[task]
     for i in range(current.counts[AFFECTED]):
-        if run.end[run.affected[i]] == np.inf:
-            check_ready(current, change, run, run.affected[i])
-    place = current.counts[PASSED]
+        check_ready(current, change, run, run.affected[i])
+    place = current.counts[FIRST]
     while place < current.counts[LIVE] and current.ready[current.order[place]] == 0:
         check_ready(current, change, run, current.order[place])
         place += 1
@@ -291,21 +370,13 @@ def take_task(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: i
     next = drop(run.after, run.before, task)
     if current.counts[NEAR] == task:
         current.counts[NEAR] = next
-    device, ready, place = current.device[task], run.soonest[task], current.place[task]
+    device, ready = current.device[task], run.soonest[task]
     start = max(ready, run.free[device])
     run.load[device] += start - run.free[device]
     end = start + current.seconds[task]
     run.free[device], run.ready[task] = end, ready
     run.order[current.counts[TAKEN]] = task
     current.counts[TAKEN] += 1
-    if place == NONE:
-        run.late[0] = max(run.late[0], end)
-    else:
-        current.counts[OLD] += 1
-        note_shift(run, end - current.end[task], end)
-        if run.last[device] == NONE or current.place[run.last[device]] < place:
-            run.last[device] = task
-        _pass_places(current, change, run, place + 1)
     first = current.successor_first[task]
     for e in range(first, first + current.successor_count[task]):
         other = current.successors[e]
@@ -317,36 +388,6 @@ def take_task(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: i
         e = change.next_successor[e]
     run.end[task] = end
     return int(device)
-
-
-@jit_inline
-def note_shift(run: DeltaRun, shift: float, end: float) -> None:
-    """Record that a task ends at `end`, later by `shift` than before."""
-    place = -1
-    for i in range(SHIFTS):
-        if run.shift[i] == shift:
-            place = i
-    if place < 0:
-        place = 0
-        for i in range(1, SHIFTS):
-            place = i if run.latest[i] < run.latest[place] else place
-        run.late[0] = max(run.late[0], run.latest[place])
-        run.late[1] = max(run.late[1], run.latest[place] - run.shift[place])
-        run.shift[place], run.latest[place] = shift, end
-    run.latest[place] = max(run.latest[place], end)
-
-
-@jit_inline
-def _pass_places(current: CurrentGraph, change: GraphChange, run: DeltaRun, until: int) -> None:
-    """Pass the old queue up to a place, and removed tasks behind it."""
-    place = current.counts[PASSED]
-    while place < until or (place < current.counts[LIVE] and change.mark[current.order[place]] == LOST):
-        task = current.order[place]
-        if change.mark[task] == LOST:
-            run.late[1] = max(run.late[1], current.end[task])
-            current.counts[GONE] += 1
-        place += 1
-    current.counts[PASSED] = place
 
 
 @jit_inline
@@ -363,7 +404,7 @@ def _notify(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int
 
 @jit_inline
 def check_ready(current: CurrentGraph, change: GraphChange, run: DeltaRun, task: int) -> None:
-    """Look up the open predecessors of a task, once per epoch, and enqueue it if there are none."""
+    """Look up the open predecessors of a task, once per simulation, and enqueue it if there are none."""
     if run.seen[task] == current.counts[EPOCH] or change.mark[task] == LOST:
         return
     run.seen[task] = current.counts[EPOCH]
@@ -439,7 +480,6 @@ def _mark(current: CurrentGraph, task: int, mark: int, change: GraphChange) -> N
     current.counts[MARKED] += 1
     place = current.place[task]
     if place != NONE:
-        change.is_marked[place] = 1
         current.counts[FIRST] = min(current.counts[FIRST], place)
 
 
@@ -514,10 +554,7 @@ def revert_change(current: CurrentGraph, change: GraphChange, run: DeltaRun) -> 
 def unmark(current: CurrentGraph, change: GraphChange) -> None:
     """Remove all marks."""
     for i in range(current.counts[MARKED]):
-        task = change.marked[i]
-        change.mark[task] = SAME
-        if current.place[task] != NONE:
-            change.is_marked[current.place[task]] = 0
+        change.mark[change.marked[i]] = SAME
     for e in range(current.counts[EDGES]):
         change.first_successor[change.source[e]] = NONE
     for i in range(current.counts[NUMBERS]):
@@ -618,11 +655,10 @@ def _write_predecessors(current: CurrentGraph, change: GraphChange, task: int) -
 @jit_inline
 def _write_timeline(current: CurrentGraph, change: GraphChange, run: DeltaRun) -> None:
     """Write the new timeline, and remove all marks."""
-    change.is_marked[current.counts[LIVE]] = 0
     for i in range(current.counts[MARKED]):
         task = change.marked[i]
         if change.mark[task] == LOST:
-            change.is_marked[current.place[task]], current.place[task] = 0, NONE
+            current.place[task] = NONE
     unmark(current, change)
     first = current.counts[FIRST]
     for device in range(len(current.load)):
@@ -637,4 +673,3 @@ def _write_timeline(current: CurrentGraph, change: GraphChange, run: DeltaRun) -
         queue(current, task, first + i, run.work, run.last)
     current.counts[LIVE] = first + current.counts[TAKEN]
     current.counts[TASKS] += current.counts[NEW]
-    change.is_marked[current.counts[LIVE]] = 1

@@ -1,4 +1,4 @@
-"""The step of a strategy as `mtfc simulate` and `--why-not` show it: time, bytes and memory, by operator and by source line.
+"""The step of a placement as `mtfc simulate` and `--why-not` show it: time, bytes and memory, by operator and by source line.
 
 Time is attributed along one longest path through the timeline. Each task on it starts when the task before it ends, which it
 needs or which precedes it on its device. So the path takes as long as the step. A task counts as compute on a device, as
@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import attrs
-import numpy as np
 
+from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.roofline import work_in
 from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
-from mtfc.compiler.search.placement.operators.operator_graph import Operator
+from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
+from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts
-from mtfc.compiler.search.placement.part_costs import peak_seconds
+from mtfc.compiler.search.placement.part_costs import ONE, middle
 from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, SimulatedGraph
 from mtfc.compiler.search.placement.strategy_tasks import (
     BlockKind,
@@ -55,13 +58,13 @@ class Attribution:
 def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | None, Attribution]:
     """Attribute a step to operators, by number; None stands for the norm of all gradients. Requires a known timeline."""
     graph, total = found.base.graph, dict[int | None, Attribution]()
-    device = int(np.argmax(found.held))
-    seconds = np.zeros((len(tasks.names), 2))
+    device = int(found.held.argmax())
+    seconds = [[0.0, 0.0] for _ in tasks.names]
     for task in longest_path(found.base):
-        block = np.searchsorted(graph.offsets, task, side="right") - 1
-        seconds[block, int(graph.device[task] >= tasks.links.count)] += graph.seconds[task]
+        block = int(graph.offsets.searchsorted(task, side="right")) - 1
+        seconds[block][int(graph.device[task] >= tasks.links.count)] += float(graph.seconds[task])
     for number, name in enumerate(tasks.names):
-        compute, exposed = map(float, seconds[number])
+        compute, exposed = seconds[number]
         size = int(graph.sent[number]), int(graph.held[number, device])
         operator = operator_of(name, tasks)
         total[operator] = total.get(operator, Attribution()) + Attribution(compute, exposed, *size)
@@ -86,7 +89,7 @@ def operator_of(name: BlockName, tasks: StrategyTasks) -> int | None:
 def longest_path(base: SimulatedGraph) -> Iterator[int]:
     """Yield tasks from the last to the first, each of which starts when the next one ends. The first starts at 0."""
     graph, times = base.graph, base.timeline
-    task = int(np.argmax(times.end)) if len(times.end) else None
+    task = int(times.end.argmax()) if len(times.end) else None
     while task is not None:
         yield task
         task = _before(task, base, float(times.end[task] - graph.seconds[task]))
@@ -101,7 +104,7 @@ def _before(task: int, base: SimulatedGraph, begin: float) -> int | None:
         return int(ended.min())
     device = graph.device[task]
     queue = times.order[graph.device[times.order] == device]
-    place = int(np.flatnonzero(queue == task)[0])
+    place = int((queue == task).nonzero()[0][0])
     return int(queue[place - 1]) if place and times.end[queue[place - 1]] == begin else None
 
 
@@ -151,6 +154,8 @@ class PlacedStep:
 
 def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
     """Return the step of a strategy whose timeline is known."""
+    import numpy as np
+
     graph, end, count = found.base.graph, found.base.timeline.end, tasks.links.count
     working = np.bincount(graph.device, graph.seconds, tasks.links.idle)
     is_sent = (graph.device >= count) & (graph.seconds > 0)
@@ -179,9 +184,9 @@ def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, 
 
 def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
     """Return the kinds of memory that `cost/memory.py` has. A trained parameter also has a gradient and optimizer states."""
-    device = int(np.argmax(found.held))
-    kinds, own = np.array([name.kind for name in tasks.names]), found.base.graph.held[:, device]
-    copies, stored = int(own[kinds == "updated"].sum()), int(own[kinds == "stored"].sum())
+    device = int(found.held.argmax())
+    own = list(zip(tasks.names, found.base.graph.held[:, device].tolist(), strict=True))
+    copies, stored = (int(sum(n for name, n in own if name.kind == kind)) for kind in ("updated", "stored"))
     size, total = copies // (2 + tasks.states), int(found.held[device])
     return {
         "parameters": size + stored,
@@ -194,6 +199,8 @@ def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
 
 def _covered(begin: Array, end: Array) -> float:
     """Return the time during which at least one of some intervals lasts."""
+    import numpy as np
+
     order = np.argsort(begin)
     last = np.maximum.accumulate(end[order])
     before = np.concatenate([[0.0], last[:-1]])
@@ -209,9 +216,19 @@ def _ideal(tasks: StrategyTasks, found: EvaluatedStrategy) -> float:
         for step in operator.steps:
             key = tasks.flow.signatures[step], operator.dims, chosen.degrees
             if key not in known:
-                known[key] = peak_seconds(tasks.flow, tasks.forms.device, step, parts)
+                known[key] = _peak_seconds(tasks.flow, tasks.forms.device, step, parts)
             total += parts.count * known[key]
     return total
+
+
+def _peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
+    """Return the seconds of the FLOPs of both passes of the middle part, at the peak rates of the device."""
+    function = flow.local(step, parts, middle(parts.degrees)).function()
+    done = work_in(function, fusion_of(function, ONE, device))
+    return sum(
+        each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+        for eqn, each in zip(function.body, done, strict=True)
+    )
 
 
 def tracks(tasks: StrategyTasks) -> list[str]:
