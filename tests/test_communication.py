@@ -38,7 +38,7 @@ def sent(
     ],
 )
 def test_contraction(layout: str, expected: list[tuple[str, tuple[str, ...], int]] | None) -> None:
-    """[a, b] times [b, c]. None: illegal, as the result has two dims on one axis."""
+    """[a, b] times [b, c]. None: the layout is illegal, because the result has two dims on one axis."""
     inputs, body = "x: [a, b], w: [b, c]", "y = einsum(x, w -> [a, c]); return y"
     if expected is None:
         with pytest.raises(Exception, match="E301"):
@@ -162,7 +162,7 @@ def test_sums_that_cannot_be_added_are_sent_together() -> None:
     assert sent("{ b: cols }", body, "x: [a, b], z: [a, b]") == [("all_reduce", ("cols",), 16)]
 
 
-# What nobody uses.
+# Unused values.
 
 
 def test_unused_value_sends_nothing() -> None:

@@ -145,7 +145,7 @@ def test_generation_has_the_parameters_of_training(file: str, model: str) -> Non
     assert {(each.name, each.type) for each in program(file, model).parameters} == trained
 
 
-# What is sent
+# Communication
 
 
 def test_a_layer_of_the_two_dimensional_layout_sends_four_sums() -> None:

@@ -155,7 +155,7 @@ def test_a_program_without_collectives() -> None:
     assert collectives(entry(*PARAMETERS, "ROOT %r = f32[4,8]{1,0} add(%p, %p)")) == {}
 
 
-# What XLA does on the CPU with what JAX writes: on two processors of `rows` and four of `cols`.
+# Collectives that XLA compiles on the CPU from JAX code, on two processors of `rows` and four of `cols`.
 
 Program = Callable[..., Any]
 

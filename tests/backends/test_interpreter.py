@@ -117,7 +117,7 @@ def arguments_of(program: Program, function: str) -> dict[str, Any]:
     }
 
 
-# What the types promise is made sure of.
+# The interpreter checks the promises of the types.
 
 
 def lowered() -> Program:

@@ -174,7 +174,7 @@ def test_no_memory_is_no_bug(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_sources_hold_every_option_that_diagnostics_point_into(mtfc: Mtfc) -> None:
-    """Carets mark the wrong part of an option, as they mark that of a file."""
+    """Carets mark the wrong part of an option, as they mark the wrong part of a file."""
     outcome = mtfc("check", "model.mtf", "--layout", "batch:rowz;io:cols", "--mesh", "rows:2;cols:3")
     assert "1 | batch:rowz;io:cols\n  |       ^^^^" in outcome.err
 

@@ -67,7 +67,7 @@ def nodes(tree: ast.Node) -> list[ast.Node]:
     return found
 
 
-# What is written is what is read
+# Written text is read back as the same tree
 
 
 @given(files())

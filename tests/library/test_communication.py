@@ -1,4 +1,4 @@
-"""Test that functions of the library send exactly what their comments say."""
+"""Test that functions of the library have exactly the collectives that their comments state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of choices costs what its layouts cost when compiled, and its best choice is the best."""
+"""Test that the network of choices predicts the cost of compiled layouts, and that the solver finds its best choice."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_the_compiled_choice_costs_its_predicted_time(
 def test_proofs_hold_for_the_compiled_program(name: str, target: str, devices: int, bound: float) -> None:
     """A compiled program that differs from the network is not called optimal.
 
-    LeNet's small all-reduces travel together, so data parallelism takes less than the solver's bound. The best tiling of AlexNet
-    on H100s takes longer than the solver says.
+    LeNet's small all-reduces travel together, so data parallelism takes less than the solver's bound. The best per-equation
+    layouts of AlexNet on H100s take longer than the solver says.
     """
     program, hardware, line = example(name), machine(target), Mesh("line", (("gpus", devices),))
     data = Layout("data", Rules((("batch", line.names), ("samples", line.names))))
@@ -168,7 +168,7 @@ model m(x: [batch, io], w: [io, hidden]) {
 def test_the_compiled_result_fits_into_memory(memory: float) -> None:
     """The copy of a reshard takes memory that the solver does not count.
 
-    For a little less than 427,008 bytes the solver finds a tiling that needs them all.
+    For a little less than 427,008 bytes the solver finds layouts that need all of them.
     """
     program, mesh = example("two_layer"), Mesh("line", (("gpus", 4),))
     device = attrs.evolve(SLOW_DEVICES.device, memory=memory)
@@ -184,7 +184,7 @@ def test_the_compiled_result_fits_into_memory(memory: float) -> None:
 
 
 def test_data_parallelism_can_be_best_if_communication_overlaps() -> None:
-    """AlexNet at batch 1024: its communication hides behind the backward pass, and the tiling that sends less computes longer."""
+    """AlexNet at batch 1024: its communication hides behind the backward pass, and the layouts that send less compute longer."""
     program, hardware = example("alexnet", batch=1024), machine("p2_8xlarge")
     line = Mesh("line", (("gpus", 8),))
     pricer = LayoutPricer.of(program, hardware)
@@ -209,7 +209,7 @@ def test_data_parallelism_can_be_best_if_communication_overlaps() -> None:
 @settings(max_examples=20)
 @given(programs(), st.integers(0, 2**16))
 def test_compiled_equation_layouts_send_no_more_than_predicted(generated: Generated, seed: int) -> None:
-    """The compiler does at least as well as the network: it completes sums where that sends least."""
+    """The compiler sends no more bytes than the network predicts, because it completes sums at the cheapest place."""
     (program,) = load(generated.source).programs
     network = network_of(program, generated.mesh)
     random = np.random.default_rng(seed)
@@ -225,7 +225,7 @@ def test_compiled_equation_layouts_send_no_more_than_predicted(generated: Genera
 
 
 def test_memory_limits_what_is_chosen() -> None:
-    """The fastest tiling is found if its memory is there; with less memory, a slower tiling that fits."""
+    """With enough memory the search finds the fastest layouts; with less memory, slower layouts that fit."""
     program, hardware = example("soybean_mlp_8k", layers=2), machine("p2_8xlarge")
     network = network_of(program, Mesh("line", (("gpus", 4),)), hardware)
     fastest = best_layouts(network, None, monotonic() + 30)
@@ -239,7 +239,7 @@ def test_memory_limits_what_is_chosen() -> None:
 
 
 def test_one_of_the_choices_of_an_equation_is_the_best() -> None:
-    """Force each layout of one equation: the cheapest is that of the best tiling, and none costs less."""
+    """Force each layout of one equation: the cheapest result has the cost of the search's best layouts."""
     mesh, hardware = Mesh("line", (("gpus", 4),)), machine("p2_8xlarge")
     program = example("two_layer")
     free = best_layouts(network_of(program, mesh, hardware), None, monotonic() + 30)

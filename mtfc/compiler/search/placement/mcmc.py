@@ -64,7 +64,7 @@ class McmcResult:
 class McmcSearch:
     """A search for a strategy of one graph, reproducible from a seed.
 
-    restricted: operators with fewer configurations than others that are alike. They are not changed as part of a layer.
+    restricted: operators with fewer configurations than equal operators. Changes of a whole layer leave them out.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class McmcSearch:
         return found
 
     def chain(self, start: EvaluatedStrategy, proposals: int | None, deadline: float) -> EvaluatedStrategy:
-        """Run a chain from a strategy; return the best that it visits."""
+        """Run a chain from a strategy; return the best strategy that the chain visits."""
         begin = time.perf_counter()
         best = current = self._keep(start)
         improved, since = 0, begin

@@ -466,7 +466,7 @@ def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations])
 
 
 def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> TransferTimes:
-    """Return times in which each operator has one configuration that is best for everything, on a device as fast as all
+    """Return times in which each operator has one configuration with the best of all figures, on a device as fast as all devices
     together.
 
     The parts of an operator together take no less than the whole: split data is read and computed by some part, replicated

@@ -41,7 +41,7 @@ class CotangentFlow:
 
 
 def cotangent_flow(graph: OperatorGraph) -> CotangentFlow:
-    """Propagate cotangents from the loss backwards: a value has one if a step that uses the value gives it one."""
+    """Propagate cotangents from the loss backwards. A value has a cotangent if a step that uses the value returns one."""
     seeds = {graph.loss} if graph.loss is not None else set()
     gradients: dict[OperatorStep, frozenset[Value]] = {}
     signatures: dict[OperatorStep, int] = {}

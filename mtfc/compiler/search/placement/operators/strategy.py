@@ -102,7 +102,7 @@ class OperatorConfigurations:
                     yield _configuration(degrees, order, devices)
 
     def draw(self, random: Random) -> Configuration:
-        """Draw one of them, all with the same probability (section 6.2)."""
+        """Draw a configuration, all with the same probability (section 6.2)."""
         if self.only is not None:
             return self.only
         at = bisect(self._bounds, random.random() * self._bounds[-1], hi=len(self._bounds) - 1)
