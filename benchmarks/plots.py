@@ -60,7 +60,7 @@ def traced(file: str, layout: str, target: str) -> list[dict[str, Any]]:
 
 def search() -> Any:
     """Draw how the best known layout and the bound for all layouts approach each other."""
-    shown = list(told("search", "examples/moe_lm.mtf", "--target", "tpu_v2", "--devices", "16"))
+    shown = list(told("search", "examples/resnet101.mtf", "--target", "p100_cluster", "--devices", "8"))
     figure, axis = pyplot.subplots(figsize=(7, 3))
     for name, label, color in (
         ("best", "best layout so far", "#4c78a8"),

@@ -34,6 +34,8 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 FENCE = re.compile(r"^```(.*)$\n((?:^(?!```).*$\n)*)^```$", re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*)$\n((?:^(?!\$ ).*(?:\n|\Z))*)", re.MULTILINE)
+COMPILED = re.compile("mtfc: loops were compiled in")
+"""A line that only the first search after an installation prints."""
 TIME = re.compile(r"[\d.]+ (?=m?s\b)")
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?")
 GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -103,7 +105,8 @@ class Session:
             check=False,
         )
         assert "Traceback" not in done.stdout, f"$ {command}\n{done.stdout}"
-        return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+        lines = (line.rstrip() for line in done.stdout.splitlines() if not COMPILED.match(line))
+        return "".join(f"{line}\n" for line in lines)
 
     def replay(self, document: str) -> str:
         """Return the document with the present outputs of its commands."""

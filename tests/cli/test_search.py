@@ -110,7 +110,7 @@ def test_steps_in_which_communication_overlaps(mtfc: Mtfc, space: str) -> None:
     assert found["lower_bound_seconds"] <= found["objective_seconds"] == found["overlapping_seconds"]
     assert found["baselines"] == found["overlapping_baselines"]
     assert found["objective_seconds"] <= mtfc(*options, "--format", "json").json["overlapping_seconds"]
-    assert "as they overlap" in mtfc(*options, "--objective", "overlap").out
+    assert "compared with overlap" in mtfc(*options, "--objective", "overlap").out
 
 
 def test_why_not(mtfc: Mtfc) -> None:
