@@ -1,19 +1,16 @@
 """Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
 
-`timeline`: two layouts of AlexNet on eight K80s. `search`: the best cost and the bound of a search, over time. `losses`: training
-the digits under every layout. Each is an SVG file in `docs/images/`, made of what the program itself prints or computes.
+`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the digits under every layout. Each is an SVG file in
+`docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,45 +55,6 @@ def traced(file: str, layout: str, target: str) -> list[dict[str, Any]]:
     return events
 
 
-def search() -> Any:
-    """Draw how the best known layout and the bound for all layouts approach each other."""
-    shown = list(told("search", "examples/resnet101.mtf", "--target", "p100_cluster", "--devices", "8"))
-    figure, axis = pyplot.subplots(figsize=(7, 3))
-    for name, label, color in (
-        ("best", "best layout so far", "#4c78a8"),
-        ("at least", "no layout is below", "#f58518"),
-    ):
-        points = [(when, float(number)) for when, known, number in shown if known == name]
-        times, values = zip(*points, strict=True)
-        axis.step(times, [1e3 * value for value in values], where="post", label=label, color=color)
-    axis.set_xlabel("seconds of search")
-    axis.set_ylabel("milliseconds of a step")
-    axis.set_ylim(bottom=0)
-    axis.legend(frameon=False)
-    return figure
-
-
-def told(*arguments: str) -> Iterator[tuple[float, str, str]]:
-    """Yield what a command's progress line shows on a terminal: seconds since the start, name and number of a figure."""
-    ours, theirs = pty.openpty()
-    begun = time.monotonic()
-    process = subprocess.Popen([*MTFC, *arguments], stdout=subprocess.DEVNULL, stderr=theirs)
-    os.close(theirs)
-    while text := read(ours):
-        for line in text.split("\r"):
-            for name, number in re.findall(r"(best|at least) ([\d.e+-]+)", line):
-                yield time.monotonic() - begun, name, number
-    process.wait()
-
-
-def read(terminal: int) -> str:
-    """Read what is there; nothing once the other side is closed."""
-    try:
-        return os.read(terminal, 4096).decode()
-    except OSError:
-        return ""
-
-
 def losses() -> Any:
     """Draw the losses of training the digits under every layout, and how far they are from those of one device."""
     with TemporaryDirectory() as folder:
@@ -139,7 +97,7 @@ def trained(layout: str, data: dict[str, Any], steps: int, batch: int = 120) -> 
     return found
 
 
-PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "search": search, "losses": losses}
+PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "losses": losses}
 
 
 def main(names: list[str]) -> None:
