@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
-from typing import Literal
 
 import attrs
 
-DType = Literal["f32", "bf16", "f16", "f64", "i32", "u32", "bool"]
-Reduction = Literal["sum", "max", "min"]
 Axes = tuple[str, ...]
 """Mesh axes that together split one dimension, the most major axis first."""
 
