@@ -24,7 +24,7 @@ Arrays = Mapping[str, Any]
 
 @attrs.frozen(repr=False, eq=False, slots=False)
 class TrainState:
-    """What training changes, as a pytree of whole `jax.Array`s, each placed by a `NamedSharding`.
+    """Everything that training changes, as a pytree of whole `jax.Array`s, each placed by a `NamedSharding`.
 
     step: the number of finished steps, i32. params: the parameters by full name. optimizer: the optimizer's state by name.
     `train_step` donates the state that it is given: use the returned one from then on.
