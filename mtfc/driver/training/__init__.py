@@ -1,0 +1,1 @@
+"""Training for hours: data, checkpoints, metrics, several processes."""
