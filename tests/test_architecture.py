@@ -40,7 +40,7 @@ APART = {
 }
 """(importer, imported): packages that do not use the lower one."""
 
-HEAVY = {"numpy", "jax", "scipy", "ml_dtypes", "sympy", "rich", "numba"}
+HEAVY = {"numpy", "jax", "scipy", "ml_dtypes", "sympy", "rich", "numba", "grain"}
 
 
 def module_name(path: Path) -> str:

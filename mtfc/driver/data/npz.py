@@ -88,9 +88,10 @@ def shape_text(type: TensorType) -> str:
 class Fitting:
     """The arrays of one file, and diagnostics about arrays that do not fit their types."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, arrays: Arrays | None = None) -> None:
+        """Check `arrays`, or those that the NPZ file at `path` holds. Raises `CompileError` (E501)."""
         self.path = path
-        self.arrays = read_npz(path)
+        self.arrays = read_npz(path) if arrays is None else arrays
         self.diagnostics = Diagnostics()
 
     def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:
@@ -125,6 +126,21 @@ class Fitting:
         import numpy as np
 
         array, dtype = self.arrays[name], numpy_dtype(np, type.dtype)
+        if not self.check_kind(what, name, type, span):
+            return array
+        if type.dtype in ("i32", "u32") and _exceeds(array, np.iinfo(dtype)):
+            self.error(
+                "E504",
+                f"{what} `{name}` is {type.dtype}, and its array in {self.path} has larger numbers",
+                span,
+            )
+            return array
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+
+    def check_kind(self, what: str, name: str, type: TensorType, span: Span | None) -> bool:
+        """Return True if the array has numbers of the type's kind; report (E504) another kind."""
+        array = self.arrays[name]
         accepted = "fiu" if type.dtype in FLOATS else "b" if type.dtype == "bool" else "iu"
         if array.dtype.kind not in accepted:
             self.error(
@@ -132,16 +148,7 @@ class Fitting:
                 f"{what} `{name}` is {type.dtype}, and its array in {self.path} is {array.dtype}",
                 span,
             )
-        elif type.dtype in ("i32", "u32") and _exceeds(array, np.iinfo(dtype)):
-            self.error(
-                "E504",
-                f"{what} `{name}` is {type.dtype}, and its array in {self.path} has larger numbers",
-                span,
-            )
-        else:
-            with np.errstate(over="ignore"):
-                return array.astype(dtype)
-        return array
+        return array.dtype.kind in accepted
 
 
 def _exceeds(array: Array, limits: Any) -> bool:
