@@ -13,7 +13,8 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.driver.data.npz import Array, Arrays, Fitting, whole
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, whole
+from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
@@ -191,39 +192,38 @@ def index_bound(name: str, body: Iterable[Equation]) -> int | None:
     return min((dim.size for dim in uses if isinstance(dim, Dim)), default=None)
 
 
-@attrs.frozen
-class GivenParameters:
-    """Parameters from a file, and the names of missing parameters, which are drawn."""
-
-    values: Arrays
-    missing: tuple[str, ...] = ()
-
-
-def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> dict[str, Array]:
+def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> LazyArrays:
     """Return the parameters of a file, or none without a file; print the names of parameters that the file lacks.
 
-    partial: the file may lack parameters, which are drawn from the seed. Raises `UsageError`, and the errors of
-    `read_parameters`.
+    Each is read when it is asked for. partial: the file may lack parameters, which are drawn from the seed. Raises
+    `UsageError`, and the errors of `stored_parameters`.
     """
     if path is None:
         if partial:
             raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
-        return {}
-    given = read_parameters(path, program, partial)
-    if given.missing:
-        number = f"{len(given.missing)} of {len(program.parameters)} parameters"
-        say(f"{path} lacks {number}, drawn from seed {seed}: {', '.join(given.missing)}")
-    return dict(given.values)
+        return LazyArrays()
+    stored = stored_parameters(path, program, partial)
+    missing = [parameter.name for parameter in program.parameters if parameter.name not in stored]
+    if missing:
+        number = f"{len(missing)} of {len(program.parameters)} parameters"
+        say(f"{path} lacks {number}, drawn from seed {seed}: {', '.join(missing)}")
+    return LazyArrays(
+        {p.name: _reader(stored[p.name], p.type) for p in program.parameters if p.name in stored}
+    )
 
 
-def read_parameters(path: str, program: Program, partial: bool = False) -> GivenParameters:
-    """Read values by full name, of all parameters, or of some if `partial`. Raises `CompileError` (E501 to E505).
+def _reader(array: StoredArray, type: TensorType) -> Callable[[], Array]:
+    return lambda: as_type(array.read(), type)
 
-    A file of `--save` also holds the losses as `loss`, which is ignored unless a parameter is called `loss`.
+
+def stored_parameters(path: str, program: Program, partial: bool = False) -> dict[str, StoredArray]:
+    """Return the arrays of all parameters by full name, or of some if `partial`, in the dtypes of the file.
+
+    Raises `CompileError` (E501 to E505) and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is
+    ignored unless a parameter is called `loss`.
     """
     fitting = Fitting(path)
     declared = {parameter.name: parameter for parameter in program.parameters}
-    values = {}
     for name, array in fitting.arrays.items():
         if name not in declared:
             _unknown(name, declared, fitting)
@@ -232,12 +232,12 @@ def read_parameters(path: str, program: Program, partial: bool = False) -> Given
         if array.shape != tuple(dim.size for dim in type.dims):
             fitting.misshaped("parameter", name, type, span)
         else:
-            values[name] = fitting.converted("parameter", name, type, span)
-    missing = tuple(name for name in declared if name not in fitting.arrays)
-    for name in () if partial else missing:
-        fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
+            fitting.accepts("parameter", name, type, span)
+    for name in declared:
+        if name not in fitting.arrays and not partial:
+            fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
     fitting.diagnostics.raise_if_errors()
-    return GivenParameters(values, missing)
+    return {name: fitting.arrays[name] for name in declared if name in fitting.arrays}
 
 
 PARTIAL = "`--params-partial` draws what the file lacks from --seed"

@@ -18,7 +18,7 @@ import attrs
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.npz import Array
+from mtfc.driver.data.array_files import Array
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples

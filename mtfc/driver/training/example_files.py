@@ -16,7 +16,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.npz import Array, Arrays, Fitting, read_npz, shape_text, whole
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
+from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.data_inputs import DataInput
 from mtfc.reports.table import listed
@@ -174,11 +175,11 @@ def _map_npz(path: str) -> Arrays:
     mapped = _mapped_members(path)
     if mapped is not None:
         return mapped
-    return read_npz(path)
+    return {name: array.read() for name, array in stored_arrays(path).items()}
 
 
 def _mapped_members(path: str) -> dict[str, Array] | None:
-    """Return memory maps of all arrays; None if one is compressed, or if the file is damaged, which `read_npz` explains."""
+    """Return memory maps of all arrays; None if one is compressed, or if the file is damaged, which `stored_arrays` explains."""
     _size(path)
     try:
         with ZipFile(path) as archive, Path(path).open("rb") as file:
@@ -229,7 +230,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> Shapes:
     """Return the shapes of a file's arrays. Raises `CompileError` for names, shapes and kinds that do not fit (E502 to E504)."""
-    fitting = Fitting(path, arrays)
+    fitting = Fitting(path, {name: StoredArray.of(array) for name, array in arrays.items()})
     for each in inputs:
         if each.name not in arrays:
             fitting.missing("input", each.name, each.span)
@@ -237,7 +238,7 @@ def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> S
             help = "its first dimension is the number of examples" if each.shape else None
             fitting.misshaped("input", each.name, each.type, each.span, help)
         else:
-            fitting.check_kind("input", each.name, each.type, each.span)
+            fitting.accepts("input", each.name, each.type, each.span)
     fitting.diagnostics.raise_if_errors()
     return {each.name: arrays[each.name].shape for each in inputs}
 

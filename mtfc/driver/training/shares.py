@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from mtfc.driver.data.npz import Array
+from mtfc.driver.data.array_files import Array
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of rows, ascending and apart."""
