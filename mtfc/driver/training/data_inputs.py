@@ -10,8 +10,8 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.driver.data.inputs import index_bound, inputs_of
 from mtfc.driver.data.array_files import Array, whole
+from mtfc.driver.data.inputs import index_bound, inputs_of
 
 
 @attrs.frozen
