@@ -1,1 +1,1 @@
-"""Training for hours: data, checkpoints, metrics, several processes."""
+"""Training for many steps: the data, the loop, and the checkpoints."""
