@@ -6,7 +6,16 @@ import argparse
 import json
 import sys
 
-from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, count, seconds, seed
+from mtfc.cli.options import (
+    add_format,
+    add_parameters,
+    add_selection,
+    add_source,
+    chosen,
+    count,
+    seconds,
+    seed,
+)
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.training.hosts import Hosts
 from mtfc.driver.training.train import TrainOptions
@@ -36,30 +45,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     length.add_argument("--eval", metavar="DATA", help="also run the model on these data, in the same forms")
     length.add_argument(
-        "--eval-every", metavar="N", type=count, help="steps between evaluations (default: a tenth of the run)"
+        "--eval-every",
+        metavar="N",
+        type=count,
+        help="steps between evaluations (default: a tenth of the run)",
     )
     length.add_argument(
-        "--seed", metavar="N", type=seed, default=0, help="seed of parameters and of the order of data (default: 0)"
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of parameters and of the order of data (default: 0)",
     )
     add_parameters(parser)
     kept = parser.add_argument_group("checkpoints")
-    kept.add_argument("--dir", metavar="DIR", dest="folder", help="the folder for checkpoints and metrics.jsonl")
+    kept.add_argument(
+        "--dir", metavar="DIR", dest="folder", help="the folder for checkpoints and metrics.jsonl"
+    )
     kept.add_argument("--save-every", metavar="N", type=count, help="steps between checkpoints")
     kept.add_argument(
         "--save-minutes", metavar="M", type=seconds, help="minutes between checkpoints (default: 10)"
     )
-    kept.add_argument("--keep", metavar="N", type=count, default=3, help="keep the newest N checkpoints (default: 3)")
+    kept.add_argument(
+        "--keep", metavar="N", type=count, default=3, help="keep the newest N checkpoints (default: 3)"
+    )
     kept.add_argument("--fresh", action="store_true", help="start over; earlier results in --dir are renamed")
     shown = parser.add_argument_group("figures")
-    shown.add_argument("--log", metavar="FILE", help="write a JSON line for each step (default: DIR/metrics.jsonl)")
+    shown.add_argument(
+        "--log", metavar="FILE", help="write a JSON line for each step (default: DIR/metrics.jsonl)"
+    )
     shown.add_argument("--tensorboard", metavar="DIR", help="write curves for TensorBoard")
     shown.add_argument("--profile", metavar="DIR", help="write a trace of a few steps, by JAX's profiler")
-    shown.add_argument("--target", metavar="MACHINE", help="compare each step with its predicted time on a machine")
     shown.add_argument(
-        "--debug-nans", action="store_true", help="show the line that makes the first number that is not finite"
+        "--target", metavar="MACHINE", help="compare each step with its predicted time on a machine"
+    )
+    shown.add_argument(
+        "--debug-nans",
+        action="store_true",
+        help="show the line that makes the first number that is not finite",
     )
     hosts = parser.add_argument_group("several processes")
-    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach")
+    hosts.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach"
+    )
     hosts.add_argument("--processes", metavar="N", type=count, help="number of processes")
     hosts.add_argument("--process-id", metavar="I", type=_index, help="number of this process, from 0")
     hosts.add_argument(
@@ -79,12 +107,20 @@ def _index(text: str) -> int:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     done = train_model(_options(options), sources, sys.stdout if options.format == "text" else None)
     if done.leads:
-        print(done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2))
+        print(
+            done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2)
+        )
     return done.status
 
 
 def _options(options: argparse.Namespace) -> TrainOptions:
     hosts = Hosts(options.coordinator, options.processes, options.process_id, options.distributed)
-    names = ("file", "steps", "epochs", "data", "eval", "eval_every", "params", "params_partial", "seed", "folder")
-    names += ("save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile", "target", "debug_nans")
-    return TrainOptions(choice=chosen(options), hosts=hosts, **{name: getattr(options, name) for name in names})
+    values = {name: getattr(options, name) for name in NAMES}
+    return TrainOptions(choice=chosen(options), hosts=hosts, **values)
+
+
+NAMES = (
+    *("file", "steps", "epochs", "data", "eval", "eval_every", "params", "params_partial", "seed", "folder"),
+    *("save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile", "target", "debug_nans"),
+)
+"""The options that have the same name in the driver."""

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtfc.backends.common.shares import Share
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.training.data_sources import DataSource, open_source
-from mtfc.backends.common.shares import Share
 from tests.harness import load
 
 Batch = Mapping[str, Any]

@@ -36,18 +36,21 @@ class Share:
             }
         )
 
+    def ranges_of(self, name: str, count: int) -> Ranges:
+        """Return the ranges of an input with `count` rows in the global batch."""
+        return self.ranges.get(name, ((0, count),))
+
     def rows(self, name: str, count: int) -> Any:
         """Return the numbers of the rows of an input that the process holds, ascending; `count` is that of the global batch."""
         import numpy as np
 
-        ranges = self.ranges.get(name, ((0, count),))
-        return np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        return np.concatenate([np.arange(start, stop) for start, stop in self.ranges_of(name, count)])
 
     def local(self, name: str, index: slice, count: int) -> slice:
         """Return the place of the rows `index` of the global batch in the array of this process, for one device's part."""
         start, stop, _ = index.indices(count)
         before = 0
-        for first, last in self.ranges.get(name, ((0, count),)):
+        for first, last in self.ranges_of(name, count):
             if first <= start and stop <= last:
                 return slice(before + start - first, before + stop - first)
             before += last - first
@@ -58,7 +61,7 @@ class Share:
 
         sizes: the number of rows of each input of the global batch.
         """
-        found = {_part(self.ranges.get(name, ((0, size),)), size) for name, size in sizes.items()}
+        found = {_part(self.ranges_of(name, size), size) for name, size in sizes.items()}
         return found.pop() if len(found) == 1 else None
 
 

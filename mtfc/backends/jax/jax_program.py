@@ -65,6 +65,11 @@ class JaxProgram:
         return hasattr(self.module, "train_step")
 
     @property
+    def overlaps(self) -> bool:
+        """True if functions return before their results are there; on virtual devices they wait: see `runtime.load`."""
+        return self.mesh.size == 1 or self.mesh.devices.flat[0].platform != "cpu"
+
+    @property
     def step_inputs(self) -> str:
         """The kind of inputs that a training step takes: `batches` with `accumulate`, where micro-batches are stacked."""
         return "batches" if "batches" in self.module.TYPES else "inputs"

@@ -86,7 +86,7 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def save(self, state: Any, about: About) -> None:
-        """Copy the state to the host, and write it while training goes on. Raises `Unavailable` if an earlier write has failed."""
+        """Copy the state to the host, and write it while training goes on. Raises `Unavailable` if a write has failed."""
         ocp = import_package("orbax.checkpoint", "orbax-checkpoint")
         arguments = {"state": ocp.args.StandardSave(_own(state)), "about": ocp.args.JsonSave(about.record())}
         with _named(self.folder):
@@ -123,7 +123,11 @@ class Checkpoints:
     def _check_arrays(self, about: About, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Raise `FailedRequest` with every array that is missing, unknown or of another type."""
         missing = [f"lacks {_typed(name, type)}" for name, type in wanted.items() if name not in about.arrays]
-        unknown = [f"has {_typed(name, type)}, which the model lacks" for name, type in about.arrays.items() if name not in wanted]
+        unknown = [
+            f"has {_typed(name, type)}, which the model lacks"
+            for name, type in about.arrays.items()
+            if name not in wanted
+        ]
         other = [
             f"has {_typed(name, about.arrays[name])}, and the model has {_typed(name, type)}"
             for name, type in wanted.items()
@@ -221,4 +225,6 @@ def _named(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the errors of tensorstore are ValueErrors
         reason = str(error).strip().partition("\n")[0][:REASON] or type(error).__name__
-        raise Unavailable(f"cannot write checkpoints to {folder}: {reason}; the earlier ones are whole") from None
+        raise Unavailable(
+            f"cannot write checkpoints to {folder}: {reason}; the earlier ones are whole"
+        ) from None

@@ -16,13 +16,13 @@ from zlib import crc32
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
-from mtfc.backends.common.shares import Ranges, Share
 from mtfc.reports.table import listed
 
 Position = Mapping[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable, import_jax, reserve
+from mtfc.backends.common.devices import MOST_VIRTUAL, Unavailable, import_jax, reserve
 from mtfc.driver.errors import UsageError
 
 HEARTBEAT = 20
@@ -33,7 +33,9 @@ class Hosts:
         """Raise `UsageError` for options that contradict each other."""
         given = [self.coordinator, self.processes, self.process_id]
         if self.detect and any(each is not None for each in given):
-            raise UsageError("--distributed takes what JAX finds: leave out --coordinator, --processes and --process-id")
+            raise UsageError(
+                "--distributed takes what JAX finds: leave out --coordinator, --processes and --process-id"
+            )
         if any(each is None for each in given) and any(each is not None for each in given):
             raise UsageError("--coordinator, --processes and --process-id go together")
         if self.processes is not None and self.process_id is not None and self.process_id >= self.processes:
@@ -42,15 +44,21 @@ class Hosts:
             )
 
     def join(self, devices: int) -> None:
-        """Connect to the other processes. devices: the number in the mesh. Raises `Unavailable` and `UsageError`."""
+        """Connect to the other processes, if there are any. devices: the number in the mesh.
+
+        Raises `Unavailable` and `UsageError`.
+        """
         if not self.are_several:
+            reserve(min(devices, MOST_VIRTUAL))
             return
         jax = import_jax()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", True)
         if self.processes is not None:
             if devices % self.processes:
-                raise UsageError(f"the mesh has {devices} processors, which {self.processes} processes cannot share equally")
+                raise UsageError(
+                    f"the mesh has {devices} processors, which {self.processes} processes cannot share equally"
+                )
             reserve(devices // self.processes)
         try:
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT, **self._place())

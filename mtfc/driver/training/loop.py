@@ -100,9 +100,9 @@ class TrainLoop:
             self.before = (jax.tree.map(jax.numpy.copy, self.state), batch)
 
     def _pauses(self, step: int) -> bool:
-        """Return True if the loss of this step is needed before the next step."""
-        last = step == self.schedule.total
-        return last or self.keep_before or self.schedule.evaluates(step) or self.is_due(step)
+        """Return True if the loss of this step is read before the next step."""
+        at_once = step == self.schedule.total or not self.program.overlaps
+        return at_once or self.keep_before or self.schedule.evaluates(step) or self.is_due(step)
 
     def _finish(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""

@@ -58,7 +58,9 @@ class Peers:
         for connection in self.connections:
             with suppress(OSError):
                 connection.sendall(f"{name}\n".encode())
-        say(f"{name} has ended: the others end, too; the same command on all processes goes on from the last checkpoint")
+        say(
+            f"{name} has ended: the others end, too; the same command on all processes goes on from the last checkpoint"
+        )
         os._exit(ENVIRONMENT)
 
     def goodbye(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -109,7 +109,9 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     selection = select(options.file, options.choice, sources)
     program, case = selection.program, selection.cases[0]
     if program.training is None:
-        raise UsageError(f"model {program.name} cannot be trained: the file has no `train {program.name}` block")
+        raise UsageError(
+            f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
+        )
     predicted = _predicted(options, selection, sources)
     options.hosts.join(case.mesh.devices)
     allocator.keep_memory()
@@ -165,7 +167,12 @@ class Training:
 
     @classmethod
     def start(
-        cls, options: TrainOptions, program: Program, case: LayoutOnMesh, predicted: float | None, to: TextIO | None
+        cls,
+        options: TrainOptions,
+        program: Program,
+        case: LayoutOnMesh,
+        predicted: float | None,
+        to: TextIO | None,
     ) -> Training:
         """Open the data, and load the program."""
         from mtfc.backends.jax.jax_program import JaxProgram
@@ -187,7 +194,9 @@ class Training:
             state, start = self._state(checkpoints)
             first = int(state.step)
             saving = Saving(self, checkpoints, first)
-            batches = stack.enter_context(closing(self.source.batches(self.on_devices.share, options.seed, start)))
+            batches = stack.enter_context(
+                closing(self.source.batches(self.on_devices.share, options.seed, start))
+            )
             stop = stack.enter_context(stop_by_signal(import_jax().process_count() > 1))
             loop = self._loop(state, batches, saving, stack, first)
             status = self._train(loop, stop, saving)
@@ -202,7 +211,8 @@ class Training:
         if self.evaluation is not None:
             every = self.options.eval_every or max(1, self.total // EVALUATIONS)
         types = {
-            name: (str(struct.dtype.name), struct.shape) for name, struct in self.on_devices.abstract("inputs").items()
+            name: (str(struct.dtype.name), struct.shape)
+            for name, struct in self.on_devices.abstract("inputs").items()
         }
         return TrainLoop(
             self.on_devices,
@@ -237,7 +247,9 @@ class Training:
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
         elif not loop.steps:
-            self._say(f"step {self.total} is reached already: train longer with --steps, or start over with --fresh")
+            self._say(
+                f"step {self.total} is reached already: train longer with --steps, or start over with --fresh"
+            )
         return OK if is_done else INTERRUPTED
 
     def _find_cause(self, loop: TrainLoop) -> None:
@@ -263,7 +275,9 @@ class Training:
             if about.fingerprint != fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
             return state, about.data
-        given = given_parameters(self.options.params, self.options.params_partial, self.options.seed, self.program)
+        given = given_parameters(
+            self.options.params, self.options.params_partial, self.options.seed, self.program
+        )
         if not given:
             return self.on_devices.init(self.options.seed), None
         is_complete = given.keys() == self.on_devices.module.PARAMETERS.keys()
@@ -371,7 +385,9 @@ class Saving:
         from jax.experimental import multihost_utils
 
         seconds = 60 * (self.training.options.save_minutes or MINUTES)
-        steps = np.int32(max(1, min(2**30, round(seconds * (step - self.first) / (monotonic() - self.since)))))
+        steps = np.int32(
+            max(1, min(2**30, round(seconds * (step - self.first) / (monotonic() - self.since))))
+        )
         return int(multihost_utils.broadcast_one_to_all(steps))
 
 
