@@ -1,4 +1,4 @@
-"""Training for hours on JAX's devices, for `mtfc train`: data, checkpoints, metrics, one process or several."""
+"""Trainer for hours on JAX's devices, for `mtfc train`: data, checkpoints, metrics, one process or several."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     host = options.hosts.coordinator.rpartition(":")[0] if options.hosts.coordinator else None
     with watched_peers(host) as peers:
         try:
-            return Training.start(options, program, case, predicted, to).run()
+            return Trainer.start(options, program, case, predicted, to).run()
         except RuntimeError as error:  # XLA's error of a collective without all its processes
             if peers is None:
                 raise
@@ -151,7 +151,7 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
 
 
 @attrs.frozen
-class Training:
+class Trainer:
     """A training run: the program on its devices, the data, and where results go."""
 
     options: TrainOptions
@@ -173,7 +173,7 @@ class Training:
         case: LayoutOnMesh,
         predicted: float | None,
         to: TextIO | None,
-    ) -> Training:
+    ) -> Trainer:
         """Open the data, and load the program."""
         from mtfc.backends.jax.jax_program import JaxProgram
 
@@ -335,7 +335,7 @@ CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
 class Saving:
     """Decides when a checkpoint is due, and writes it. next: the step of the next one, which all processes agree on."""
 
-    training: Training
+    trainer: Trainer
     checkpoints: Checkpoints | None
     first: int
     next: int | None = None
@@ -343,7 +343,7 @@ class Saving:
     since: float = attrs.field(factory=monotonic)
 
     def __attrs_post_init__(self) -> None:
-        options = self.training.options
+        options = self.trainer.options
         if self.checkpoints is not None and self.checkpoints.steps:
             self.last = str(self.checkpoints.folder / str(self.checkpoints.steps[-1]))
         if self.checkpoints is not None:
@@ -358,7 +358,7 @@ class Saving:
         assert self.checkpoints is not None
         if not are_finite(state):
             raise NotFinite(step, f"the parameters after step {step} are not finite")
-        options, program = self.training.options, self.training.program
+        options, program = self.trainer.options, self.trainer.program
         about = About(
             program.name, fingerprint(program), step, options.seed, kinds(state), checksums(state), position
         )
@@ -384,7 +384,7 @@ class Saving:
         import numpy as np
         from jax.experimental import multihost_utils
 
-        seconds = 60 * (self.training.options.save_minutes or MINUTES)
+        seconds = 60 * (self.trainer.options.save_minutes or MINUTES)
         steps = np.int32(
             max(1, min(2**30, round(seconds * (step - self.first) / (monotonic() - self.since))))
         )
